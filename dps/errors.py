@@ -1,0 +1,118 @@
+"""The errors of dps, one tree.
+
+    DpsError
+    ├── DeadlineExceeded   a wait passed its deadline (also a TimeoutError); names who did not answer
+    ├── TaskLost           a ps or the chief is gone for good; names it and says how long it was silent
+    ├── Unavailable        nobody answers at an address, or the run there has ended
+    ├── Aborted            a request belongs to a run epoch or incarnation that has ended
+    ├── Cancelled          the caller, or Ctrl-C, stopped the wait
+    ├── ProtocolError      bytes or messages that do not fit: version, sizes, unknown kinds
+    ├── NotAuthenticated   keys are missing, wrong, or needed and not given
+    ├── CheckpointError    a checkpoint that cannot be written, or none that can be read
+    ├── PlacementError     a placement or a partitioner that gives nonsense (also a ValueError)
+    ├── ConfigError        flags, files or environment that do not fit together (also a ValueError)
+    └── RemoteError        a handler on another task failed; carries its task and its traceback
+
+Bad arguments of one call are plain ValueError and TypeError. Every message says what was got, what
+was wanted and what to try.
+"""
+
+from __future__ import annotations
+
+
+class DpsError(Exception):
+    """Root of every error that dps raises on its own account."""
+
+    exit_code = 1
+
+
+class DeadlineExceeded(DpsError, TimeoutError):
+    """A wait passed its deadline. `reply` is the request that goes on, where there is one."""
+
+    exit_code = 4
+
+    def __init__(self, text: str, reply: object | None = None) -> None:
+        super().__init__(text)
+        self.reply = reply
+
+
+class TaskLost(DpsError):
+    """A task that the run cannot do without is gone for good."""
+
+    exit_code = 3
+
+
+class Unavailable(DpsError):
+    """Nobody answers there, or the run has ended."""
+
+    exit_code = 3
+
+
+class Aborted(DpsError):
+    """The request's run epoch or incarnation has ended; it was not and will not be applied."""
+
+
+class Cancelled(DpsError):
+    """The wait was stopped from this side."""
+
+
+class ProtocolError(DpsError):
+    """A message that does not fit: protocol version, sizes, dtypes, unknown kinds."""
+
+
+class NotAuthenticated(DpsError):
+    """Keys are missing, wrong, or needed and not given."""
+
+    exit_code = 5
+
+
+class CheckpointError(DpsError):
+    """A checkpoint cannot be written, or none can be read."""
+
+
+class PlacementError(DpsError, ValueError):
+    """A placement policy or a partitioner returned something that cannot be used."""
+
+    exit_code = 2
+
+
+class ConfigError(DpsError, ValueError):
+    """Arguments, files or environment variables that do not fit together."""
+
+    exit_code = 2
+
+
+class RemoteError(DpsError):
+    """A handler on another task raised; `task` names it, `remote_traceback` is its traceback."""
+
+    def __init__(self, text: str, task: str = "", remote_traceback: str = "") -> None:
+        super().__init__(text)
+        self.task = task
+        self.remote_traceback = remote_traceback
+
+
+_BY_NAME: dict[str, type[Exception]] = {
+    cls.__name__: cls
+    for cls in (
+        DpsError, DeadlineExceeded, TaskLost, Unavailable, Aborted, Cancelled, ProtocolError,
+        NotAuthenticated, CheckpointError, PlacementError, ConfigError, ValueError, TypeError,
+    )
+}  # fmt: skip
+
+
+def from_wire(name: str, text: str, task: str, traceback: str) -> Exception:
+    """The exception for an error that another task answered with; unknown names are RemoteError."""
+    cls = _BY_NAME.get(name)
+    if cls is None:
+        return RemoteError(f"{name}: {text} (on {task})", task, traceback)
+    error = cls(text)
+    error.add_note(f"answered by {task}")
+    return error
+
+
+def wire_name(error: BaseException) -> str:
+    """The name under which `from_wire` finds the nearest class again."""
+    for cls in type(error).__mro__:
+        if _BY_NAME.get(cls.__name__) is cls:
+            return cls.__name__
+    return type(error).__name__

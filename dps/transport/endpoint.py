@@ -1,0 +1,148 @@
+"""The seam to the outside world: messages, time, randomness, tasks and disk, for real and simulated.
+
+Everything above this package reaches the world through a `Runtime` and the `Endpoint`s it makes. There are
+two of each: ZeroMQ with the real clock (`zmq.py`, `real.py`) and the simulator (`sim/`). Code above cannot
+tell which one it stands on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+from dps.checkpoint.storage import Storage
+
+Route = str | bytes
+"""Where a message goes: the address of a node, or the opaque id of a peer that wrote to this endpoint."""
+
+Buffer = Any
+"""Anything with the buffer protocol and C-contiguous bytes: bytes, memoryview, numpy array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message that arrived: `route` is where an answer goes; the frames belong to the receiver."""
+
+    route: Route
+    header: bytes
+    frames: list[memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The connection to a node's address is up (again)."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """An established connection broke: the peer's process ended, or its heartbeats stopped."""
+
+    address: str
+
+
+Event = Delivery | Connected | Disconnected
+
+
+class Endpoint(Protocol):
+    """Sends and receives whole messages. Belongs to one thread at a time; only `wake` may be called by others.
+
+    Delivery is not promised: messages to a peer that is away are dropped, and under the simulator they may
+    be lost, doubled and reordered. Reliability is the business of the layers above.
+    """
+
+    address: str
+    """Where peers reach this endpoint, with the port that was really taken; "" when it is not bound."""
+
+    def connect(self, address: str) -> None:
+        """Open a connection to a node and watch it; a second call does nothing. Never blocks."""
+
+    def disconnect(self, address: str) -> None:
+        """Close the connection to a node; what is still queued for it is dropped."""
+
+    def send(
+        self, route: Route, header: bytes, frames: Sequence[Buffer] = (), done: Callable[[], None] | None = None
+    ) -> None:
+        """Hand a message over; never blocks, connects when the route is an address that is not connected.
+
+        The frames are not copied when they are large: they must not change until `done` was called (from the
+        thread that owns the endpoint, inside a later `send` or `receive`, at the latest when the endpoint
+        closes), or until an answer proves that the message arrived.
+        """
+
+    def receive(self, timeout_s: float) -> Event | None:
+        """The next event, or None after `timeout_s` seconds or a `wake`. Blocks; 0 only looks."""
+
+    def wake(self) -> None:
+        """Make a `receive` that waits now, or the next one, return. Any thread may call it."""
+
+    def close(self, linger_s: float = 0.5) -> None:
+        """Close all sockets; what was sent gets up to `linger_s` seconds to leave. A second call does nothing."""
+
+
+class Task(Protocol):
+    """A thread, or what stands for one in the simulator."""
+
+    name: str
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end; True when it has ended."""
+
+    @property
+    def alive(self) -> bool: ...
+
+
+class Runtime(Protocol):
+    """What one process stands on."""
+
+    name: str
+    simulated: bool
+    random: Random
+    storage: Storage
+    piece_nbytes: int
+    """Runs longer than this travel as several messages of this size, bytes (1 MiB on ZeroMQ)."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+
+    def wall(self) -> float:
+        """Seconds since 1970-01-01 UTC, for people and files; never for timeouts."""
+
+    def sleep(self, seconds: float) -> None:
+        """Block this task."""
+
+    def endpoint(self, bind: str | None = None) -> Endpoint:
+        """A new endpoint; bound to an address (port 0: choose one) or, with None, only able to connect.
+
+        Raises Unavailable when the address is taken, naming it, and NotAuthenticated for one beyond loopback.
+        """
+
+    def spawn(self, name: str, target: Callable[[], None]) -> Task:
+        """Run `target` as a task of this process, with the caller's context variables."""
+
+    def compute(self) -> None:
+        """One training step's computing: takes virtual time in the simulator, nothing otherwise."""
+
+    def preempt(self) -> None:
+        """A point inside a long pass over memory where the simulator may run other tasks of this process."""
+
+    def record(self, what: str, **detail: Any) -> None:
+        """A line in the simulator's trace; nothing otherwise. Values: str, int, float, bool, tuples of these."""
+
+
+current_runtime: ContextVar[Runtime | None] = ContextVar("dps_runtime", default=None)
+"""The simulated runtime of the task that runs now; None outside the simulator."""
+
+
+def runtime() -> Runtime:
+    """The runtime that the calling task stands on: the simulated one inside a simulation, else the real one."""
+    simulated = current_runtime.get()
+    if simulated is not None:
+        return simulated
+    from dps.transport.real import real_runtime
+
+    return real_runtime()
