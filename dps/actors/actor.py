@@ -1,0 +1,42 @@
+"""What an actor is: state that changes only while it handles a message, a timer or a loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dps.actors.ref import Sender
+from dps.errors import ProtocolError
+from dps.transport.wire import Message
+
+if TYPE_CHECKING:
+    from dps.actors.system import Node
+
+
+class Actor:
+    """Handles messages one at a time on its node's thread; a method `on_<MessageClass>` per message it knows.
+
+    A handler gets the message and its sender and answers with `self.node.answer(sender, ...)`, now or later.
+    It must be idempotent: senders send again while no answer comes. An exception answers the sender.
+    """
+
+    node: Node
+    name: str
+
+    def started(self) -> None:
+        """The node has begun to run; nothing was handled yet."""
+
+    def stopping(self) -> None:
+        """The node ends after this; open questions should be answered here."""
+
+    def lost(self, address: str, silent_s: float) -> None:
+        """A watched node has been away for longer than its grace."""
+
+    def back(self, address: str) -> None:
+        """A watched node is connected (again)."""
+
+    def handle(self, message: Message, sender: Sender) -> None:
+        """Dispatch to `on_<MessageClass>`."""
+        handler: Any = getattr(self, f"on_{type(message).__name__}", None)
+        if handler is None:
+            raise ProtocolError(f"{self.name} does not understand {type(message).__name__}")
+        handler(message, sender)

@@ -1,0 +1,118 @@
+"""Requests from a thread of the user's, which sends, polls and receives for itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from dps.actors.messages import Failed
+from dps.actors.ref import Ref
+from dps.actors.requests import Feed, Request, Requests
+from dps.errors import DeadlineExceeded, ProtocolError
+from dps.transport.endpoint import Connected, Delivery, Disconnected, Runtime
+from dps.transport.wire import Envelope, Message, decode, encode
+
+log = logging.getLogger("dps")
+NEVER = float("inf")
+
+
+class Caller:
+    """Asks actors and waits for the answers, all on the thread that calls; no thread of its own.
+
+    Requests go on while nobody waits: they are received and sent again during the next `wait` or `poll`.
+    """
+
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        self.runtime, self.name, self.incarnation = runtime, name, 0
+        self._endpoint = runtime.endpoint(None)
+        self._requests = Requests()
+        self.away: dict[str, float] = {}
+        """Addresses whose connection broke, and when, on the runtime's clock."""
+
+    def start(
+        self,
+        to: Ref,
+        message: Message,
+        feed: Feed,
+        again: Callable[[], Message | None] | None = None,
+        resend_s: float | None = None,
+    ) -> Request:
+        """Send a request; `feed` gets each answer and says when it is complete. Does not block."""
+        request = self._requests.open(
+            self.runtime.now(), to, again or (lambda: message), feed, lambda: None, NEVER, resend_s
+        )
+        self.send(request, message)
+        return request
+
+    def send(self, request: Request, message: Message) -> None:
+        """Send a (further) message under a request's number."""
+        header, arrays = encode(Envelope(message, request.to.actor, request.number, self.name, self.incarnation))
+        self._endpoint.send(request.to.address, header, arrays)
+
+    def ask(self, to: Ref, message: Message, timeout_s: float) -> Message:
+        """Send until an answer comes and return it, or raise what it carries. Blocks up to `timeout_s`."""
+        answers: list[Message] = []
+        request = self.start(to, message, lambda answer: answers.append(answer) is None)
+        if not self.wait([request], timeout_s):
+            self.drop(request)
+            raise DeadlineExceeded(f"{to} did not answer {type(message).__name__} for {timeout_s:.1f} s")
+        if isinstance(answers[0], Failed):
+            raise answers[0].exception()
+        return answers[0]
+
+    def wait(
+        self, requests: Sequence[Request], timeout_s: float, stop: Callable[[], bool] | None = None
+    ) -> bool:
+        """Pump until all requests are complete, `stop()` is true, or the time is over; True when complete. Blocks."""
+        deadline = self.runtime.now() + timeout_s
+        while not all(request.complete for request in requests):
+            if stop is not None and stop():
+                return False
+            left = deadline - self.runtime.now()
+            if left <= 0:
+                self.poll()
+                return all(request.complete for request in requests)
+            next_at = self._requests.next_at()
+            wait_s = left if next_at is None else min(left, max(0.0, next_at - self.runtime.now()))
+            self._turn(min(wait_s, 10.0))
+        return True
+
+    def poll(self) -> None:
+        """Take what has arrived, without waiting."""
+        while self._turn(0.0):
+            pass
+
+    def drop(self, request: Request) -> None:
+        """Forget a request; its late answers are dropped."""
+        self._requests.close(request)
+
+    def connect(self, address: str) -> None:
+        """Open a connection ahead of its first message."""
+        self._endpoint.connect(address)
+
+    def disconnect(self, address: str) -> None:
+        self.away.pop(address, None)
+        self._endpoint.disconnect(address)
+
+    def close(self) -> None:
+        self._endpoint.close()
+
+    def _turn(self, wait_s: float) -> bool:
+        event = self._endpoint.receive(wait_s)
+        if isinstance(event, Delivery):
+            try:
+                envelope = decode(event.header, event.frames)
+            except ProtocolError as error:
+                log.debug("%s: refused an answer: %s", self.name, error)
+                return True
+            if not envelope.actor:
+                self._requests.answer(envelope.request, envelope.message, self.runtime.now())
+        elif isinstance(event, Connected):
+            if self.away.pop(event.address, None) is not None:
+                for request, message in self._requests.to_address(event.address):
+                    self.send(request, message)
+        elif isinstance(event, Disconnected):
+            self.away.setdefault(event.address, self.runtime.now())
+        for request, message in self._requests.due(self.runtime.now()):
+            self.send(request, message)
+        return event is not None

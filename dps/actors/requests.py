@@ -1,0 +1,120 @@
+"""Requests that wait for answers: numbers, deadlines and resends as a state machine without sockets.
+
+A request is a number and a count: it is sent once, sent again while nothing comes, fed with every answer that
+bears its number, and ends when its `feed` says that the answer is complete, or when its deadline passes.
+Handlers on the other side are idempotent, so sending again is always allowed; late and doubled answers find no
+request and are dropped.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dps.actors.ref import Ref
+from dps.transport.wire import Message
+
+FIRST_RESEND_S = 0.25
+LAST_RESEND_S = 2.0
+
+Feed = Callable[[Message], bool]
+"""Takes one answer; True when the request has all it wanted."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One question on its way. `again` gives the message for a resend, or None to only keep waiting."""
+
+    number: int
+    to: Ref
+    again: Callable[[], Message | None]
+    feed: Feed
+    expired: Callable[[], None]
+    deadline: float
+    sent_at: float
+    resend_s: float
+    next_at: float
+    complete: bool = False
+    heard_at: float | None = field(default=None)
+
+    def silent_s(self, now: float) -> float:
+        """Seconds since an answer came, or since it was first sent."""
+        return now - (self.sent_at if self.heard_at is None else self.heard_at)
+
+
+class Requests:
+    """All requests of one asker, under dense numbers from 1."""
+
+    def __init__(self, first_resend_s: float = FIRST_RESEND_S) -> None:
+        self.first_resend_s = first_resend_s
+        self._last = 0
+        self._open: dict[int, Request] = {}
+        self._timers: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(
+        self,
+        now: float,
+        to: Ref,
+        again: Callable[[], Message | None],
+        feed: Feed,
+        expired: Callable[[], None],
+        deadline: float,
+        resend_s: float | None = None,
+    ) -> Request:
+        """Number a request; the caller sends it. `deadline` is on the clock of `now`, seconds."""
+        self._last += 1
+        resend_s = self.first_resend_s if resend_s is None else resend_s
+        request = Request(self._last, to, again, feed, expired, deadline, now, resend_s, now + resend_s)
+        self._open[request.number] = request
+        heapq.heappush(self._timers, (min(request.next_at, deadline), request.number))
+        return request
+
+    def answer(self, number: int, message: Message, now: float) -> None:
+        """Feed an answer to its request; answers to requests that are over are dropped."""
+        request = self._open.get(number)
+        if request is None:
+            return
+        request.heard_at = now
+        if request.feed(message):
+            request.complete = True
+            self._open.pop(number, None)
+
+    def close(self, request: Request) -> None:
+        """Forget a request; later answers to it are dropped."""
+        self._open.pop(request.number, None)
+
+    def due(self, now: float) -> list[tuple[Request, Message]]:
+        """What is to be sent again now; requests past their deadline end here and are told so."""
+        resend: list[tuple[Request, Message]] = []
+        while self._timers and self._timers[0][0] <= now:
+            _, number = heapq.heappop(self._timers)
+            request = self._open.get(number)
+            if request is None:
+                continue
+            if now >= request.deadline:
+                del self._open[number]
+                request.expired()
+                continue
+            if now >= request.next_at:
+                request.resend_s = min(request.resend_s * 2, max(LAST_RESEND_S, request.resend_s))
+                request.next_at = now + request.resend_s
+                message = request.again()
+                if message is not None:
+                    resend.append((request, message))
+            heapq.heappush(self._timers, (min(request.next_at, request.deadline), number))
+        return resend
+
+    def to_address(self, address: str) -> list[tuple[Request, Message]]:
+        """What to send again at once because the connection to an address came back."""
+        found = [r for r in self._open.values() if r.to.address == address]
+        return [(r, m) for r in found if (m := r.again()) is not None]
+
+    def next_at(self) -> float | None:
+        """When `due` has something to do next; None while nothing waits."""
+        while self._timers and self._timers[0][1] not in self._open:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None

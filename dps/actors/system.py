@@ -1,0 +1,258 @@
+"""A node: one address, one thread, and the actors that live there."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from dps.actors.actor import Actor
+from dps.actors.messages import Done, Failed
+from dps.actors.ref import Ref, Sender
+from dps.actors.requests import Requests
+from dps.actors.watch import Watch
+from dps.errors import DeadlineExceeded, DpsError, ProtocolError, Unavailable
+from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Runtime, Task
+from dps.transport.wire import Envelope, Message, decode, encode, peek
+
+log = logging.getLogger("dps")
+
+Then = Callable[[Message | Exception], None]
+
+
+@dataclass(order=True, slots=True)
+class Timer:
+    """A call at a time on the node's clock; `cancel` makes it do nothing."""
+
+    at: float
+    order: int
+    call: Callable[[], None] | None = field(compare=False)
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class Node:
+    """Hosts actors under names at one address. All of them run on the node's one thread.
+
+    `host` before `start`; after it only `post`, `stop` and `join` may be called from other threads.
+    """
+
+    def __init__(self, runtime: Runtime, bind: str, name: str, incarnation: int = 0) -> None:
+        """Binds at once: raises Unavailable, naming the address, when it is taken."""
+        self.runtime, self.name, self.incarnation = runtime, name, incarnation
+        self._endpoint: Endpoint = runtime.endpoint(bind)
+        self.address = self._endpoint.address
+        self.actors: dict[str, Actor] = {}
+        self.refused_messages = 0
+        self._requests = Requests()
+        self._watch = Watch()
+        self._broken: set[str] = set()
+        self._timers: list[Timer] = []
+        self._order = itertools.count()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._stop_asked = False
+        self._task: Task | None = None
+
+    # -- from any thread ------------------------------------------------------------------------------------
+
+    def host(self, name: str, actor: Actor) -> Ref:
+        """Give an actor a name on this node, before `start`."""
+        actor.node, actor.name = self, name
+        self.actors[name] = actor
+        return Ref(self.address, name)
+
+    def start(self) -> None:
+        """Run the node on a thread of its own."""
+        self._task = self.runtime.spawn(f"node {self.name}", self._run)
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Run something on the node's thread, soon."""
+        self._posted.append(call)
+        self._endpoint.wake()
+
+    def stop(self) -> None:
+        """End the node; what is left in its mailbox is answered with Unavailable. Does not wait."""
+        self._stop_asked = True
+        self._endpoint.wake()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until the node has ended; True when it has. Blocks."""
+        return self._task is None or self._task.join(timeout_s)
+
+    # -- from actors, on the node's thread -------------------------------------------------------------------
+
+    def tell(self, to: Ref, message: Message) -> None:
+        """Send once, no answer wanted."""
+        self._send(to.address, Envelope(message, to.actor, 0, self.name, self.incarnation))
+
+    def ask(self, to: Ref, message: Message, timeout_s: float, then: Then) -> Callable[[], None]:
+        """Send until an answer comes; `then` gets it, or DeadlineExceeded, or the error it carries.
+
+        Returns a function that drops the question.
+        """
+        now = self.runtime.now()
+
+        def feed(answer: Message) -> bool:
+            then(answer.exception() if isinstance(answer, Failed) else answer)
+            return True
+
+        def expired() -> None:
+            then(DeadlineExceeded(f"{to} did not answer {type(message).__name__} for {timeout_s:.1f} s"))
+
+        request = self._requests.open(now, to, lambda: message, feed, expired, now + timeout_s)
+        self._send(to.address, Envelope(message, to.actor, request.number, self.name, self.incarnation))
+        return lambda: self._requests.close(request)
+
+    def answer(
+        self, sender: Sender, message: Message | Exception | None = None, done: Callable[[], None] | None = None
+    ) -> None:
+        """Answer a sender; None is Done. `done` is called when the message's arrays may change again."""
+        if message is None:
+            message = Done()
+        elif isinstance(message, Exception):
+            message = Failed.of(message, self.name)
+        if sender.request:
+            self._send(sender.route, Envelope(message, "", sender.request, self.name, self.incarnation), done)
+        elif done is not None:
+            done()
+
+    def after(self, seconds: float, call: Callable[[], None]) -> Timer:
+        """Call something later on this thread."""
+        timer = Timer(self.runtime.now() + seconds, next(self._order), call)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def watch(self, address: str, grace_s: float) -> None:
+        """Tell all actors here (`lost`, `back`) when the node at an address goes away and comes back."""
+        if address != self.address:
+            self._watch.add(address, grace_s, self.runtime.now())
+            self._endpoint.connect(address)
+
+    def unwatch(self, address: str) -> None:
+        self._watch.remove(address)
+        if address != self.address:
+            self._endpoint.disconnect(address)
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            for actor in list(self.actors.values()):
+                actor.started()
+            while not self._stop_asked:
+                self._turn(self._wait_s())
+            for actor in list(self.actors.values()):
+                actor.stopping()
+            self._answer_mailbox()
+        except Exception:
+            log.critical("%s: the node failed\n%s", self.name, traceback.format_exc())
+        finally:
+            self._endpoint.close()
+
+    def _wait_s(self) -> float:
+        if self._posted:
+            return 0.0
+        times = [self._requests.next_at(), self._watch.next_at(), self._timers[0].at if self._timers else None]
+        known = [t for t in times if t is not None]
+        return 10.0 if not known else max(0.0, min(known) - self.runtime.now())
+
+    def _turn(self, wait_s: float) -> None:
+        event = self._endpoint.receive(wait_s)
+        if isinstance(event, Delivery):
+            self._deliver(event)
+        elif isinstance(event, Connected):
+            self._connected(event.address)
+        elif isinstance(event, Disconnected):
+            self._broken.add(event.address)
+            self._watch.disconnected(event.address, self.runtime.now())
+        while self._posted and not self._stop_asked:
+            self._guard(self._posted.popleft())
+        self._clockwork()
+
+    def _clockwork(self) -> None:
+        now = self.runtime.now()
+        for request, message in self._requests.due(now):
+            self._send(request.to.address, Envelope(message, request.to.actor, request.number, self.name, self.incarnation))
+        for address, silent_s in self._watch.due(now):
+            for actor in list(self.actors.values()):
+                self._guard(lambda actor=actor, a=address, s=silent_s: actor.lost(a, s))  # type: ignore[misc]
+        while self._timers and self._timers[0].at <= now:
+            call = heapq.heappop(self._timers).call
+            if call is not None:
+                self._guard(call)
+
+    def _connected(self, address: str) -> None:
+        if self._watch.connected(address):
+            for actor in list(self.actors.values()):
+                self._guard(lambda actor=actor: actor.back(address))  # type: ignore[misc]
+        if address not in self._broken:
+            return
+        self._broken.discard(address)
+        for request, message in self._requests.to_address(address):
+            self._send(address, Envelope(message, request.to.actor, request.number, self.name, self.incarnation))
+
+    def _deliver(self, event: Delivery) -> None:
+        envelope = self._decode(event)
+        if envelope is None:
+            return
+        if not envelope.actor:
+            self._guard(lambda: self._requests.answer(envelope.request, envelope.message, self.runtime.now()))
+            return
+        sender = Sender(event.route, envelope.request, envelope.sender, envelope.incarnation)
+        actor = self.actors.get(envelope.actor)
+        if actor is None:
+            self.answer(sender, Unavailable(f"{self.name} hosts no {envelope.actor!r}, only {sorted(self.actors)}"))
+            return
+        try:
+            actor.handle(envelope.message, sender)
+        except DpsError as error:
+            self.answer(sender, error)
+        except (ValueError, TypeError) as error:
+            log.debug("%s: refused %s: %s", self.name, type(envelope.message).__name__, error, exc_info=True)
+            self.answer(sender, error)
+        except Exception as error:
+            text = traceback.format_exc()
+            log.error("%s: %s failed on %s\n%s", self.name, envelope.actor, type(envelope.message).__name__, text)
+            self.answer(sender, Failed.of(error, self.name, text))
+
+    def _decode(self, event: Delivery) -> Envelope | None:
+        try:
+            return decode(event.header, event.frames)
+        except ProtocolError as error:
+            self.refused_messages += 1
+            log.debug("%s: refused a message: %s", self.name, error)
+            known = peek(event.header)
+            if known is not None and known[1] and known[0] > 0:
+                self.answer(Sender(event.route, known[0], "", 0), error)
+            return None
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            log.error("%s: a timer or an answer's handler failed\n%s", self.name, traceback.format_exc())
+
+    def _answer_mailbox(self) -> None:
+        gone = Unavailable(f"{self.name} has stopped")
+        while (event := self._endpoint.receive(0)) is not None:
+            if isinstance(event, Delivery) and (envelope := self._decode(event)) is not None and envelope.actor:
+                self.answer(Sender(event.route, envelope.request, envelope.sender, envelope.incarnation), gone)
+
+    def _send(self, route: str | bytes, envelope: Envelope, done: Callable[[], None] | None = None) -> None:
+        if route == self.address:
+            self._posted.append(lambda: self._deliver_local(envelope, done))
+            return
+        header, arrays = encode(envelope)
+        self._endpoint.send(route, header, arrays, done)
+
+    def _deliver_local(self, envelope: Envelope, done: Callable[[], None] | None) -> None:
+        header, arrays = encode(envelope)
+        frames: Sequence[memoryview] = [memoryview(a).cast("B") if a.nbytes else memoryview(b"") for a in arrays]
+        self._deliver(Delivery(self.address, header, list(frames)))
+        if done is not None:
+            done()

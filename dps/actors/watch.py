@@ -1,0 +1,56 @@
+"""Who is away and since when: connections that broke, with a grace before they count as lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Watched:
+    grace_s: float
+    connected: bool = False
+    away_since: float | None = None
+    told: bool = False
+
+
+class Watch:
+    """Watched addresses as a state machine: connection events in, losses out."""
+
+    def __init__(self) -> None:
+        self._watched: dict[str, _Watched] = {}
+
+    def add(self, address: str, grace_s: float, now: float) -> None:
+        """Watch an address; until it connects for the first time it counts as away since now."""
+        if address not in self._watched:
+            self._watched[address] = _Watched(grace_s, away_since=now)
+
+    def remove(self, address: str) -> None:
+        self._watched.pop(address, None)
+
+    def connected(self, address: str) -> bool:
+        """A connection came up; True when the address is watched."""
+        watched = self._watched.get(address)
+        if watched is None:
+            return False
+        watched.connected, watched.away_since, watched.told = True, None, False
+        return True
+
+    def disconnected(self, address: str, now: float) -> None:
+        watched = self._watched.get(address)
+        if watched is not None and watched.away_since is None:
+            watched.connected, watched.away_since = False, now
+
+    def due(self, now: float) -> list[tuple[str, float]]:
+        """Addresses whose grace has just passed, with the seconds that they have been away; each told once."""
+        lost: list[tuple[str, float]] = []
+        for address, watched in list(self._watched.items()):
+            since = watched.away_since
+            if since is not None and not watched.told and now - since >= watched.grace_s:
+                watched.told = True
+                lost.append((address, now - since))
+        return lost
+
+    def next_at(self) -> float | None:
+        """When the next grace passes; None while all are there or told."""
+        times = [w.away_since + w.grace_s for w in self._watched.values() if w.away_since is not None and not w.told]
+        return min(times, default=None)

@@ -1,0 +1,45 @@
+"""Checkpoints: shard files, manifest, atomic commit, retention, resharding on restore, and the chief's journal.
+
+Each ps writes its shard with `write_shard`; when all have, the chief calls `commit`, and `retain`. A start asks
+`newest_whole` for a Manifest, and each ps takes its rows with `read_part`.
+"""
+
+from __future__ import annotations
+
+from dps.checkpoint.folder import candidates, commit, load, newest_whole, retain
+from dps.checkpoint.journal import Journal, JournalState
+from dps.checkpoint.manifest import Manifest, SavedPart, SavedShard, SavedVariable
+from dps.checkpoint.memory import MemoryStorage
+from dps.checkpoint.names import folder_name, parse_folder_name, shard_file_name, tensor_name
+from dps.checkpoint.restore import part_t, read_part
+from dps.checkpoint.shard import ShardFile, ShardHeader, check_shard, read_header, read_tensor_rows, write_shard
+from dps.checkpoint.storage import LocalStorage, Storage
+
+__all__ = [
+    "Journal",
+    "JournalState",
+    "LocalStorage",
+    "Manifest",
+    "MemoryStorage",
+    "SavedPart",
+    "SavedShard",
+    "SavedVariable",
+    "ShardFile",
+    "ShardHeader",
+    "Storage",
+    "candidates",
+    "check_shard",
+    "commit",
+    "folder_name",
+    "load",
+    "newest_whole",
+    "parse_folder_name",
+    "part_t",
+    "read_header",
+    "read_part",
+    "read_tensor_rows",
+    "retain",
+    "shard_file_name",
+    "tensor_name",
+    "write_shard",
+]

@@ -1,0 +1,115 @@
+"""The checkpoints in a checkpoint_dir: commit one, find the newest that is whole, delete the old.
+
+The newest is the one with the highest epoch, then the highest step. The epoch comes first because a rollback starts
+a new epoch at an earlier step: what was saved later in the abandoned epoch is ahead in steps, but no longer true.
+
+All functions block on the storage. Only the chief commits and deletes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from dps.checkpoint.manifest import Manifest, decode, encode
+from dps.checkpoint.names import JOURNAL_FILE, MANIFEST_FILE, join, parse_folder_name
+from dps.checkpoint.shard import check_shard
+from dps.checkpoint.storage import TEMPORARY, Storage
+from dps.errors import CheckpointError
+
+
+def commit(storage: Storage, checkpoint_dir: str, manifest: Manifest) -> str:
+    """Make a checkpoint count whose shards are written: write its manifest, atomically. The checkpoint's name.
+
+    Looks at each shard's size first, which finds a checkpoint_dir that the ps tasks do not share with the
+    chief. Committing the same manifest twice is harmless; another one under the same step and epoch is refused.
+    """
+    folder = join(checkpoint_dir, manifest.name)
+    path, data = join(folder, MANIFEST_FILE), encode(manifest)
+    if storage.exists(path):
+        if bytes(storage.read(path)) == data:
+            return manifest.name
+        raise CheckpointError(f"{path} is there already, with other content; save at a later step or in a new epoch")
+    for index, shard in enumerate(manifest.shards):
+        try:
+            check_shard(storage, folder, shard.file, digest=False)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"checkpoint {manifest.name} is not committed, shard {index} is not as its ps wrote it: {error}; "
+                "checkpoint_dir has to be one folder that the chief and every ps see"
+            ) from error
+    storage.write(path, [data])
+    return manifest.name
+
+
+def candidates(storage: Storage, checkpoint_dir: str) -> list[str]:
+    """The names of the checkpoint folders, newest first, by name alone: finished or not. Other files are ignored."""
+    found = [(key, name) for name in storage.names(checkpoint_dir) if (key := parse_folder_name(name)) is not None]
+    return [name for _, name in sorted(found, reverse=True)]
+
+
+def load(storage: Storage, checkpoint_dir: str, name: str, verify: bool = True) -> Manifest:
+    """The manifest of checkpoint `name`, if the checkpoint is whole; else CheckpointError with the reason.
+
+    Reasons: not finished, manifest truncated or altered, newer format version, a shard missing or of another
+    size, or (`verify`, which reads all files) of another digest.
+    """
+    folder = join(checkpoint_dir, name)
+    path = join(folder, MANIFEST_FILE)
+    if not storage.exists(path):
+        raise CheckpointError(f"{folder} has no {MANIFEST_FILE}: it was never finished; use an older checkpoint")
+    manifest = decode(storage.read(path), path)
+    if manifest.name != name:
+        raise CheckpointError(f"{path} belongs to {manifest.name}: rename the folder back")
+    for shard in manifest.shards:
+        check_shard(storage, folder, shard.file, digest=verify)
+    return manifest
+
+
+def newest_whole(storage: Storage, checkpoint_dir: str, log: Callable[[str], None]) -> Manifest | None:
+    """The newest checkpoint that is whole, or None. `log` gets one line for each newer one that is not."""
+    for name in candidates(storage, checkpoint_dir):
+        try:
+            return load(storage, checkpoint_dir, name)
+        except CheckpointError as error:
+            log(f"checkpoint {name} is skipped: {' '.join(str(error).split())}")
+    return None
+
+
+def retain(storage: Storage, checkpoint_dir: str, keep: int, protect: Collection[str] = ()) -> list[str]:
+    """Delete what is no longer wanted; the names of what was deleted.
+
+    Kept are the `keep` newest whole checkpoints (keep >= 1: the newest whole one always) and those in `protect`.
+    Folders without a manifest go when they are older than the newest whole checkpoint: nobody will finish them. A
+    finished checkpoint that is damaged does not count and is left for a person to look at. Whole means here:
+    manifest and sizes fit; digests are not read. Temporary files of a killed chief's journal go too.
+    """
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; wanted 1 or more checkpoints to keep")
+    doomed, whole = [], 0
+    for name in candidates(storage, checkpoint_dir):
+        if not storage.exists(join(join(checkpoint_dir, name), MANIFEST_FILE)):
+            unwanted = whole > 0
+        elif _is_whole(storage, checkpoint_dir, name):
+            whole += 1
+            unwanted = whole > keep
+        else:
+            unwanted = False
+        if unwanted and name not in protect:
+            doomed.append(name)
+    for name in reversed(doomed):
+        folder = join(checkpoint_dir, name)
+        # First the manifest: whoever is killed in between leaves an unfinished checkpoint, not a damaged one.
+        storage.remove_tree(join(folder, MANIFEST_FILE))
+        storage.remove_tree(folder)
+    for name in storage.names(checkpoint_dir):
+        if name.startswith(f".{JOURNAL_FILE}.") and name.endswith(TEMPORARY):
+            storage.remove_tree(join(checkpoint_dir, name))
+    return doomed
+
+
+def _is_whole(storage: Storage, checkpoint_dir: str, name: str) -> bool:
+    try:
+        load(storage, checkpoint_dir, name, verify=False)
+    except CheckpointError:
+        return False
+    return True

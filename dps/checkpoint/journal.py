@@ -1,0 +1,107 @@
+"""The chief's journal: what a new chief has to know about the run that an earlier one led.
+
+Which run epoch it is, which incarnations were given out and which have ended: an ended one is never let in again, and
+a push record goes only after its incarnation's end is written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dps.checkpoint.names import JOURNAL_FILE, join
+from dps.checkpoint.sealed import seal, unseal
+from dps.checkpoint.storage import Storage
+from dps.errors import CheckpointError
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JournalState:
+    """One state of the run. `settings` is free-form and JSON-able (tuples in it come back as lists).
+
+    `ended` holds the ended incarnations as ranges (first, last), both included, ascending, with gaps between them;
+    `members` the task names (`worker:3`) and incarnations of who is in; `finished` the tasks that left in peace.
+    """
+
+    run_epoch: int = 0
+    next_incarnation: int = 1
+    ended: tuple[tuple[int, int], ...] = ()
+    members: Mapping[str, int] = field(default_factory=dict)
+    finished: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        numbers = [self.run_epoch, self.next_incarnation, *self.members.values()]
+        numbers += [bound for span in self.ended for bound in span]
+        for number in numbers:
+            if isinstance(number, bool) or not hasattr(number, "__index__") or number < 0:
+                raise ValueError(f"a journal counts with whole numbers from 0; got {number!r}")
+        before = -2
+        for first, last in self.ended:
+            if not before + 1 < first <= last:
+                raise ValueError(f"ended incarnations {self.ended} are not ascending ranges with gaps between them")
+            before = last
+
+    def has_ended(self, incarnation: int) -> bool:
+        """Whether the end of this incarnation is written down."""
+        return any(first <= incarnation <= last for first, last in self.ended)
+
+    def with_ended(self, incarnation: int) -> JournalState:
+        """This state with one more ended incarnation; the same state where it had ended before."""
+        if self.has_ended(incarnation):
+            return self
+        merged: list[tuple[int, int]] = []
+        for first, last in sorted([*self.ended, (incarnation, incarnation)]):
+            if merged and first == merged[-1][1] + 1:
+                merged[-1] = (merged[-1][0], last)
+            else:
+                merged.append((first, last))
+        return replace(self, ended=tuple(merged))
+
+
+class Journal:
+    """journal.json in a checkpoint_dir. Only the chief writes it; both calls block on the storage."""
+
+    def __init__(self, storage: Storage, checkpoint_dir: str) -> None:
+        self.path = join(checkpoint_dir, JOURNAL_FILE)
+        self._storage = storage
+
+    def load(self) -> JournalState | None:
+        """The last saved state, or None where there was no run. CheckpointError where the journal cannot be used."""
+        if not self._storage.exists(self.path):
+            return None
+        try:
+            return _from_json(unseal(self._storage.read(self.path), self.path, FORMAT_VERSION))
+        except (CheckpointError, KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = str(error) if isinstance(error, CheckpointError) else f"{self.path} is not a journal: {error!r}"
+            raise CheckpointError(
+                f"{reason}; put back a copy of it, or stop every task of the earlier run and then delete it: "
+                "the next run starts from the newest whole checkpoint"
+            ) from error
+
+    def save(self, state: JournalState) -> None:
+        """Replace the journal, atomically; on return it survives a power failure."""
+        body = {
+            "format_version": FORMAT_VERSION,
+            "run_epoch": int(state.run_epoch),
+            "next_incarnation": int(state.next_incarnation),
+            "ended": [[int(first), int(last)] for first, last in state.ended],
+            "members": {task: int(incarnation) for task, incarnation in state.members.items()},
+            "finished": list(state.finished),
+            "settings": dict(state.settings),
+        }
+        self._storage.write(self.path, [seal(body)])
+
+
+def _from_json(body: Mapping[str, Any]) -> JournalState:
+    return JournalState(
+        run_epoch=body["run_epoch"],
+        next_incarnation=body["next_incarnation"],
+        ended=tuple((first, last) for first, last in body["ended"]),
+        members=dict(body["members"]),
+        finished=tuple(body["finished"]),
+        settings=dict(body["settings"]),
+    )

@@ -1,0 +1,211 @@
+"""What a checkpoint holds: step, epoch, shards, and where each part of each variable lies.
+
+A manifest knows nothing of the number of ps tasks or parts that a restore will want; `restore.py` cuts anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dps.checkpoint.names import folder_name, shard_file_name, tensor_name
+from dps.checkpoint.sealed import seal, unseal
+from dps.checkpoint.shard import ShardFile
+from dps.errors import CheckpointError
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPart:
+    """Rows `row0` to `row0 + rows` of a variable, in shard file number `shard`; `t` optimizer steps were applied.
+
+    A variable that is not split has one part; a scalar is one row.
+    """
+
+    index: int
+    row0: int
+    rows: int
+    shard: int
+    t: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("index", "row0", "rows", "shard", "t"):
+            _check_count(f"{name} of a part", getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class SavedVariable:
+    """One logical variable: `shape` is the whole variable's, `optimizer` its wire form or None.
+
+    The parts stand in order and together hold every row once; ValueError where they do not.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[SavedPart, ...]
+    optimizer: Mapping[str, Any] | None = None
+    slots: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for size in self.shape:
+            _check_count(f"a size in the shape of {self.name!r}", size)
+        row = 0
+        for index, part in enumerate(self.parts):
+            if part.index != index or part.row0 != row:
+                raise ValueError(
+                    f"part {part.index} of {self.name!r} starts at row {part.row0}; wanted part {index} at row {row}"
+                )
+            row += part.rows
+        if not self.parts or row != self.rows:
+            raise ValueError(f"the {len(self.parts)} parts of {self.name!r} hold {row} rows; its shape has {self.rows}")
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole variable; a scalar has one."""
+        return self.shape[0] if self.shape else 1
+
+    def tensor(self, part: SavedPart, slot: str | None = None) -> str:
+        """The name in its shard file of a part's values or of one of its slots."""
+        return tensor_name(self.name, part.index, len(self.parts), slot)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedShard:
+    """A shard's file and the version counter that its values had."""
+
+    file: ShardFile
+    version: int
+
+    def __post_init__(self) -> None:
+        _check_count("the version of a shard", self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The whole checkpoint. `settings` is free-form and JSON-able (tuples in it come back as lists).
+
+    `step` is the global step, `epoch` the run epoch in which it was taken. An async checkpoint is a cut per shard:
+    `shards[i].version` says at which version. ValueError where the pieces do not fit together.
+    """
+
+    step: int
+    epoch: int
+    shards: tuple[SavedShard, ...]
+    variables: tuple[SavedVariable, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_count("step", self.step)
+        _check_count("epoch", self.epoch)
+        for index, shard in enumerate(self.shards):
+            wanted = shard_file_name(index, len(self.shards))
+            if shard.file.file != wanted:
+                raise ValueError(f"shard {index} is in file {shard.file.file!r}; wanted {wanted!r}")
+        seen: set[str] = set()
+        for variable in self.variables:
+            for part in variable.parts:
+                if part.shard >= len(self.shards):
+                    raise ValueError(f"a part of {variable.name!r} is in shard {part.shard} of {len(self.shards)}")
+                for slot in (None, *variable.slots):
+                    name = variable.tensor(part, slot)
+                    if name in seen:
+                        raise ValueError(f"two tensors would be called {name!r}; rename a variable")
+                    seen.add(name)
+
+    @property
+    def name(self) -> str:
+        """The name of the checkpoint's folder."""
+        return folder_name(self.step, self.epoch)
+
+    def variable(self, name: str) -> SavedVariable:
+        """The variable of that name; CheckpointError, with the names there are, where it was not saved."""
+        for variable in self.variables:
+            if variable.name == name:
+                return variable
+        known = ", ".join(variable.name for variable in self.variables[:20]) or "none"
+        raise CheckpointError(
+            f"checkpoint {self.name} holds no variable {name!r}, it holds {known}; "
+            "use the model that was saved, or another checkpoint_dir"
+        )
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The bytes of manifest.json. TypeError where settings or an optimizer are not JSON-able."""
+    return seal(
+        {
+            "format_version": FORMAT_VERSION,
+            "step": int(manifest.step),
+            "epoch": int(manifest.epoch),
+            "settings": dict(manifest.settings),
+            "shards": [
+                {
+                    "file": shard.file.file,
+                    "nbytes": int(shard.file.nbytes),
+                    "digest": shard.file.digest,
+                    "version": int(shard.version),
+                }
+                for shard in manifest.shards
+            ],
+            "variables": [_variable_to_json(variable) for variable in manifest.variables],
+        }
+    )
+
+
+def decode(data: bytes | memoryview, path: str) -> Manifest:
+    """The manifest that was read from `path`; CheckpointError says why where it cannot be used."""
+    body = unseal(data, path, FORMAT_VERSION)
+    try:
+        return Manifest(
+            step=body["step"],
+            epoch=body["epoch"],
+            shards=tuple(
+                SavedShard(ShardFile(_text(shard["file"]), shard["nbytes"], _text(shard["digest"])), shard["version"])
+                for shard in body["shards"]
+            ),
+            variables=tuple(_variable_from_json(variable) for variable in body["variables"]),
+            settings=dict(body["settings"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a manifest: {type(error).__name__}: {error}") from error
+
+
+def _variable_to_json(variable: SavedVariable) -> dict[str, Any]:
+    return {
+        "name": variable.name,
+        "dtype": variable.dtype,
+        "shape": [int(size) for size in variable.shape],
+        "optimizer": None if variable.optimizer is None else dict(variable.optimizer),
+        "slots": list(variable.slots),
+        "t": [int(part.t) for part in variable.parts],
+        "parts": [[int(part.index), int(part.row0), int(part.rows), int(part.shard)] for part in variable.parts],
+    }
+
+
+def _variable_from_json(value: Mapping[str, Any]) -> SavedVariable:
+    optimizer = value["optimizer"]
+    return SavedVariable(
+        name=_text(value["name"]),
+        dtype=_text(value["dtype"]),
+        shape=tuple(value["shape"]),
+        parts=tuple(
+            SavedPart(index, row0, rows, shard, t)
+            for (index, row0, rows, shard), t in zip(value["parts"], value["t"], strict=True)
+        ),
+        optimizer=None if optimizer is None else dict(optimizer),
+        slots=tuple(_text(slot) for slot in value["slots"]),
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"wanted text, got {value!r}")
+    return value
+
+
+def _check_count(what: str, value: Any) -> None:
+    """Counts are whole numbers from 0; numpy's are welcome, true and 1.0 are not."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 0:
+        raise ValueError(f"{what} is {value!r}; wanted a whole number from 0")

@@ -1,0 +1,105 @@
+"""A disk in memory, for the simulator and for tests: it outlives tasks, and fails on request."""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+from collections.abc import Callable, Iterable
+
+from dps.checkpoint.storage import check_range, refused
+
+
+class MemoryStorage:
+    """A simulated disk: it outlives the tasks that are killed, and fails when a test says so.
+
+    `before_write(path, nbytes)` is called when all bytes of a write are there and before it becomes visible (and
+    with nbytes 0 for check_writable). It may wait in virtual time, or raise: an OSError becomes the
+    CheckpointError that a real disk gives, anything else passes through; either way nothing was written.
+    """
+
+    def __init__(self, before_write: Callable[[str, int], None] | None = None) -> None:
+        self.before_write = before_write
+        self._files: dict[str, bytes] = {}
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        """As Storage.write."""
+        key, data = posixpath.normpath(path), b"".join(chunks)
+        try:
+            self._make_room(key, len(data))
+            if self._has_folder(key):
+                raise _os_error(errno.EISDIR)
+        except OSError as error:
+            raise refused("write", path, error) from error
+        self._files[key] = data
+        return len(data)
+
+    def read(self, path: str) -> bytes | memoryview:
+        """As Storage.read; read-only."""
+        data = self._files.get(posixpath.normpath(path))
+        if data is None:
+            raise refused("read", path, _os_error(errno.ENOENT))
+        return data
+
+    def read_range(self, path: str, offset: int, n: int) -> bytes | memoryview:
+        """As Storage.read_range; a read-only view."""
+        data = memoryview(self.read(path))
+        check_range(path, offset, n, len(data))
+        return data[offset : offset + n]
+
+    def exists(self, path: str) -> bool:
+        """As Storage.exists; a folder exists while something is in it."""
+        key = posixpath.normpath(path)
+        return key in self._files or self._has_folder(key)
+
+    def size(self, path: str) -> int:
+        """As Storage.size."""
+        return len(self.read(path))
+
+    def names(self, folder: str) -> list[str]:
+        """As Storage.names."""
+        key = posixpath.normpath(folder)
+        if key in self._files:
+            raise refused("list", folder, _os_error(errno.ENOTDIR))
+        start = "" if key == "." else key.rstrip("/") + "/"
+        return sorted({file[len(start) :].split("/", 1)[0] for file in list(self._files) if file.startswith(start)})
+
+    def remove_tree(self, path: str) -> None:
+        """As Storage.remove_tree."""
+        key = posixpath.normpath(path)
+        for file in list(self._files):
+            if file == key or file.startswith(key + "/"):
+                self._files.pop(file, None)
+
+    def check_writable(self, folder: str) -> None:
+        """As Storage.check_writable."""
+        try:
+            self._make_room(posixpath.normpath(posixpath.join(folder, "writable")), 0)
+        except OSError as error:
+            raise refused("write checkpoints to", folder, error) from error
+
+    def truncate(self, path: str, n: int) -> None:
+        """Cut a file to its first `n` bytes, as a failing disk may."""
+        self._files[posixpath.normpath(path)] = bytes(self.read(path)[:n])
+
+    def corrupt(self, path: str, offset: int) -> None:
+        """Turn over all bits of one byte."""
+        data = bytearray(self.read(path))
+        data[offset] ^= 0xFF
+        self._files[posixpath.normpath(path)] = bytes(data)
+
+    def _has_folder(self, key: str) -> bool:
+        return any(file.startswith(key + "/") for file in list(self._files))
+
+    def _make_room(self, key: str, nbytes: int) -> None:
+        if self.before_write is not None:
+            self.before_write(key, nbytes)
+        folder = posixpath.dirname(key)
+        while folder not in ("", "/"):
+            if folder in self._files:
+                raise _os_error(errno.ENOTDIR)
+            folder = posixpath.dirname(folder)
+
+
+def _os_error(code: int) -> OSError:
+    return OSError(code, os.strerror(code))

@@ -1,0 +1,54 @@
+"""What files, folders and tensors of a checkpoint are called.
+
+    checkpoint_dir/
+      journal.json
+      step-000000000120-epoch-000003/
+        shard-00000-of-00002.safetensors
+        shard-00001-of-00002.safetensors
+        manifest.json                         written last: with it the checkpoint counts
+
+In a shard file the values of a variable are stored under its name, those of a part under `NAME/part_i`,
+and their optimizer slots under `NAME@slot` and `NAME/part_i@slot`.
+"""
+
+from __future__ import annotations
+
+import re
+
+MANIFEST_FILE = "manifest.json"
+JOURNAL_FILE = "journal.json"
+
+_FOLDER = re.compile(r"step-([0-9]{12,18})-epoch-([0-9]{6,18})")
+
+
+def join(folder: str, name: str) -> str:
+    """The path of `name` in `folder`; works for local paths, URLs and the simulator's disk."""
+    return folder + name if folder.endswith("/") else f"{folder}/{name}"
+
+
+def folder_name(step: int, epoch: int) -> str:
+    """The folder of the checkpoint of `step` in run epoch `epoch`."""
+    return f"step-{step:012d}-epoch-{epoch:06d}"
+
+
+def parse_folder_name(name: str) -> tuple[int, int] | None:
+    """`(epoch, step)`, which orders checkpoints by age, or None for a name that is not a checkpoint's.
+
+    After a rollback the epoch rises while the step falls, so the epoch comes first.
+    """
+    match = _FOLDER.fullmatch(name)
+    if match is None:
+        return None
+    step, epoch = int(match[1]), int(match[2])
+    return (epoch, step) if folder_name(step, epoch) == name else None
+
+
+def shard_file_name(index: int, count: int) -> str:
+    """The file of shard `index` of `count`."""
+    return f"shard-{index:05d}-of-{count:05d}.safetensors"
+
+
+def tensor_name(variable: str, part: int, parts: int, slot: str | None = None) -> str:
+    """The name in a shard file of part number `part` of a variable that has `parts` of them, or of its slot."""
+    values = variable if parts == 1 else f"{variable}/part_{part}"
+    return values if slot is None else f"{values}@{slot}"

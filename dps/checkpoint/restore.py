@@ -1,0 +1,89 @@
+"""Rows of a variable out of a checkpoint, whatever parts and shards it was written with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dps.checkpoint.manifest import Manifest, SavedPart, SavedVariable
+from dps.checkpoint.names import join
+from dps.checkpoint.shard import Array, ShardHeader, read_header, read_tensor_rows
+from dps.checkpoint.storage import Storage
+from dps.errors import CheckpointError
+
+
+def read_part(
+    storage: Storage,
+    checkpoint_dir: str,
+    manifest: Manifest,
+    variable_name: str,
+    row0: int,
+    rows: int,
+    slot: str | None = None,
+    headers: dict[str, ShardHeader] | None = None,
+) -> Array:
+    """Rows `row0` to `row0 + rows` of the whole variable, `(rows, ...)`, or of one of its slots; the caller's array.
+
+    A scalar is row 0 of 1 and comes back with shape `()`. Only the bytes of these rows are read. Give the same
+    `headers` dict to many calls and each shard's header is read once. ValueError for rows that the variable
+    does not have; CheckpointError where variable or slot was not saved or a file does not hold what the manifest says.
+    """
+    variable = manifest.variable(variable_name)
+    _check_rows(variable, row0, rows)
+    if slot is not None and slot not in variable.slots:
+        saved = ", ".join(variable.slots) or "none"
+        raise CheckpointError(
+            f"checkpoint {manifest.name} holds no slot {slot!r} of {variable_name!r}, it holds {saved}; "
+            "use the optimizer that was saved, or start its slots anew"
+        )
+    headers = {} if headers is None else headers
+    folder = join(checkpoint_dir, manifest.name)
+    pieces = []
+    for part, first, n in _overlaps(variable, row0, rows):
+        path = join(folder, manifest.shards[part.shard].file.file)
+        if path not in headers:
+            headers[path] = read_header(storage, path)
+        _check_tensor(path, headers[path], variable, part, slot)
+        pieces.append(read_tensor_rows(storage, path, variable.tensor(part, slot), first, n, headers[path]))
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def part_t(manifest: Manifest, variable_name: str, row0: int, rows: int) -> int:
+    """Optimizer steps applied to these rows: the most that any saved part among them has had."""
+    variable = manifest.variable(variable_name)
+    _check_rows(variable, row0, rows)
+    return max(part.t for part, _, _ in _overlaps(variable, row0, rows))
+
+
+def _check_rows(variable: SavedVariable, row0: int, rows: int) -> None:
+    if row0 < 0 or rows < 0 or row0 + rows > variable.rows:
+        raise ValueError(f"{variable.name!r} has {variable.rows} rows; rows {row0} to {row0 + rows} were wanted")
+    if not variable.shape and rows != 1:
+        raise ValueError(f"{variable.name!r} is a scalar, one row; {rows} were wanted")
+
+
+def _overlaps(variable: SavedVariable, row0: int, rows: int) -> Iterator[tuple[SavedPart, int, int]]:
+    """The saved parts with some of these rows: (part, first row within it, rows). For no rows, one part and none."""
+    if rows == 0:
+        yield variable.parts[0], 0, 0
+        return
+    for part in variable.parts:
+        first, end = max(row0, part.row0), min(row0 + rows, part.row0 + part.rows)
+        if first < end:
+            yield part, first - part.row0, end - first
+
+
+def _check_tensor(path: str, header: ShardHeader, variable: SavedVariable, part: SavedPart, slot: str | None) -> None:
+    """A part's tensor has the part's shape, and its values the variable's dtype; a slot has a dtype of its own."""
+    name = variable.tensor(part, slot)
+    entry = header.tensors.get(name)
+    shape = (part.rows, *variable.shape[1:]) if variable.shape else ()
+    dtype = variable.dtype if slot is None else "any dtype"
+    if entry is None:
+        raise CheckpointError(f"{path} holds no tensor {name!r}, which its manifest names; use an older checkpoint")
+    if entry.shape != shape or (slot is None and entry.dtype != dtype):
+        raise CheckpointError(
+            f"{path} holds {name!r} as {entry.dtype} {entry.shape}; its manifest says {dtype} {shape}: "
+            "use an older checkpoint"
+        )

@@ -1,0 +1,237 @@
+"""One shard file: all that one ps holds, in the safetensors format, which any program can read.
+
+The layout (https://github.com/huggingface/safetensors#format): 8 bytes, little-endian, with the length of the
+header; the header, JSON: `{name: {"dtype", "shape", "data_offsets": [begin, end]}}`; then the tensors' bytes, with
+neither gaps nor overlaps. The header is read here and not by the library, because a restore wants some
+rows of a tensor from any Storage, and no file is believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, TensorSpec, serialize
+
+from dps.checkpoint.names import MANIFEST_FILE, join, shard_file_name
+from dps.checkpoint.storage import Storage
+from dps.errors import CheckpointError
+
+_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
+    "BOOL": "bool", "C64": "complex64",
+}  # fmt: skip
+_METADATA = "__metadata__"
+_MAX_HEADER_NBYTES = 100_000_000  # the library's own limit
+_MAX_AXES = 32
+_PIECE_NBYTES = 16 << 20
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """A written shard: its name in the checkpoint's folder, its size and its SHA-256 in hex (as sha256sum prints)."""
+
+    file: str
+    nbytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where a tensor lies in a shard file: dtype name, shape, first byte in the file, and size in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardHeader:
+    """A shard file's table of contents, checked against the size of the file."""
+
+    tensors: dict[str, TensorEntry]
+    metadata: dict[str, str]
+
+
+def write_shard(
+    storage: Storage,
+    folder: str,
+    index: int,
+    count: int,
+    tensors: Mapping[str, Array],
+    metadata: Mapping[str, str],
+) -> ShardFile:
+    """Write shard `index` of `count` into the checkpoint folder `folder`.
+
+    The arrays (any shape, scalars too; the numeric dtypes of safetensors) are copied once, into one run of bytes, and
+    are the caller's again on return. Blocks until the file is durable. Raises CheckpointError where
+    the storage refuses, a dtype cannot be stored, or the folder's checkpoint is already committed: a committed
+    checkpoint is never rewritten.
+    """
+    if not 0 <= index < count:
+        raise ValueError(f"shard index {index} is not one of 0 to {count - 1}")
+    if storage.exists(join(folder, MANIFEST_FILE)):
+        raise CheckpointError(f"{folder} is a finished checkpoint and is not written again; save at a later step")
+    file = shard_file_name(index, count)
+    data = _serialize(tensors, metadata)
+    nbytes = storage.write(join(folder, file), [data])
+    return ShardFile(file, nbytes, hashlib.sha256(data).hexdigest())
+
+
+def read_header(storage: Storage, path: str) -> ShardHeader:
+    """The table of contents of a shard file; CheckpointError where anything in it does not fit the file."""
+    size = storage.size(path)
+    if size < 8:
+        raise _broken(path, f"it has {size} bytes; a shard file has at least 8")
+    nbytes = int.from_bytes(storage.read_range(path, 0, 8), "little")
+    if nbytes > min(size - 8, _MAX_HEADER_NBYTES):
+        raise _broken(path, f"its header would have {nbytes} bytes, the file has {size}")
+    try:
+        header = json.loads(bytes(storage.read_range(path, 8, nbytes)), object_pairs_hook=_without_doubles)
+    except (ValueError, RecursionError) as error:
+        raise _broken(path, f"its header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise _broken(path, f"its header is a {type(header).__name__}, wanted an object")
+    metadata = header.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _broken(path, "its metadata is not a map from text to text")
+    entries = {name: _entry(path, name, value, 8 + nbytes) for name, value in header.items()}
+    _check_runs(path, entries, 8 + nbytes, size)
+    return ShardHeader(entries, metadata)
+
+
+def read_tensor_rows(
+    storage: Storage, path: str, name: str, row0: int, rows: int, header: ShardHeader | None = None
+) -> Array:
+    """Rows `row0` to `row0 + rows` of a tensor, `(rows, ...)`; only their bytes are read. The array is the caller's.
+
+    A scalar counts as one row and comes back with shape `()`. Give `header` where it was read before.
+    Raises CheckpointError where the file is damaged, lacks the tensor, or the tensor lacks the rows.
+    """
+    if row0 < 0 or rows < 0:
+        raise ValueError(f"rows of {name} are wanted from {row0}, {rows} of them; neither can be negative")
+    entry = (header or read_header(storage, path)).tensors.get(name)
+    if entry is None:
+        raise _broken(path, f"it holds no tensor {name!r}")
+    held = entry.shape[0] if entry.shape else 1
+    if row0 + rows > held or (not entry.shape and rows != 1):
+        raise _broken(path, f"rows {row0} to {row0 + rows} of {name!r} were wanted, it holds {held}")
+    row_nbytes = entry.nbytes // held if held else 0
+    data = storage.read_range(path, entry.offset + row0 * row_nbytes, rows * row_nbytes)
+    values = np.frombuffer(data, dtype=numpy_dtype(entry.dtype).newbyteorder("<"))
+    shape = (rows, *entry.shape[1:]) if entry.shape else ()
+    values = values.astype(numpy_dtype(entry.dtype), copy=False).reshape(shape)
+    return values if values.flags.writeable else values.copy()
+
+
+def check_shard(storage: Storage, folder: str, shard: ShardFile, digest: bool = True) -> None:
+    """CheckpointError, with the reason, unless the file is there with its size and, if `digest`, its digest.
+
+    The digest reads the whole file, in pieces of 16 MiB.
+    """
+    path = join(folder, shard.file)
+    if not storage.exists(path):
+        raise CheckpointError(f"{path} is missing")
+    size = storage.size(path)
+    if size != shard.nbytes:
+        raise CheckpointError(f"{path} has {size} bytes; its manifest says {shard.nbytes}")
+    if not digest:
+        return
+    running = hashlib.sha256()
+    for offset in range(0, size, _PIECE_NBYTES):
+        running.update(storage.read_range(path, offset, min(_PIECE_NBYTES, size - offset)))
+    if running.hexdigest() != shard.digest:
+        raise CheckpointError(f"{path} is altered: its SHA-256 is {running.hexdigest()}, wanted {shard.digest}")
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of that name; bfloat16 is known where the ml_dtypes package is installed."""
+    try:
+        known: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16 if name == "bfloat16" else name)
+    except (TypeError, ImportError) as error:
+        raise CheckpointError(f"dtype {name!r} is not known here; for bfloat16 install ml-dtypes") from error
+    return known
+
+
+def _serialize(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
+    if _METADATA in tensors:
+        raise CheckpointError(f"a variable cannot be called {_METADATA}; choose another name")
+    # The library takes bare addresses: what it reads must lie in one run, little-endian, and stay alive here.
+    runs = {name: _little_endian_run(name, values) for name, values in tensors.items()}
+    specs = {
+        name: TensorSpec(dtype=run.dtype.name, shape=run.shape, data_ptr=run.ctypes.data, data_len=run.nbytes)
+        for name, run in runs.items()
+    }
+    try:
+        # None and not {}: no tensors with empty metadata gave a broken header in safetensors 0.8.0.
+        return bytes(serialize(specs, metadata=dict(metadata) or None))
+    except SafetensorError as error:
+        raise CheckpointError(f"a shard of {len(specs)} tensors cannot be stored: {error}") from error
+
+
+def _little_endian_run(name: str, values: Array) -> Array:
+    if values.dtype.name not in _DTYPES.values():
+        known = ", ".join(_DTYPES.values())
+        raise CheckpointError(f"{name!r} has dtype {values.dtype.name}; a checkpoint stores {known}: convert it")
+    return np.asarray(values, dtype=values.dtype.newbyteorder("<"), order="C")
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _entry(path: str, name: str, value: Any, data0: int) -> TensorEntry:
+    """One checked line of the header; `data0` is where the tensors' bytes begin in the file."""
+    if not isinstance(value, dict):
+        raise _broken(path, f"the entry of {name!r} is not an object")
+    dtype: Any = value.get("dtype")
+    shape: Any = value.get("shape")
+    offsets: Any = value.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise _broken(path, f"{name!r} has dtype {dtype!r}; wanted one of {', '.join(_DTYPES)}")
+    if not _are_sizes(shape) or len(shape) > _MAX_AXES:
+        raise _broken(path, f"{name!r} has shape {str(shape)[:80]}; wanted up to {_MAX_AXES} sizes")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _broken(path, f"{name!r} has data_offsets {str(offsets)[:80]}; wanted begin and end")
+    itemsize = numpy_dtype(_DTYPES[dtype]).itemsize
+    if math.prod(size for size in shape if size) * itemsize >= 1 << 63:
+        raise _broken(path, f"{name!r} has shape {str(shape)[:80]}, more than any memory holds")
+    nbytes = offsets[1] - offsets[0]
+    if math.prod(shape) * itemsize != nbytes:
+        raise _broken(path, f"{name!r} has shape {shape} of {dtype}, but {nbytes} bytes")
+    return TensorEntry(_DTYPES[dtype], tuple(shape), data0 + offsets[0], nbytes)
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+
+
+def _check_runs(path: str, entries: Mapping[str, TensorEntry], data0: int, size: int) -> None:
+    """The tensors' runs of bytes follow one another from the header to the end of the file."""
+    end = data0
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        if entry.offset != end:
+            problem = "overlaps the one before" if entry.offset < end else "leaves a gap before it"
+            raise _broken(path, f"{name!r} begins at byte {entry.offset} and {problem}, which ends at {end}")
+        end += entry.nbytes
+    if end != size:
+        raise _broken(path, f"its tensors end at byte {end}, the file has {size}")
+
+
+def _broken(path: str, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path} is not a whole shard file: {reason}; use an older checkpoint")

@@ -1,0 +1,232 @@
+"""Where the bytes of checkpoints live: the seam, and a folder that the operating system gives.
+
+A write is whole or not there. Every call blocks until it is done, may be made from any thread, and raises
+CheckpointError, with the path, the reason and what to try, where the operating system refuses.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+from collections.abc import Iterable
+from typing import Protocol
+
+from dps.errors import CheckpointError
+
+TEMPORARY = ".tmp"
+"""How the name of a file ends that is being written; its name starts with a dot and the final name."""
+
+_ADVICE = {
+    errno.ENOSPC: "free some space there, keep fewer checkpoints or choose another checkpoint_dir",
+    errno.EDQUOT: "free some of this user's quota, keep fewer checkpoints or choose another checkpoint_dir",
+    errno.EACCES: "give this user the right to it or choose another checkpoint_dir",
+    errno.EPERM: "give this user the right to it or choose another checkpoint_dir",
+    errno.EROFS: "mount the file system writable or choose another checkpoint_dir",
+    errno.ENOTDIR: "a file stands where a folder is needed: move it away or choose another checkpoint_dir",
+    errno.EEXIST: "a file stands where a folder is needed: move it away or choose another checkpoint_dir",
+    errno.EISDIR: "a folder stands where a file is needed: move it away or choose another checkpoint_dir",
+    errno.ENOENT: "look whether it was deleted meanwhile, or whether this machine sees the same folder",
+    errno.ENAMETOOLONG: "choose a shorter checkpoint_dir",
+}
+
+
+class Storage(Protocol):
+    """The file system as checkpoints use it. Paths are text with `/` between the names."""
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        """Store the chunks, one after another, under `path`; the number of bytes.
+
+        Makes the folder. Replaces an older file at once: a reader, and whoever comes after a crash, finds
+        all of the old bytes or all of the new. On return the bytes survive a power failure.
+        """
+
+    def read(self, path: str) -> bytes | memoryview:
+        """The whole file."""
+
+    def read_range(self, path: str, offset: int, n: int) -> bytes | memoryview:
+        """Exactly `n` bytes from `offset`; CheckpointError where the file ends earlier."""
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or a folder at `path`."""
+
+    def size(self, path: str) -> int:
+        """The file's size in bytes."""
+
+    def names(self, folder: str) -> list[str]:
+        """The sorted names of what lies directly in `folder`; empty where there is no such folder."""
+
+    def remove_tree(self, path: str) -> None:
+        """Delete a file, or a folder with all that is in it; nothing happens where there is none."""
+
+    def check_writable(self, folder: str) -> None:
+        """Make the folder and try to write into it, so that a bad checkpoint_dir is told at the start."""
+
+
+class LocalStorage:
+    """A folder of this machine, or one that all machines of the cluster mount."""
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        """As Storage.write: a temporary file beside it, fsync, rename, fsync of the folder."""
+        folder = os.path.dirname(path) or "."
+        try:
+            _make_folder(folder)
+            temporary, nbytes = _write_temporary(path, chunks)
+            try:
+                os.replace(temporary, path)
+            except BaseException:
+                _unlink_quietly(temporary)
+                raise
+            _sync_folder(folder)
+        except OSError as error:
+            raise refused("write", path, error) from error
+        return nbytes
+
+    def read(self, path: str) -> bytes | memoryview:
+        """As Storage.read; the bytes are the caller's own. Not mapped: a file cut short by others would kill us."""
+        return self.read_range(path, 0, self.size(path))
+
+    def read_range(self, path: str, offset: int, n: int) -> bytes | memoryview:
+        """As Storage.read_range; the memory is the caller's own and may be written to."""
+        try:
+            with open(path, "rb") as file:
+                check_range(path, offset, n, os.fstat(file.fileno()).st_size)
+                data = memoryview(bytearray(n))
+                file.seek(offset)
+                got = file.readinto(data)
+        except OSError as error:
+            raise refused("read", path, error) from error
+        check_range(path, offset, n, offset + got)
+        return data
+
+    def exists(self, path: str) -> bool:
+        """As Storage.exists. A folder that may not be entered is an error: what is in it is not known."""
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise refused("look for", path, error) from error
+        return True
+
+    def size(self, path: str) -> int:
+        """As Storage.size."""
+        try:
+            return os.stat(path).st_size
+        except OSError as error:
+            raise refused("read", path, error) from error
+
+    def names(self, folder: str) -> list[str]:
+        """As Storage.names."""
+        try:
+            return sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise refused("list", folder, error) from error
+
+    def remove_tree(self, path: str) -> None:
+        """As Storage.remove_tree; a link is deleted, not what it points to."""
+        try:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+            _sync_folder(os.path.dirname(path) or ".")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise refused("delete", path, error) from error
+
+    def check_writable(self, folder: str) -> None:
+        """As Storage.check_writable."""
+        try:
+            _make_folder(folder)
+            temporary, _ = _write_temporary(os.path.join(folder, "writable"), [b"dps"])
+            os.unlink(temporary)
+        except OSError as error:
+            raise refused("write checkpoints to", folder, error) from error
+
+
+def refused(doing: str, path: str, error: OSError) -> CheckpointError:
+    """The error for what the operating system refused: path, reason and what to try."""
+    reason = error.strerror or str(error) or type(error).__name__
+    code = errno.errorcode.get(error.errno or 0)
+    advice = _ADVICE.get(error.errno or 0, "look at the disk and its mount, or choose another checkpoint_dir")
+    return CheckpointError(f"cannot {doing} {path}: {reason}{f' ({code})' if code else ''}; {advice}")
+
+
+def check_range(path: str, offset: int, n: int, size: int) -> None:
+    """The `n` bytes from `offset` lie within a file of `size` bytes."""
+    if offset < 0 or n < 0:
+        raise ValueError(f"a range of {path} starts at 0 or later and has 0 or more bytes; got {offset} and {n}")
+    if offset + n > size:
+        raise CheckpointError(
+            f"{path} is cut short: {n} bytes from {offset} were wanted, it has {size}; use an older checkpoint"
+        )
+
+
+def _make_folder(folder: str) -> None:
+    """Make a folder and those above it, each entered durably in the one above."""
+    if os.path.isdir(folder):
+        return
+    parent = os.path.dirname(folder) or "."
+    _make_folder(parent)
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        if not os.path.isdir(folder):
+            raise
+    _sync_folder(parent)
+
+
+def _write_temporary(path: str, chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
+    """Write a temporary file beside `path` and fsync it: (its path, bytes). It is gone after any error."""
+    descriptor, temporary = _open_temporary(path)
+    nbytes = 0
+    try:
+        with open(descriptor, "wb") as file:
+            for chunk in chunks:
+                nbytes += memoryview(chunk).nbytes
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        _unlink_quietly(temporary)
+        raise
+    return temporary, nbytes
+
+
+def _open_temporary(path: str) -> tuple[int, str]:
+    """A new file that no other process, here or on a machine that mounts the folder, is writing."""
+    folder, name = os.path.split(path)
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
+    for n in itertools.count():
+        temporary = os.path.join(folder, f".{name}.{os.getpid()}-{n}{TEMPORARY}")
+        try:
+            return os.open(temporary, flags, 0o666), temporary
+        except FileExistsError:
+            continue
+    raise AssertionError("a count never ends")
+
+
+def _unlink_quietly(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return
+
+
+def _sync_folder(folder: str) -> None:
+    """Make a folder's entries durable; Windows and some network file systems have no such call."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)

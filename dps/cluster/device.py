@@ -1,0 +1,199 @@
+"""Device strings such as `/job:ps/task:0/device:GPU:1`, and the scopes that set them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+_SHORT_TYPES = ("CPU", "GPU")
+_KEYS = "/job:NAME, /replica:N, /task:N, /device:TYPE:N, /cpu:N, /gpu:N"
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Device:
+    """Where something is placed, each field None when it is left open; `str()` is the canonical form.
+
+    `Device("/job:ps/task:0/gpu:1")` parses: parts in any order, empty parts ignored, `*` or nothing is
+    any index, the last of two equal keys counts. Keywords win over the string: `Device("/job:ps", task=1)`.
+    Raises ValueError for two device types, an unknown key, a non-number, an index without a device type.
+    """
+
+    job: str | None
+    replica: int | None
+    task: int | None
+    device_type: str | None
+    device_index: int | None
+
+    def __init__(
+        self,
+        spec: str | Device = "",
+        *,
+        job: str | None = None,
+        replica: int | None = None,
+        task: int | None = None,
+        device_type: str | None = None,
+        device_index: int | None = None,
+    ) -> None:
+        fields: dict[str, str | int | None] = dict.fromkeys(self.__dataclass_fields__)
+        fields |= _parse(spec) if isinstance(spec, str) else vars(spec)
+        given = {"job": job, "replica": replica, "task": task, "device_type": device_type, "device_index": device_index}
+        for key, value in given.items():
+            if value is not None:
+                fields[key] = _checked(key, value)
+        if fields["device_index"] is not None and fields["device_type"] is None:
+            raise ValueError(f"device: got device_index {device_index} alone, wanted device_type with it")
+        for key, field in fields.items():
+            object.__setattr__(self, key, field)
+
+    def merge(self, other: str | Device) -> Device:
+        """This device with every field that `other`, the inner scope, sets taken from `other`."""
+        inner = Device(other)
+        merged = Device()
+        for key, outer in vars(self).items():
+            field = getattr(inner, key)
+            object.__setattr__(merged, key, outer if field is None else field)
+        return merged
+
+    def __str__(self) -> str:
+        parts = [f"/{key}:{getattr(self, key)}" for key in ("job", "replica", "task") if getattr(self, key) is not None]
+        if self.device_type is not None:
+            parts.append(f"/device:{self.device_type}:{'*' if self.device_index is None else self.device_index}")
+        return "".join(parts)
+
+    def __repr__(self) -> str:
+        return f"Device({str(self)!r})"
+
+
+def _parse(spec: str) -> dict[str, str | int | None]:
+    fields: dict[str, str | int | None] = {}
+    for part in spec.split("/"):
+        key, *values = part.split(":")
+        if not part:
+            continue
+        if key == "job" and len(values) == 1:
+            fields["job"] = None if values[0] in ("", "*") else values[0]
+        elif key in ("replica", "task") and len(values) == 1:
+            fields[key] = _number(spec, part, values[0])
+        elif key.upper() in _SHORT_TYPES and len(values) <= 1:
+            _set_type(fields, spec, part, [key, *values])
+        elif key == "device" and len(values) in (1, 2) and values[0] not in ("", "*"):
+            _set_type(fields, spec, part, values)
+        else:
+            raise ValueError(f"device {spec!r}: got the part {part!r}, wanted {_KEYS}")
+    return fields
+
+
+def _set_type(fields: dict[str, str | int | None], spec: str, part: str, values: list[str]) -> None:
+    if "device_type" in fields:
+        raise ValueError(f"device {spec!r}: got a second device type {part!r}, wanted one; leave the others out")
+    fields["device_type"] = values[0].upper()
+    fields["device_index"] = _number(spec, part, values[1] if len(values) == 2 else "")
+
+
+def _number(spec: str, part: str, text: str) -> int | None:
+    if text in ("", "*"):
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"device {spec!r}: got {text!r} in {part!r}, wanted a number, '*' or nothing for any")
+    return int(text)
+
+
+def _checked(key: str, value: object) -> str | int:
+    """A keyword of `Device` in the form in which it is kept."""
+    if key in ("job", "device_type"):
+        if not isinstance(value, str) or not value or any(letter in "/:*" for letter in value):
+            raise ValueError(f"device: got {key}={value!r}, wanted a name without '/', ':' and '*'")
+        return value.upper() if key == "device_type" else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"device: got {key}={value!r}, wanted a whole number from 0")
+    return value
+
+
+@runtime_checkable
+class Setter(Protocol):
+    """Chooses devices; `replica_device_setter` makes the usual one. `scope` is what the inner scopes say."""
+
+    def variable(
+        self, name: str, shape: Sequence[int] = (), dtype: DTypeLike = "float32", scope: str | Device = ""
+    ) -> Device:
+        """The device of a variable that is created now; may count."""
+        ...
+
+    def compute(self, scope: str | Device = "") -> Device:
+        """The device of work that is no variable."""
+        ...
+
+
+_scopes: ContextVar[tuple[Device | Setter, ...]] = ContextVar("dps_device_scopes", default=())
+
+
+@contextmanager
+def device(where: str | Device | Setter | None) -> Iterator[None]:
+    """A scope: what is created inside it is placed by `where`; scopes nest, and the inner one wins.
+
+    None (what `replica_device_setter` gives when there is no ps) changes nothing. The scope holds for
+    this context (contextvars): a new thread starts without. Raises ValueError for a bad string and
+    TypeError for anything else.
+    """
+    if where is None:
+        yield
+        return
+    if not isinstance(where, str | Device | Setter):
+        raise TypeError(
+            f"device: got {where!r}, wanted a string such as '/job:ps/task:0', a Device, or a setter "
+            "(an object with variable() and compute())"
+        )
+    token = _scopes.set((*_scopes.get(), Device(where) if isinstance(where, str) else where))
+    try:
+        yield
+    finally:
+        _scopes.reset(token)
+
+
+def current_device() -> Device:
+    """The strings and Devices of the enclosing scopes, merged; setters are left out."""
+    merged = Device()
+    for scope in _scopes.get():
+        if isinstance(scope, Device):
+            merged = merged.merge(scope)
+    return merged
+
+
+def current_setter() -> Setter | None:
+    """The innermost setter of the enclosing scopes, or None."""
+    return next((scope for scope in reversed(_scopes.get()) if not isinstance(scope, Device)), None)
+
+
+def variable_device(
+    name: str, shape: Sequence[int] = (), dtype: DTypeLike = "float32", default: Setter | None = None
+) -> Device:
+    """The device of a variable created here, as the scopes say; the setters among them count it.
+
+    From the innermost scope outwards: a setter sees what the scopes inside it said, and what it says wins
+    over the scopes outside it. `default` stands outermost when no scope is a setter.
+    """
+    found = Device()
+    for scope in _innermost_first(default):
+        found = scope.merge(found) if isinstance(scope, Device) else scope.variable(name, shape, dtype, found)
+    return found
+
+
+def compute_device(default: Setter | None = None) -> Device:
+    """The device of work that is no variable, as the scopes say; see `variable_device`."""
+    found = Device()
+    for scope in _innermost_first(default):
+        found = scope.merge(found) if isinstance(scope, Device) else scope.compute(found)
+    return found
+
+
+def _innermost_first(default: Setter | None) -> list[Device | Setter]:
+    scopes = list(reversed(_scopes.get()))
+    if default is not None and current_setter() is None:
+        scopes.append(default)
+    return scopes

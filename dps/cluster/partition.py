@@ -1,0 +1,150 @@
+"""How many parts a variable is cut into, along axis 0, and which rows each part has.
+
+A partitioner is a callable (shape, dtype) -> number of parts; 1 means an ordinary variable. `max_shards`
+keeps TensorFlow's name and counts parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from dps.cluster.placement import as_int, item_nbytes
+from dps.errors import PlacementError
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+
+class Partitioner(Protocol):
+    """(shape, dtype) -> number of parts, from 1 to the number of rows."""
+
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike, /) -> int: ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """`n` parts, or one for each row where there are fewer rows."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _check("n", self.n)
+
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike) -> int:
+        return max(1, min(self.n, _rows(shape)))
+
+
+@dataclass(frozen=True)
+class MinSize:
+    """As many parts as leave each at least about `min_bytes`, at most `max_shards`.
+
+    max(1, min(rows, max_shards, ceil(bytes / min_bytes))).
+    """
+
+    min_bytes: int = 256 << 10
+    max_shards: int = 1
+
+    def __post_init__(self) -> None:
+        _check("min_bytes", self.min_bytes)
+        _check("max_shards", self.max_shards)
+
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike) -> int:
+        size = math.prod(shape) * item_nbytes(dtype)
+        return max(1, min(_rows(shape), self.max_shards, _ceil_div(size, self.min_bytes)))
+
+
+@dataclass(frozen=True)
+class MaxSize:
+    """As few parts as keep each within `max_bytes` (a part has at least one row), at most `max_shards`.
+
+    Rows per part: max(1, floor(max_bytes / row bytes)); parts: ceil(rows / that).
+    """
+
+    max_bytes: int
+    max_shards: int | None = None
+
+    def __post_init__(self) -> None:
+        _check("max_bytes", self.max_bytes)
+        if self.max_shards is not None:
+            _check("max_shards", self.max_shards)
+
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike) -> int:
+        rows = _rows(shape)
+        row_nbytes = math.prod(shape[1:]) * item_nbytes(dtype)
+        if row_nbytes == 0:
+            return 1
+        shards = _ceil_div(rows, max(1, self.max_bytes // row_nbytes))
+        return max(1, shards if self.max_shards is None else min(shards, self.max_shards))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a partitioned variable: rows `start` to `start + shape[0]` of axis 0, named `NAME/part_i`."""
+
+    name: str
+    start: int
+    shape: tuple[int, ...]
+
+
+def split_rows(rows: int, shards: int) -> list[int]:
+    """The number of rows of each part: `rows div shards` each, one more for the first `rows mod shards`.
+
+    13 over 5 is [3, 3, 3, 2, 2]. Raises ValueError for fewer than 0 rows or 1 shard.
+    """
+    if rows < 0 or shards < 1:
+        raise ValueError(f"split_rows: got {rows} rows over {shards} shards, wanted rows from 0 and shards from 1")
+    each, more = divmod(rows, shards)
+    return [each + 1] * more + [each] * (shards - more)
+
+
+def num_parts(partitioner: Partitioner | None, name: str, shape: Sequence[int], dtype: DTypeLike) -> int:
+    """How many parts `partitioner` cuts this variable into; None cuts nothing.
+
+    Raises PlacementError unless it answers an int from 1 to the number of rows (a scalar, or a variable
+    without rows, has one part).
+    """
+    if partitioner is None:
+        return 1
+    answer: object = partitioner(tuple(shape), dtype)
+    shards = as_int(answer)
+    most = max(1, _rows(shape))
+    if shards is None or not 1 <= shards <= most:
+        raise PlacementError(
+            f"partition of {name!r}, shape {tuple(shape)}: got {answer!r} from {partitioner!r}, wanted a number of "
+            f"parts from 1 to {most}; return 1 to leave it whole"
+        )
+    return shards
+
+
+def cut(name: str, shape: Sequence[int], dtype: DTypeLike, partitioner: Partitioner | None) -> tuple[Part, ...]:
+    """The parts of a variable in row order; a variable that stays whole is one part with its own name.
+
+    Raises PlacementError when the partitioner answers nonsense.
+    """
+    shards = num_parts(partitioner, name, shape, dtype)
+    if shards == 1:
+        return (Part(name, 0, tuple(shape)),)
+    parts: list[Part] = []
+    start = 0
+    for number, rows in enumerate(split_rows(shape[0], shards)):
+        parts.append(Part(f"{name}/part_{number}", start, (rows, *shape[1:])))
+        start += rows
+    return tuple(parts)
+
+
+def _rows(shape: Sequence[int]) -> int:
+    """Rows of axis 0; a scalar is one."""
+    return shape[0] if shape else 1
+
+
+def _ceil_div(value: int, by: int) -> int:
+    return -(-value // by)
+
+
+def _check(field: str, value: object) -> None:
+    number = as_int(value)
+    if number is None or number < 1:
+        raise ValueError(f"{field}: got {value!r}, wanted a whole number from 1")

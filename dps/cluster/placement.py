@@ -1,0 +1,161 @@
+"""Which ps task a variable goes to: round robin (the default), greedy by load, random by name.
+
+A policy is a callable (name, shape, dtype) -> task, called once for each variable, or each part of a
+partitioned one, in creation order. `.loads[task]` is what it has given to each task so far.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from dps.errors import PlacementError
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+STRING_NBYTES = 16  # what one string item counts
+WARN_ABOVE = 1.25  # max over mean of the bytes per ps
+
+
+class Policy(Protocol):
+    """(name, shape, dtype) -> task, from 0 to the number of ps tasks less one."""
+
+    def __call__(self, name: str, shape: Sequence[int], dtype: DTypeLike, /) -> int: ...
+
+
+class Load(Protocol):
+    """(name, shape, dtype) -> what the variable weighs: finite, not negative, in any unit."""
+
+    def __call__(self, name: str, shape: Sequence[int], dtype: DTypeLike, /) -> float: ...
+
+
+def item_nbytes(dtype: DTypeLike) -> int:
+    """Bytes of one element; 16 for strings. Raises TypeError for what numpy does not take as a dtype."""
+    import numpy as np  # here, so that naming a cluster does not load numpy
+
+    if isinstance(dtype, str) and dtype in ("string", "bfloat16"):  # numpy alone knows neither name
+        return STRING_NBYTES if dtype == "string" else 2
+    kept = np.dtype(dtype)
+    return STRING_NBYTES if kept.kind in "OSTU" else kept.itemsize
+
+
+def nbytes(name: str, shape: Sequence[int], dtype: DTypeLike) -> int:
+    """The load in bytes: elements times item size; a scalar is one element, a string item 16 bytes."""
+    return math.prod(shape) * item_nbytes(dtype)
+
+
+class RoundRobin:
+    """The tasks 0 to n-1 in turn: one step for each variable. `.loads` is in bytes."""
+
+    def __init__(self, n: int) -> None:
+        self.loads: list[int] = [0] * _positive(n)
+        self._next = 0
+
+    def __call__(self, name: str, shape: Sequence[int], dtype: DTypeLike) -> int:
+        task = self._next
+        self._next = (task + 1) % len(self.loads)
+        self.loads[task] += nbytes(name, shape, dtype)
+        return task
+
+
+class Greedy:
+    """The task with the least load so far, the lowest index among equals. `.loads` is in the unit of `load`.
+
+    The call raises PlacementError when `load` gives anything but a finite number from 0.
+    """
+
+    def __init__(self, n: int, load: Load = nbytes) -> None:
+        self.loads: list[float] = [0] * _positive(n)
+        self._load = load
+
+    def __call__(self, name: str, shape: Sequence[int], dtype: DTypeLike) -> int:
+        load = self._load(name, shape, dtype)
+        try:
+            usable = math.isfinite(load) and load >= 0
+        except TypeError:
+            usable = False
+        if not usable:
+            raise PlacementError(f"load of {name!r}: got {load!r}, wanted a finite number from 0; see placement.nbytes")
+        task = self.loads.index(min(self.loads))
+        self.loads[task] += load
+        return task
+
+
+class Random:
+    """A task that depends on `seed` and the variable's name only, whatever else is placed. `.loads` is in bytes.
+
+    The first 8 bytes (big-endian) of BLAKE2b over "SEED:NAME", modulo n: the same on every machine and release.
+    """
+
+    def __init__(self, n: int, seed: int) -> None:
+        self.loads: list[int] = [0] * _positive(n)
+        self._seed = seed
+
+    def __call__(self, name: str, shape: Sequence[int], dtype: DTypeLike) -> int:
+        digest = hashlib.blake2b(f"{self._seed}:{name}".encode(), digest_size=8).digest()
+        task = int.from_bytes(digest, "big") % len(self.loads)
+        self.loads[task] += nbytes(name, shape, dtype)
+        return task
+
+
+def checked_task(policy: Policy, n: int, name: str, shape: Sequence[int], dtype: DTypeLike) -> int:
+    """What `policy` says for this variable. Raises PlacementError unless that is an int from 0 to n-1."""
+    task: object = policy(name, shape, dtype)
+    index = as_int(task)
+    if index is None or not 0 <= index < n:
+        raise PlacementError(
+            f"placement of {name!r}: got {task!r} from {policy!r}, wanted a ps task from 0 to {n - 1}; "
+            f"does the policy know that there are {n} ps tasks?"
+        )
+    return index
+
+
+def as_int(value: object) -> int | None:
+    """`value` when it is an integer (numpy's too, but no bool), else None."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def imbalance(bytes_per_task: Mapping[int, int]) -> float:
+    """The largest load over the mean load; 1.0 is even, and what a plan without bytes gets."""
+    total = sum(bytes_per_task.values())
+    return max(bytes_per_task.values()) * len(bytes_per_task) / total if total else 1.0
+
+
+def warning(bytes_per_task: Mapping[int, int]) -> str | None:
+    """What to do about a plan whose max over mean is above 1.25, in one line; None for a plan that is even enough."""
+    ratio = imbalance(bytes_per_task)
+    if ratio <= WARN_ABOVE:
+        return None
+    fullest = max(bytes_per_task, key=bytes_per_task.__getitem__)
+    n = len(bytes_per_task)
+    return (
+        f"ps {fullest} holds {ratio:.2f} times the mean, wanted at most {WARN_ABOVE}; try the greedy policy, "
+        f"dps.placement.Greedy({n}), or cut large variables with dps.partition.MinSize(max_shards={n})"
+    )
+
+
+def describe(bytes_per_task: Mapping[int, int]) -> str:
+    """The plan as a short table: bytes and share of each ps task, max over mean, and the warning if there is one."""
+    total = sum(bytes_per_task.values())
+    lines = [f"{'ps':>4}  {'bytes':>18}  {'share':>6}"]
+    for task, size in sorted(bytes_per_task.items()):
+        lines.append(f"{task:>4}  {size:>18,}  {size / total if total else 0:>6.1%}")
+    lines.append(f"max over mean {imbalance(bytes_per_task):.2f}")
+    advice = warning(bytes_per_task)
+    return "\n".join(lines if advice is None else [*lines, f"warning: {advice}"])
+
+
+def _positive(n: object) -> int:
+    count = as_int(n)
+    if count is None or count < 1:
+        raise ValueError(f"number of ps tasks: got {n!r}, wanted a whole number from 1")
+    return count

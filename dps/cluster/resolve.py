@@ -1,0 +1,169 @@
+"""Where the cluster is said to be: TF_CONFIG, DPS_CLUSTER, Slurm's environment, cluster files.
+
+Everything is read anew at each call; `environ` is any mapping, None the process's environment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from dps.cluster.slurm import expand_hostlist, slurm
+from dps.cluster.spec import ClusterSpec, Task, job_name
+from dps.errors import ConfigError
+
+__all__ = ["expand_hostlist", "load_cluster", "master", "resolve", "slurm", "tf_config"]
+
+
+def resolve(
+    environ: Mapping[str, str] | None = None,
+    *,
+    job: str | None = None,
+    task: int | None = None,
+    slurm_jobs: Mapping[str, int] | None = None,
+    port_base: int = 8888,
+) -> tuple[ClusterSpec, Task | None]:
+    """The cluster and this process's task in it: from TF_CONFIG, else DPS_CLUSTER, else Slurm.
+
+    An empty cluster and no task where none of them is set; a Slurm step of one task is no cluster unless
+    `slurm_jobs` says which. `job` and `task` override what the environment says; `slurm_jobs` and
+    `port_base` are those of `slurm`. Raises ConfigError where the environment cannot be used.
+    """
+    environ = os.environ if environ is None else environ
+    for variable in ("TF_CONFIG", "DPS_CLUSTER"):
+        if environ.get(variable, "").strip():
+            return _from_json(environ, variable, job, task)
+    alone = environ.get("SLURM_STEP_NUM_TASKS") == "1" and slurm_jobs is None
+    if "SLURM_STEP_NODELIST" in environ and not alone:
+        cluster, own = slurm(environ, slurm_jobs, port_base)
+        return cluster, _task(cluster, _override(own, job, task), "Slurm")
+    return ClusterSpec({}), _task(ClusterSpec({}), _override(None, job, task), "task")
+
+
+def tf_config(
+    environ: Mapping[str, str] | None = None, *, job: str | None = None, task: int | None = None
+) -> tuple[ClusterSpec, Task | None]:
+    """The cluster and the task of TF_CONFIG: JSON with the keys `cluster` and `task` {type, index}.
+
+    Unset or empty: an empty cluster and no task. `job` and `task` override the task's two keys. `master`
+    is read as `chief`; an evaluator may be missing from the cluster. Raises ConfigError for JSON or a
+    cluster that cannot be used, and for a task that the cluster does not have.
+    """
+    return _from_json(os.environ if environ is None else environ, "TF_CONFIG", job, task)
+
+
+def master(cluster: ClusterSpec, task: Task | None) -> str:
+    """The address a client of this task connects to: its own; "" for a cluster of at most one task, or no task.
+
+    Raises ValueError when the cluster does not have the task.
+    """
+    if task is None or len(cluster.tasks()) <= 1:
+        return ""
+    return cluster.task_address(task.job, task.index)
+
+
+def load_cluster(text_or_path: str | os.PathLike[str]) -> ClusterSpec:
+    """The cluster in JSON text, or in a .json, .toml, .yaml or .yml file (read here, so this may block).
+
+    Both {"ps": [...]} and {"cluster": {"ps": [...]}} are taken. Raises ConfigError: no such file, another
+    ending, text that does not parse, YAML without PyYAML, a cluster of wrong shape.
+    """
+    given = os.fspath(text_or_path)
+    if isinstance(text_or_path, str) and given.lstrip().startswith("{"):
+        return _cluster(_json("cluster", given), "cluster")
+    source = f"cluster file {given!r}"
+    parse = {".json": _json, ".toml": _toml, ".yaml": _yaml, ".yml": _yaml}.get(Path(given).suffix.lower())
+    if parse is None:
+        raise ConfigError(f"cluster: got {given!r}, wanted JSON text or a file that ends in .json, .toml or .yaml")
+    try:
+        text = Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source}: got {error}, wanted a file that can be read") from error
+    return _cluster(parse(source, text), source)
+
+
+def _from_json(
+    environ: Mapping[str, str], variable: str, job: str | None, index: int | None
+) -> tuple[ClusterSpec, Task | None]:
+    text = environ.get(variable, "")
+    found = _json(variable, text) if text.strip() else {}
+    if not isinstance(found, Mapping):
+        raise ConfigError(f'{variable}: got {found!r}, wanted an object {{"cluster": {{"ps": ["HOST:PORT"]}}}}')
+    inner = found if variable == "DPS_CLUSTER" else found.get("cluster")
+    cluster = _cluster({} if inner is None else inner, variable)
+    entry = {} if found.get("task") is None else found["task"]
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f'{variable}: got task {entry!r}, wanted {{"type": "worker", "index": 0}}')
+    pair = (entry.get("type") if job is None else job, entry.get("index") if index is None else index)
+    return cluster, _task(cluster, pair, variable)
+
+
+def _override(own: Task | None, job: str | None, task: int | None) -> tuple[object, object]:
+    found: tuple[object, object] = (None, None) if own is None else (own.job, own.index)
+    return (found[0] if job is None else job, found[1] if task is None else task)
+
+
+def _task(cluster: ClusterSpec, pair: tuple[object, object], source: str) -> Task | None:
+    """The task that (type, index) names; an index left out is that of the job's only task."""
+    kind, index = pair
+    if kind is None and index is None:
+        return None
+    if not isinstance(kind, str) or not kind:
+        raise ConfigError(f"{source}: got task type {kind!r}, wanted a job name such as 'worker'")
+    kind = job_name(kind)
+    known = cluster.task_indices(kind) if kind in cluster.jobs else []
+    if index is None and len(known) == 1:
+        index = known[0]
+    if isinstance(index, str) and index.isascii() and index.isdigit():
+        index = int(index)
+    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+        raise ConfigError(f"{source}: got task index {index!r} for {kind}, wanted a whole number from 0")
+    if cluster and index not in known and kind != "evaluator":
+        tasks = ", ".join(map(str, cluster.tasks()))
+        raise ConfigError(f"{source}: got the task {kind}:{index}, wanted one of the cluster's: {tasks}")
+    return Task(kind, index)
+
+
+def _cluster(found: object, source: str) -> ClusterSpec:
+    try:
+        inner = found.get("cluster") if isinstance(found, Mapping) else None
+        if isinstance(inner, Mapping) and all(isinstance(tasks, list | Mapping) for tasks in inner.values()):
+            found = inner  # else "cluster" is a job of that name
+        return ClusterSpec(found)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def _json(source: str, text: str) -> object:
+    try:
+        found: object = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f'{source}: got {text[:80]!r}, wanted JSON such as {{"ps": ["HOST:PORT"]}}; {error}'
+        ) from error
+    return found
+
+
+def _toml(source: str, text: str) -> object:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f'{source}: got no TOML, wanted lines such as ps = ["HOST:PORT"]; {error}') from error
+
+
+def _yaml(source: str, text: str) -> object:
+    try:
+        yaml = importlib.import_module("yaml")
+    except ImportError as error:
+        raise ConfigError(
+            f"{source}: got YAML, wanted the package PyYAML to read it; pip install pyyaml, or use .json or .toml"
+        ) from error
+    try:
+        found: object = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: got no YAML, wanted lines such as ps: [HOST:PORT]; {error}") from error
+    return found

@@ -1,0 +1,130 @@
+"""The cluster that a Slurm job step describes in its environment."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+
+from dps.cluster.spec import ClusterSpec, Task, job_name
+from dps.errors import ConfigError
+
+_NEEDED = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
+_DIGITS = re.compile(r"[0-9]+")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
+_PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
+
+
+def slurm(
+    environ: Mapping[str, str], jobs: Mapping[str, int] | None = None, port_base: int = 8888
+) -> tuple[ClusterSpec, Task | None]:
+    """The cluster of this job step and this process's task in it (None for a rank that no job takes).
+
+    Node order is rank order; a task's port is `port_base` plus its position on its node. `jobs` (name ->
+    number of tasks) take consecutive ranks, sorted by name; the default is one ps and workers for the
+    rest, or one worker in a step of one task. Raises ConfigError: a variable missing or at odds with
+    another, more tasks asked for than the step has, ranks not dealt out in blocks.
+    """
+    rank, total = _step_number(environ, "SLURM_PROCID"), _step_number(environ, "SLURM_STEP_NUM_TASKS")
+    nodes = expand_hostlist(_step_text(environ, "SLURM_STEP_NODELIST"))
+    per_node = expand_tasks_per_node(_step_text(environ, "SLURM_STEP_TASKS_PER_NODE"))
+    if len(nodes) != len(per_node) or sum(per_node) != total or rank >= total:
+        got = ", ".join(f"{key}={environ[key]}" for key in _NEEDED)
+        raise ConfigError(
+            f"Slurm: got {got}, wanted one task count a node, their sum as the number of tasks, and a rank below it"
+        )
+    wanted = _default_jobs(total) if jobs is None else {job_name(name): count for name, count in jobs.items()}
+    if min(wanted.values(), default=0) < 0 or sum(wanted.values()) > total:
+        raise ConfigError(f"Slurm: got jobs {dict(wanted)}, wanted no more than the {total} tasks of this step")
+    places = [(node, position) for node, count in enumerate(per_node) for position in range(count)]
+    _check_blocks(environ, rank, *places[rank])
+    addresses = [f"{nodes[node]}:{port_base + position}" for node, position in places]
+    cluster: dict[str, list[str]] = {}
+    own: Task | None = None
+    start = 0
+    for name, count in sorted(wanted.items()):
+        cluster[name] = addresses[start : start + count]
+        if start <= rank < start + count:
+            own = Task(name, rank - start)
+        start += count
+    return ClusterSpec(cluster), own
+
+
+def expand_hostlist(text: str) -> list[str]:
+    """The hosts of a Slurm host list, in its order: `n[01-03]-ib` is n01-ib, n02-ib, n03-ib.
+
+    Commas separate hosts outside brackets and numbers inside; zero padding is kept; several brackets in one
+    name are combined, the last varying fastest. Raises ConfigError for anything else.
+    """
+    hosts: list[str] = []
+    position = 0
+    while True:
+        pieces: list[list[str]] = []
+        while match := _PIECE.match(text, position):
+            pieces.append(_numbers(text, match[1]) if match[1] is not None else [match[2].strip()])
+            position = match.end()
+        names = ["".join(chosen) for chosen in itertools.product(*pieces)]
+        if not pieces or not all(names) or (position < len(text) and text[position] != ","):
+            raise _bad_hostlist(text)
+        hosts += names
+        if position == len(text):
+            return hosts
+        position += 1
+
+
+def expand_tasks_per_node(text: str) -> list[int]:
+    """The number of tasks on each node: `3(x2),1` is [3, 3, 1]. Raises ConfigError for anything else."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = _COUNT.fullmatch(part.strip())
+        if match is None:
+            raise ConfigError(f"tasks per node: got {text!r}, wanted the form '3(x2),1'")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _numbers(text: str, inside: str) -> list[str]:
+    """The numbers of one bracket, zero padding kept."""
+    found: list[str] = []
+    for item in inside.split(","):
+        match = _RANGE.fullmatch(item.strip())
+        if match is None:
+            raise _bad_hostlist(text)
+        first, last = match[1], match[2] or match[1]
+        if int(first) > int(last):
+            raise _bad_hostlist(text)
+        found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    return found
+
+
+def _bad_hostlist(text: str) -> ConfigError:
+    return ConfigError(f"host list: got {text!r}, wanted names with ranges in brackets, such as 'n[01-03,7],login1'")
+
+
+def _default_jobs(total: int) -> dict[str, int]:
+    return {"ps": 1, "worker": total - 1} if total > 1 else {"worker": 1}
+
+
+def _check_blocks(environ: Mapping[str, str], rank: int, node: int, position: int) -> None:
+    """Refuse a step whose ranks were dealt out in another order (--distribution=cyclic): addresses would be wrong."""
+    expected = {"SLURM_NODEID": node, "SLURM_LOCALID": position}
+    for key, value in expected.items():
+        if key in environ and environ[key] != str(value):
+            raise ConfigError(
+                f"Slurm: got {key}={environ[key]} for rank {rank}, wanted {value}: ranks in blocks, node by node; "
+                "start the step with srun --distribution=block"
+            )
+
+
+def _step_text(environ: Mapping[str, str], key: str) -> str:
+    if key not in environ:
+        raise ConfigError(f"Slurm: got no {key}, wanted {', '.join(_NEEDED)}; start the program with srun")
+    return environ[key]
+
+
+def _step_number(environ: Mapping[str, str], key: str) -> int:
+    text = _step_text(environ, key)
+    if not _DIGITS.fullmatch(text):
+        raise ConfigError(f"Slurm: got {key}={text!r}, wanted a whole number")
+    return int(text)

@@ -1,0 +1,190 @@
+"""Which tasks a cluster has and where they listen: `ClusterSpec`, and `Task`, the name of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dps.cluster.address import check_address, takes_any_port
+from dps.errors import ConfigError
+
+Tasks = list[str] | dict[int, str]
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """One task of a cluster; `str()` gives `ps:1`."""
+
+    job: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.job}:{self.index}"
+
+
+class ClusterSpec:
+    """Maps each job name to the addresses of its tasks; immutable, hashable, false when it has no job.
+
+    A job is a list of addresses or a sparse map `{index: address}`; a list and the same index map are
+    equal. Indices written as digits become ints, and the job `master` is read as `chief`, here and in
+    every lookup. Addresses are not looked at before `check_servable`.
+
+    Raises TypeError for wrong container types, ValueError for indices that are no natural number, that
+    occur twice, and for a cluster with both `master` and `chief`.
+    """
+
+    __slots__ = ("_jobs",)
+
+    def __init__(self, cluster: ClusterSpec | Mapping[str, object]) -> None:
+        self._jobs: dict[str, dict[int, str]] = {}
+        if isinstance(cluster, ClusterSpec):
+            self._jobs.update(cluster._jobs)
+            return
+        if not isinstance(cluster, Mapping):
+            raise TypeError(
+                f"cluster: got {type(cluster).__name__} {cluster!r}, wanted a dict from job names to addresses, "
+                'such as {"ps": ["127.0.0.1:2222"]}'
+            )
+        for name, tasks in cluster.items():
+            if not isinstance(name, str):
+                raise TypeError(f"job name: got {name!r}, wanted a string")
+            if job_name(name) in self._jobs:
+                raise ValueError("cluster: got the jobs 'master' and 'chief', wanted one; master is read as chief")
+            self._jobs[job_name(name)] = _indexed(name, tasks)
+
+    @classmethod
+    def from_flags(cls, ps_hosts: str, worker_hosts: str, chief_hosts: str = "") -> ClusterSpec:
+        """The cluster of the reference trainer's flags: addresses with commas between, "" for no such job.
+
+        Raises ConfigError for an empty entry, as in "a:1,,b:1".
+        """
+        flags = {"chief": chief_hosts, "ps": ps_hosts, "worker": worker_hosts}
+        jobs: dict[str, list[str]] = {}
+        for job, hosts in flags.items():
+            if not hosts.strip():
+                continue
+            jobs[job] = [address.strip() for address in hosts.split(",")]
+            if "" in jobs[job]:
+                raise ConfigError(f"--{job}_hosts: got {hosts!r} with an empty entry, wanted HOST:PORT,HOST:PORT")
+        return cls(jobs)
+
+    @property
+    def jobs(self) -> list[str]:
+        """The job names, in the order given."""
+        return list(self._jobs)
+
+    def num_tasks(self, job: str) -> int:
+        """How many tasks `job` has (gaps do not count). Raises ValueError for an unknown job."""
+        return len(self._job(job))
+
+    def task_indices(self, job: str) -> list[int]:
+        """The task indices of `job`, ascending. Raises ValueError for an unknown job."""
+        return list(self._job(job))
+
+    def task_address(self, job: str, index: int) -> str:
+        """The address of one task. Raises ValueError for an unknown job or index."""
+        tasks = self._job(job)
+        if index not in tasks:
+            raise ValueError(f"task: got {job} {index!r}, wanted an index of {job}: {_listed(tasks)}")
+        return tasks[index]
+
+    def job_tasks(self, job: str) -> list[str | None]:
+        """The addresses of `job` by index, None in the gaps. Raises ValueError for an unknown job."""
+        tasks = self._job(job)
+        return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
+
+    def as_dict(self) -> dict[str, Tasks]:
+        """The cluster as a fresh dict: a list for a job without gaps, else its index map; {} for an empty job."""
+        return {name: _plain(tasks) for name, tasks in self._jobs.items()}
+
+    def tasks(self) -> list[Task]:
+        """Every task, jobs in the order given, indices ascending."""
+        return [Task(name, index) for name, tasks in self._jobs.items() for index in tasks]
+
+    def check_servable(self) -> None:
+        """Refuse a cluster that cannot be served; a server calls this when it is made.
+
+        Raises ConfigError (a ValueError): an address without a good port, two tasks on one address
+        (port 0, "choose one", excepted), more than one chief.
+        """
+        holder: dict[str, Task] = {}
+        for task in self.tasks():
+            address = self.task_address(task.job, task.index)
+            try:
+                check_address(address)
+            except ConfigError as error:
+                raise ConfigError(f"{task}: {error}") from None
+            if takes_any_port(address):
+                continue
+            other = holder.setdefault(address, task)
+            if other is not task:
+                raise ConfigError(
+                    f"cluster: got {address!r} for both {other} and {task}, wanted one address for each task; "
+                    "change a port (port 0 chooses a free one)"
+                )
+        chiefs = len(self._jobs.get("chief", ()))
+        if chiefs > 1:
+            raise ConfigError(f"cluster: got {chiefs} chief tasks, wanted at most one; make the others workers")
+
+    def _job(self, job: str) -> dict[int, str]:
+        tasks = self._jobs.get(job_name(job))
+        if tasks is None:
+            raise ValueError(f"job: got {job!r}, wanted one of this cluster's jobs: {_listed(self._jobs)}")
+        return tasks
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def __eq__(self, other: object) -> bool:
+        return self._jobs == other._jobs if isinstance(other, ClusterSpec) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(frozenset((name, tuple(tasks.items())) for name, tasks in self._jobs.items()))
+
+    def __repr__(self) -> str:
+        return f"ClusterSpec({self.as_dict()!r})"
+
+
+def job_name(name: str) -> str:
+    """The name under which a job is kept: `chief` for `master`, else the name itself."""
+    return "chief" if name == "master" else name
+
+
+def _indexed(job: str, tasks: object) -> dict[int, str]:
+    """The tasks of one job by index, ascending."""
+    if isinstance(tasks, list | tuple):
+        pairs: list[tuple[object, object]] = list(enumerate(tasks))
+    elif isinstance(tasks, Mapping):
+        pairs = list(tasks.items())
+    else:
+        raise TypeError(
+            f"job {job!r}: got {type(tasks).__name__} {tasks!r}, wanted a list of addresses or a dict "
+            "from task indices to addresses"
+        )
+    found: dict[int, str] = {}
+    for key, address in pairs:
+        index = _index(job, key)
+        if index in found:
+            raise ValueError(f"job {job!r}: got task {index} twice, wanted each index once")
+        if not isinstance(address, str):
+            raise TypeError(f"{job}:{index}: got {address!r} as its address, wanted a string such as '127.0.0.1:2222'")
+        found[index] = address
+    return dict(sorted(found.items()))
+
+
+def _index(job: str, key: object) -> int:
+    if isinstance(key, str) and key.isascii() and key.isdigit():
+        return int(key)
+    if isinstance(key, int) and not isinstance(key, bool) and key >= 0:
+        return key
+    error = ValueError if isinstance(key, int | str) else TypeError
+    raise error(f"job {job!r}: got {key!r} as a task index, wanted a whole number from 0")
+
+
+def _plain(tasks: dict[int, str]) -> Tasks:
+    dense = tasks and max(tasks) + 1 == len(tasks)
+    return list(tasks.values()) if dense else dict(tasks)
+
+
+def _listed(known: Mapping[str, object] | Mapping[int, object]) -> str:
+    return ", ".join(map(str, known)) or "(none)"

@@ -1,0 +1,101 @@
+"""Settings as data: frozen dataclasses of checked numbers with a name and a form for the wire.
+
+The ground of `dps.schedules` and `dps.optim`. Numbers are kept as Python floats and ints, so equal settings
+compare equal and hash alike. A number out of range raises ValueError, anything that is no number TypeError;
+both say what was got, what was wanted and what to try.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+D = TypeVar("D", bound="Definition")
+
+
+class Definition:
+    """What optimizers and schedules share: checked numbers and a form for the wire."""
+
+    name: ClassVar[str]
+
+    def to_wire(self) -> dict[str, Any]:
+        """This definition as plain str, float, int, bool, list and dict, for msgpack or JSON."""
+        wire: dict[str, Any] = {"name": self.name}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value = getattr(self, field.name)
+            if isinstance(value, Definition):
+                value = value.to_wire()
+            wire[field.name] = list(value) if isinstance(value, tuple) else value
+        return wire
+
+    def _put(self, field: str, value: object) -> None:
+        object.__setattr__(self, field, value)
+
+    def _refuse(self, field: str, got: object, wanted: str, suggestion: object) -> ValueError:
+        what = f"{type(self).__name__}: {field} is {got!r}, it must be {wanted}"
+        return ValueError(f"{what}; try {field}={suggestion!r}")
+
+    def _finite(self, field: str, suggestion: float) -> float:
+        """Turns one field into a finite float and returns it."""
+        got = getattr(self, field)
+        if isinstance(got, bool | str | bytes) or not hasattr(got, "__float__"):
+            what = f"{type(self).__name__}: {field} is {got!r} of type {type(got).__name__}"
+            raise TypeError(f"{what}, it must be a number; try {field}={suggestion!r}")
+        try:
+            value = float(got)
+        except OverflowError:  # an int beyond the floats
+            value = math.inf
+        if not math.isfinite(value):
+            raise self._refuse(field, got, "finite", suggestion)
+        self._put(field, value)
+        return value
+
+    def _at_least_zero(self, field: str, suggestion: float) -> None:
+        if self._finite(field, suggestion) < 0:
+            raise self._refuse(field, getattr(self, field), ">= 0", suggestion)
+
+    def _positive(self, field: str, suggestion: float) -> None:
+        if self._finite(field, suggestion) <= 0:
+            raise self._refuse(field, getattr(self, field), "> 0", suggestion)
+
+    def _fraction(self, field: str, suggestion: float) -> None:
+        if not 0 <= self._finite(field, suggestion) < 1:
+            raise self._refuse(field, getattr(self, field), "at least 0 and below 1", suggestion)
+
+    def _whole_steps(self, field: str, suggestion: int) -> None:
+        value = self._finite(field, suggestion)
+        if value < 1 or value != int(value):
+            raise self._refuse(field, value, "a whole number of steps, 1 or more", suggestion)
+        self._put(field, int(value))
+
+    def _rate(self, field: str) -> None:
+        """Accepts a schedule (a definition with `at`), else turns the field into a float of 0 or more."""
+        got = getattr(self, field)
+        if not (isinstance(got, Definition) and hasattr(got, "at")):
+            self._at_least_zero(field, 0.01)
+
+    def _flag(self, field: str) -> None:
+        got = getattr(self, field)
+        if not isinstance(got, bool):
+            raise TypeError(f"{type(self).__name__}: {field} is {got!r}, it must be True or False; try {field}=False")
+
+
+def build(known: Mapping[str, type[D]], what: str, wire: object) -> D:
+    """The definition that `to_wire` wrote, of one of the `known` classes.
+
+    `what` is the word for it in messages. Definitions inside must have been built before.
+    Raises TypeError for what is no map, ValueError for an unknown name or field, and what the constructor raises.
+    """
+    if not isinstance(wire, Mapping):
+        raise TypeError(f"{what}: got {wire!r:.200}, it must be a map with a name; try {what}.to_wire()")
+    fields = dict(wire)
+    name = fields.pop("name", None)
+    cls = known.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise ValueError(f"{what}: the name is {name!r}, it must be a known one; try one of {', '.join(sorted(known))}")
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # every subclass is a dataclass
+    if unknown := sorted(set(map(str, fields)) - set(names)):
+        raise ValueError(f"{name}: got {', '.join(unknown)}, which it does not take; try {', '.join(names)}")
+    return cls(**fields)

@@ -1,0 +1,345 @@
+"""The arithmetic of a ps on CPU: arrays in, arrays out, one pass over each.
+
+Dense kernels take 1-D C-contiguous arrays of one size and one dtype (float32 or float64): first `out`, then the
+variable `w`, its slots, the gradient `g`, then scalars. `out` receives the new variable: it is `w` itself, or memory
+that does not overlap `w`. Slots are changed in place. Row kernels take a table `w` and slots of shape (rows, dim),
+row numbers `rows` (int64, unique, checked with `rows_in_range`) and `g` of shape (len(rows), dim); they change
+the named rows in place and no others.
+
+Scalars are numpy scalars of the arrays' dtype: a Python float would turn float32 work into float64. Factors that
+lose digits in float32 (1 - beta, bias corrections, lr * weight_decay) are computed by the caller in double.
+Nothing is checked here, least of all sizes: `dps.ps.optimizers` does that. No kernel holds the GIL or runs parallel.
+
+Each dense kernel has two loops over one element rule, because LLVM does not vectorise a loop over two arrays that turn
+out to be the same. Non-temporal stores for `out` were tried and dropped: 0.72 of memcpy's rate for SGD over 256 MB
+against 0.75 with plain stores.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dps.kernels.jit import compiled
+from dps.kernels.rows import gather, prefetch, rows_in_range, sum_duplicate_rows
+
+__all__ = [
+    "adagrad",
+    "adagrad_rows",
+    "adam",
+    "adam_rows",
+    "add",
+    "all_finite",
+    "compensate",
+    "divide",
+    "ftrl",
+    "ftrl_rows",
+    "gather",
+    "momentum",
+    "momentum_rows",
+    "rmsprop",
+    "rmsprop_rows",
+    "rows_in_range",
+    "scale",
+    "sgd",
+    "sgd_rows",
+    "sum_duplicate_rows",
+]
+
+Array: TypeAlias = npt.NDArray[Any]
+Rows: TypeAlias = npt.NDArray[np.int64]
+Scalar: TypeAlias = "np.floating[Any]"
+
+
+@compiled
+def _same(a: Array, b: Array) -> bool:
+    return bool(a.ctypes.data == b.ctypes.data)
+
+
+# ---- optimizers ----
+
+
+@compiled
+def _sgd(w: Scalar, g: Scalar, lr: Scalar, weight_decay: Scalar) -> Scalar:
+    if weight_decay == 0:  # w may be inf, and 0 * inf is nan
+        return w - lr * g
+    return w - lr * (g + weight_decay * w)
+
+
+@compiled
+def sgd(out: Array, w: Array, g: Array, lr: Scalar, weight_decay: Scalar) -> None:
+    """out = w - lr * (g + weight_decay * w)."""
+    if _same(out, w):
+        for i in range(w.size):
+            w[i] = _sgd(w[i], g[i], lr, weight_decay)
+    else:
+        for i in range(w.size):
+            out[i] = _sgd(w[i], g[i], lr, weight_decay)
+
+
+@compiled
+def sgd_rows(w: Array, rows: Rows, g: Array, lr: Scalar, weight_decay: Scalar) -> None:
+    """`sgd` on the named rows."""
+    for i in range(rows.size):
+        prefetch(w, rows, i)
+        r = rows[i]
+        for j in range(w.shape[1]):
+            w[r, j] = _sgd(w[r, j], g[i, j], lr, weight_decay)
+
+
+@compiled
+def _momentum(w: Scalar, v: Scalar, g: Scalar, lr: Scalar, mu: Scalar, nesterov: bool) -> tuple[Scalar, Scalar]:
+    v = mu * v + g
+    return (w - lr * (g + mu * v) if nesterov else w - lr * v), v
+
+
+@compiled
+def momentum(out: Array, w: Array, velocity: Array, g: Array, lr: Scalar, mu: Scalar, nesterov: bool) -> None:
+    """velocity = mu * velocity + g; out = w - lr * velocity, with Nesterov w - lr * (g + mu * velocity)."""
+    if _same(out, w):
+        for i in range(w.size):
+            w[i], velocity[i] = _momentum(w[i], velocity[i], g[i], lr, mu, nesterov)
+    else:
+        for i in range(w.size):
+            out[i], velocity[i] = _momentum(w[i], velocity[i], g[i], lr, mu, nesterov)
+
+
+@compiled
+def momentum_rows(w: Array, velocity: Array, rows: Rows, g: Array, lr: Scalar, mu: Scalar, nesterov: bool) -> None:
+    """`momentum` on the named rows."""
+    for i in range(rows.size):
+        prefetch(w, rows, i)
+        prefetch(velocity, rows, i)
+        r = rows[i]
+        for j in range(w.shape[1]):
+            w[r, j], velocity[r, j] = _momentum(w[r, j], velocity[r, j], g[i, j], lr, mu, nesterov)
+
+
+@compiled
+def _adagrad(w: Scalar, a: Scalar, g: Scalar, lr: Scalar, epsilon: Scalar) -> tuple[Scalar, Scalar]:
+    a = a + g * g
+    return w - lr * g / (math.sqrt(a) + epsilon), a
+
+
+@compiled
+def adagrad(out: Array, w: Array, accumulator: Array, g: Array, lr: Scalar, epsilon: Scalar) -> None:
+    """accumulator += g**2; out = w - lr * g / (sqrt(accumulator) + epsilon). Duchi, Hazan and Singer 2011."""
+    if _same(out, w):
+        for i in range(w.size):
+            w[i], accumulator[i] = _adagrad(w[i], accumulator[i], g[i], lr, epsilon)
+    else:
+        for i in range(w.size):
+            out[i], accumulator[i] = _adagrad(w[i], accumulator[i], g[i], lr, epsilon)
+
+
+@compiled
+def adagrad_rows(w: Array, accumulator: Array, rows: Rows, g: Array, lr: Scalar, epsilon: Scalar) -> None:
+    """`adagrad` on the named rows."""
+    for i in range(rows.size):
+        prefetch(w, rows, i)
+        prefetch(accumulator, rows, i)
+        r = rows[i]
+        for j in range(w.shape[1]):
+            w[r, j], accumulator[r, j] = _adagrad(w[r, j], accumulator[r, j], g[i, j], lr, epsilon)
+
+
+@compiled
+def rmsprop(
+    out: Array, w: Array, square: Array, mean: Array | None, velocity: Array | None, g: Array,
+    lr: Scalar, decay: Scalar, one_minus_decay: Scalar, mu: Scalar, epsilon: Scalar,
+) -> None:  # fmt: skip
+    """square and mean decay towards g**2 and g; velocity = mu * velocity + g / (sqrt(square - mean**2) + epsilon).
+
+    out = w - lr * velocity. `mean` is None when not centered, `velocity` when there is no momentum: numba compiles a
+    loop without them. `out` other than `w` costs a pass of its own. Source: torch.optim.RMSprop.
+    """
+    if not _same(out, w):
+        for i in range(w.size):
+            out[i] = w[i]
+    for i in range(out.size):
+        variance = decay * square[i] + one_minus_decay * (g[i] * g[i])
+        square[i] = variance
+        if mean is not None:
+            m = decay * mean[i] + one_minus_decay * g[i]
+            mean[i] = m
+            # Rounding can take the difference below 0, where the root would be nan.
+            variance = max(variance - m * m, epsilon - epsilon)
+        u = g[i] / (math.sqrt(variance) + epsilon)
+        if velocity is not None:
+            u = mu * velocity[i] + u
+            velocity[i] = u
+        out[i] -= lr * u
+
+
+@compiled
+def rmsprop_rows(
+    w: Array, square: Array, mean: Array | None, velocity: Array | None, rows: Rows, g: Array,
+    lr: Scalar, decay: Scalar, one_minus_decay: Scalar, mu: Scalar, epsilon: Scalar,
+) -> None:  # fmt: skip
+    """`rmsprop` on the named rows."""
+    for i in range(rows.size):
+        prefetch(w, rows, i)
+        prefetch(square, rows, i)
+        r = rows[i]
+        m = None if mean is None else mean[r]
+        v = None if velocity is None else velocity[r]
+        rmsprop(w[r], w[r], square[r], m, v, g[i], lr, decay, one_minus_decay, mu, epsilon)
+
+
+@compiled
+def _adam(
+    w: Scalar, m: Scalar, v: Scalar, g: Scalar, step_size: Scalar, decay: Scalar,
+    beta1: Scalar, one_minus_beta1: Scalar, beta2: Scalar, one_minus_beta2: Scalar, root: Scalar, epsilon: Scalar,
+) -> tuple[Scalar, Scalar, Scalar]:  # fmt: skip
+    m = beta1 * m + one_minus_beta1 * g
+    v = beta2 * v + one_minus_beta2 * (g * g)
+    return (w - decay * w) - step_size * m / (math.sqrt(v) / root + epsilon), m, v
+
+
+@compiled
+def adam(
+    out: Array, w: Array, m: Array, v: Array, g: Array, step_size: Scalar, decay: Scalar,
+    beta1: Scalar, one_minus_beta1: Scalar, beta2: Scalar, one_minus_beta2: Scalar, root: Scalar, epsilon: Scalar,
+) -> None:  # fmt: skip
+    """out = (w - decay * w) - step_size * m / (sqrt(v) / root + epsilon), after m and v moved towards g and g**2.
+
+    step_size = lr / (1 - beta1**t) and root = sqrt(1 - beta2**t) hold the bias corrections of update t; decay is
+    lr * weight_decay for AdamW and 0 for Adam. Sources: Kingma and Ba 2015, torch.optim.Adam and AdamW.
+    """
+    s, d, b1, c1, b2, c2, e = (step_size, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon)
+    if _same(out, w):
+        for i in range(w.size):
+            w[i], m[i], v[i] = _adam(w[i], m[i], v[i], g[i], s, d, b1, c1, b2, c2, root, e)
+    else:
+        for i in range(w.size):
+            out[i], m[i], v[i] = _adam(w[i], m[i], v[i], g[i], s, d, b1, c1, b2, c2, root, e)
+
+
+@compiled
+def adam_rows(
+    w: Array, m: Array, v: Array, rows: Rows, g: Array, step_size: Scalar, decay: Scalar,
+    beta1: Scalar, one_minus_beta1: Scalar, beta2: Scalar, one_minus_beta2: Scalar, root: Scalar, epsilon: Scalar,
+) -> None:  # fmt: skip
+    """`adam` on the named rows, the lazy form: moments of rows that are not named do not decay."""
+    s, d, b1, c1, b2, c2, e = (step_size, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon)
+    for i in range(rows.size):
+        prefetch(w, rows, i)
+        prefetch(m, rows, i)
+        prefetch(v, rows, i)
+        r = rows[i]
+        for j in range(w.shape[1]):
+            w[r, j], m[r, j], v[r, j] = _adam(w[r, j], m[r, j], v[r, j], g[i, j], s, d, b1, c1, b2, c2, root, e)
+
+
+@compiled
+def _ftrl(
+    w: Scalar, n: Scalar, z: Scalar, g: Scalar,
+    lr: Scalar, power: Scalar, l1: Scalar, twice_l2: Scalar, beta: Scalar, is_root: bool,
+) -> tuple[Scalar, Scalar, Scalar]:  # fmt: skip
+    after = n + g * g
+    was, now = (math.sqrt(n), math.sqrt(after)) if is_root else (n**power, after**power)
+    z = z + (g - (now - was) / lr * w)
+    q = (now + beta) / lr + twice_l2
+    return ((math.copysign(l1, z) - z) / q if abs(z) > l1 else l1 - l1), after, z
+
+
+@compiled
+def ftrl(
+    out: Array, w: Array, n: Array, z: Array, g: Array,
+    lr: Scalar, power: Scalar, l1: Scalar, twice_l2: Scalar, beta: Scalar,
+) -> None:  # fmt: skip
+    """n' = n + g**2; z += g - (n'**power - n**power) / lr * w; q = (n'**power + beta) / lr + twice_l2.
+
+    out = (sign(z) * l1 - z) / q where |z| > l1, else 0. `power` is the negative of learning_rate_power.
+    Source: McMahan et al. 2013.
+    """
+    is_root = power == 0.5
+    if _same(out, w):
+        for i in range(w.size):
+            w[i], n[i], z[i] = _ftrl(w[i], n[i], z[i], g[i], lr, power, l1, twice_l2, beta, is_root)
+    else:
+        for i in range(w.size):
+            out[i], n[i], z[i] = _ftrl(w[i], n[i], z[i], g[i], lr, power, l1, twice_l2, beta, is_root)
+
+
+@compiled
+def ftrl_rows(
+    w: Array, n: Array, z: Array, rows: Rows, g: Array,
+    lr: Scalar, power: Scalar, l1: Scalar, twice_l2: Scalar, beta: Scalar,
+) -> None:  # fmt: skip
+    """`ftrl` on the named rows."""
+    is_root = power == 0.5
+    for i in range(rows.size):
+        prefetch(w, rows, i)
+        prefetch(n, rows, i)
+        prefetch(z, rows, i)
+        r = rows[i]
+        for j in range(w.shape[1]):
+            new = _ftrl(w[r, j], n[r, j], z[r, j], g[i, j], lr, power, l1, twice_l2, beta, is_root)
+            w[r, j], n[r, j], z[r, j] = new
+
+
+# ---- gradients and running sums: `out` is the first array after it, or does not overlap any ----
+
+
+@compiled
+def add(out: Array, a: Array, b: Array) -> None:
+    """out = a + b. A mean is a running sum by `add`, then `scale` by 1 / n or `divide` by n."""
+    if _same(out, a):
+        for i in range(a.size):
+            a[i] += b[i]
+    else:
+        for i in range(a.size):
+            out[i] = a[i] + b[i]
+
+
+@compiled
+def scale(out: Array, a: Array, s: Scalar) -> None:
+    """out = a * s."""
+    if _same(out, a):
+        for i in range(a.size):
+            a[i] *= s
+    else:
+        for i in range(a.size):
+            out[i] = a[i] * s
+
+
+@compiled
+def divide(out: Array, a: Array, n: Scalar) -> None:
+    """out = a / n, correctly rounded, which a * (1 / n) is not."""
+    if _same(out, a):
+        for i in range(a.size):
+            a[i] /= n
+    else:
+        for i in range(a.size):
+            out[i] = a[i] / n
+
+
+@compiled
+def compensate(out: Array, g: Array, w: Array, backup: Array, lam: Scalar) -> None:
+    """out = g + lam * g * g * (w - backup): the gradient as it may be at `w`, when it was computed at `backup`.
+
+    DC-ASGD, Zheng et al. 2017, equation 10: lam * g * g stands for the diagonal of the Hessian.
+    """
+    if _same(out, g):
+        for i in range(g.size):
+            g[i] += lam * g[i] * g[i] * (w[i] - backup[i])
+    else:
+        for i in range(g.size):
+            out[i] = g[i] + lam * g[i] * g[i] * (w[i] - backup[i])
+
+
+@compiled
+def all_finite(a: Array) -> bool:
+    """Whether no element is inf or nan. True for no elements.
+
+    x - x is 0 for a finite x and nan for the others, and an `or` over booleans vectorises, as a sum of x * 0 would
+    not without fastmath: twice memcpy's rate in cache. Stopping at the first one found would cost the vectorisation.
+    """
+    found = False
+    for i in range(a.size):
+        found |= a[i] - a[i] != 0
+    return not found

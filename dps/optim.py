@@ -1,0 +1,211 @@
+"""Optimizers and learning-rate schedules as data: a name and numbers, no arrays and no arithmetic on them.
+
+A definition is what a user writes, what travels to the ps (`to_wire`, `from_wire`) and what two clients
+are compared by. `dps.ps.optimizers` binds it to kernels; this file imports neither numpy nor numba.
+
+In the formulas `w` is the variable, `g` its gradient, `lr` the rate of the step, `t` the number of
+updates of the variable, from 1. Numbers are kept as Python floats and ints, so equal settings compare
+equal and hash alike. All constructors raise ValueError for a number out of range, TypeError for no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dps.definition import Definition, build
+from dps.schedules import Constant, Cosine, Exponential, Piecewise, Schedule, WarmUp, rate_at, schedule_from_wire
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Constant",
+    "Cosine",
+    "Exponential",
+    "Ftrl",
+    "Momentum",
+    "Optimizer",
+    "Piecewise",
+    "RMSProp",
+    "Schedule",
+    "WarmUp",
+    "from_wire",
+]
+
+
+class Optimizer(Definition):
+    """What all optimizers have: a name, a learning rate, and the names of the arrays kept beside a variable."""
+
+    learning_rate: float | Schedule
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the slots, in the order in which kernels take them; each has the variable's shape and dtype."""
+        return ()
+
+    def rate(self, step: int) -> float:
+        """The learning rate at global step `step`."""
+        return rate_at(self.learning_rate, step)
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """w -= lr * (g + weight_decay * w)."""
+
+    name: ClassVar[str] = "sgd"
+    learning_rate: float | Schedule
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._rate("learning_rate")
+        self._at_least_zero("weight_decay", 1e-4)
+
+
+@dataclass(frozen=True)
+class Momentum(Optimizer):
+    """v = momentum * v + g; w -= lr * v, or with Nesterov's form w -= lr * (g + momentum * v)."""
+
+    name: ClassVar[str] = "momentum"
+    learning_rate: float | Schedule
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        self._rate("learning_rate")
+        self._fraction("momentum", 0.9)
+        self._flag("nesterov")
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("velocity",)
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """a += g**2; w -= lr * g / (sqrt(a) + epsilon). Duchi, Hazan and Singer 2011."""
+
+    name: ClassVar[str] = "adagrad"
+    learning_rate: float | Schedule
+    initial_accumulator: float = 0.1
+    epsilon: float = 1e-10
+
+    def __post_init__(self) -> None:
+        self._rate("learning_rate")
+        self._at_least_zero("initial_accumulator", 0.1)
+        self._positive("epsilon", 1e-10)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("accumulator",)
+
+
+@dataclass(frozen=True)
+class RMSProp(Optimizer):
+    """s = decay * s + (1 - decay) * g**2; u = g / (sqrt(s) + epsilon); w -= lr * u.
+
+    With `centered`, m = decay * m + (1 - decay) * g and sqrt(s - m**2) takes the place of sqrt(s). With
+    `momentum`, b = momentum * b + u and w -= lr * b. Source: torch.optim.RMSprop (Graves 2013 when centered).
+    """
+
+    name: ClassVar[str] = "rmsprop"
+    learning_rate: float | Schedule
+    decay: float = 0.9
+    momentum: float = 0.0
+    epsilon: float = 1e-8
+    centered: bool = False
+
+    def __post_init__(self) -> None:
+        self._rate("learning_rate")
+        self._fraction("decay", 0.9)
+        self._fraction("momentum", 0.9)
+        self._positive("epsilon", 1e-8)
+        self._flag("centered")
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """`mean` only when centered, `velocity` only with momentum: no memory for what is not used."""
+        return ("square", *(("mean",) if self.centered else ()), *(("velocity",) if self.momentum else ()))
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """w -= lr * (m / (1 - beta1**t)) / (sqrt(v / (1 - beta2**t)) + epsilon).
+
+    m = beta1 * m + (1 - beta1) * g and v = beta2 * v + (1 - beta2) * g**2 are updated before.
+    Sources: Kingma and Ba 2015, torch.optim.Adam.
+    """
+
+    name: ClassVar[str] = "adam"
+    learning_rate: float | Schedule = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        self._rate("learning_rate")
+        self._fraction("beta1", 0.9)
+        self._fraction("beta2", 0.999)
+        self._positive("epsilon", 1e-8)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("first_moment", "second_moment")
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam after w -= lr * weight_decay * w: the decay is not in the gradient.
+
+    Sources: Loshchilov and Hutter 2019, torch.optim.AdamW.
+    """
+
+    name: ClassVar[str] = "adamw"
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least_zero("weight_decay", 0.01)
+
+
+@dataclass(frozen=True)
+class Ftrl(Optimizer):
+    """w = (sign(z) * l1 - z) / q where |z| > l1, else 0: exact zeros where the evidence is below l1.
+
+    n' = n + g**2; sigma = (n'**-p - n**-p) / lr; z += g - sigma * w; q = (n'**-p + beta) / lr + 2 * l2, where n is
+    the accumulator, z the linear slot and p `learning_rate_power`. Source: McMahan et al. 2013.
+    The formula divides by the rate: a constant rate is above 0; a step where a schedule gives 0 changes nothing.
+    """
+
+    name: ClassVar[str] = "ftrl"
+    learning_rate: float | Schedule
+    learning_rate_power: float = -0.5
+    initial_accumulator: float = 0.1
+    l1: float = 0.0
+    l2: float = 0.0
+    beta: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._rate("learning_rate")
+        if self.learning_rate == 0:
+            raise self._refuse("learning_rate", self.learning_rate, "> 0", 0.01)
+        if self._finite("learning_rate_power", -0.5) > 0:
+            raise self._refuse("learning_rate_power", self.learning_rate_power, "<= 0", -0.5)
+        for field, suggestion in (("initial_accumulator", 0.1), ("l1", 0.001), ("l2", 0.001), ("beta", 1.0)):
+            self._at_least_zero(field, suggestion)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("accumulator", "linear")
+
+
+_KNOWN: dict[str, type[Optimizer]] = {cls.name: cls for cls in (SGD, Momentum, Adagrad, RMSProp, Adam, AdamW, Ftrl)}
+
+
+def from_wire(wire: object) -> Optimizer:
+    """The optimizer that `Optimizer.to_wire` wrote. Raises ValueError or TypeError for anything else."""
+    if isinstance(wire, Mapping) and isinstance(wire.get("learning_rate"), Mapping):
+        wire = {**wire, "learning_rate": schedule_from_wire(wire["learning_rate"])}
+    return build(_KNOWN, "optimizer", wire)

@@ -1,0 +1,417 @@
+"""The messages between client sessions, ps and chief. Roles meet here and nowhere else.
+
+`epoch` is the run epoch that the sender believes in; a ps answers another one with Aborted. The sender's
+incarnation, which every envelope carries, is the number under which the chief admitted the session.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dps.transport.wire import Array, Message, kind
+
+PS, CHIEF, AGENT = "ps", "chief", "agent"
+"""Actor names: on a ps node, on the chief's node, on every node (takes orders from the chief)."""
+
+WINDOW = 8
+"""Pushes of one session that may be on their way to one shard; a ps keeps as many results."""
+
+APPLIED, DROPPED, REFUSED = "applied", "dropped", "refused"
+
+
+# -- pull -------------------------------------------------------------------------------------------------
+
+
+@kind(10)
+@dataclass(frozen=True, slots=True)
+class Pull(Message):
+    """The shard's values. Waits until the shard's step is `min_step`, the push `after` (0: none) of this
+    session has its result and, in bounded mode on the step ps, the session's `clock` may read."""
+
+    epoch: int
+    min_step: int
+    after: int
+    clock: int
+    newer_than: int
+    """Version counter that the asker has; -1: none. Values only when the shard's is higher."""
+    parts: list[int]
+    """Indices of the parts wanted; empty: the whole run."""
+
+
+@kind(11)
+@dataclass(frozen=True, slots=True)
+class Values(Message):
+    """One piece of a shard's run at one version: `arrays[i]` are the bytes from `offsets[i]` on."""
+
+    epoch: int
+    counter: int
+    step: int
+    nbytes: int
+    """Bytes of the whole answer."""
+    offsets: list[int]
+    arrays: tuple[Array, ...] = ()
+
+
+@kind(12)
+@dataclass(frozen=True, slots=True)
+class NotNewer(Message):
+    """The shard's version is the one that the asker has."""
+
+    epoch: int
+    counter: int
+    step: int
+
+
+@kind(13)
+@dataclass(frozen=True, slots=True)
+class Lookup(Message):
+    """Rows of one part; `arrays` is one int64 array of row numbers within the part."""
+
+    epoch: int
+    min_step: int
+    part: int
+    arrays: tuple[Array, ...] = ()
+
+
+@kind(14)
+@dataclass(frozen=True, slots=True)
+class Rows(Message):
+    """The rows that were looked up, in their order, shape (rows, ...)."""
+
+    epoch: int
+    counter: int
+    arrays: tuple[Array, ...] = ()
+
+
+# -- push -------------------------------------------------------------------------------------------------
+
+EMPTY, RUN, PARTS = 0, 1, 2
+
+
+@kind(20)
+@dataclass(frozen=True, slots=True)
+class Push(Message):
+    """One piece of a push. Form EMPTY: nothing for this shard; RUN: bytes of the dense run at `offsets`;
+    PARTS: `parts` lists [part index, rows?], each with one array (dense) or two (row numbers, values)."""
+
+    epoch: int
+    number: int
+    step: int
+    counter: int
+    form: int
+    nbytes: int
+    """Bytes of the whole push."""
+    offsets: list[int]
+    parts: list[Any]
+    arrays: tuple[Array, ...] = ()
+
+
+@kind(21)
+@dataclass(frozen=True, slots=True)
+class PushStatus(Message):
+    """What became of a push? Answered with Pushed, Waiting or PushMissing."""
+
+    epoch: int
+    number: int
+
+
+@kind(22)
+@dataclass(frozen=True, slots=True)
+class PushMissing(Message):
+    """The push is not whole here; send it again under the same number."""
+
+    number: int
+
+
+@kind(23)
+@dataclass(frozen=True, slots=True)
+class PushHeld(Message):
+    """The push is whole and checked here and waits for its step's set; never the last answer.
+    `accepted` is true from the moment that the set with it is fixed."""
+
+    number: int
+    accepted: bool
+    reason: str
+
+
+@kind(24)
+@dataclass(frozen=True, slots=True)
+class Pushed(Message):
+    """The result of a push on one shard: status applied, dropped or refused (with its reason); the step, in
+    sync the token; how many versions were applied between pull and push; the shard's version after it."""
+
+    number: int
+    status: str
+    step: int
+    staleness: int
+    counter: int
+    reason: str
+
+
+@kind(25)
+@dataclass(frozen=True, slots=True)
+class Credit(Message):
+    """May a push of several pieces be sent now? Answered with Done when it may."""
+
+    epoch: int
+    number: int
+
+
+@kind(26)
+@dataclass(frozen=True, slots=True)
+class Enter(Message):
+    """A session wants to take part in synchronous steps; answered with Token when it may begin."""
+
+    epoch: int
+
+
+@kind(27)
+@dataclass(frozen=True, slots=True)
+class Token(Message):
+    """The session's local step from now on."""
+
+    step: int
+
+
+# -- ps to ps, synchronous steps --------------------------------------------------------------------------
+
+
+@kind(30)
+@dataclass(frozen=True, slots=True)
+class Report(Message):
+    """A ps tells the step ps of a push that is whole there: [incarnation, number, local step, refusal]."""
+
+    epoch: int
+    ps: int
+    pushes: list[Any]
+
+
+@kind(31)
+@dataclass(frozen=True, slots=True)
+class Decide(Message):
+    """Entry `index` of the step ps's decisions, carried out in order by every ps: apply `chosen` (lists of
+    [task, incarnation, number]) as step `step`, drop `dropped`, refuse `refused` (with a reason each), forget
+    the staged pushes of `ended` incarnations, save under `save` (a checkpoint's name, "" for none)."""
+
+    epoch: int
+    index: int
+    step: int
+    chosen: list[Any]
+    dropped: list[Any]
+    refused: list[Any]
+    ended: list[int]
+    save: str
+
+
+# -- chief to ps ------------------------------------------------------------------------------------------
+
+
+@kind(40)
+@dataclass(frozen=True, slots=True)
+class Configure(Message):
+    """A new run epoch on a ps: forget everything, hold this shard of the plan, restore it or wait for Init."""
+
+    epoch: int
+    plan: dict[str, Any]
+    shard: int
+    settings: dict[str, Any]
+    """`update`: the update mode; `check_finite`: refuse NaN and infinite gradients; `shards`: number of ps."""
+    addresses: list[Any]
+    """[task, address] of every ps."""
+    checkpoint_dir: str
+    restore: str
+    """Name of the checkpoint to restore from; "": wait for Init."""
+
+
+@kind(41)
+@dataclass(frozen=True, slots=True)
+class Configured(Message):
+    """The shard is there (restored, or waiting for Init), at a step."""
+
+    epoch: int
+    step: int
+
+
+@kind(42)
+@dataclass(frozen=True, slots=True)
+class Init(Message):
+    """A piece of the shard's first values, from the session that the chief chose."""
+
+    epoch: int
+    nbytes: int
+    offsets: list[int]
+    arrays: tuple[Array, ...] = ()
+
+
+@kind(43)
+@dataclass(frozen=True, slots=True)
+class Members(Message):
+    """Who takes part, whole and numbered: `live` lists [incarnation, task name,
+    task index, worker?]; `waiting` names the
+    expected workers that have not joined; `gone` counts workers that left or were given up."""
+
+    epoch: int
+    version: int
+    live: list[Any]
+    waiting: list[str]
+    gone: int
+
+
+@kind(44)
+@dataclass(frozen=True, slots=True)
+class SaveShard(Message):
+    """Write the shard into a checkpoint's folder; in sync mode at the decision that bears its name."""
+
+    epoch: int
+    checkpoint_dir: str
+    name: str
+
+
+@kind(45)
+@dataclass(frozen=True, slots=True)
+class ShardSaved(Message):
+    """The shard file is on disk."""
+
+    file: str
+    nbytes: int
+    digest: str
+    counter: int
+    step: int
+    applied: list[int]
+    """For each part of the shard, how often its optimizer was applied."""
+
+
+@kind(46)
+@dataclass(frozen=True, slots=True)
+class StopTask(Message):
+    """The run ends for this task, with this exit code and reason ("" when all went well)."""
+
+    code: int
+    reason: str
+
+
+@kind(47)
+@dataclass(frozen=True, slots=True)
+class AskStats(Message):
+    """Counters of an actor, for people."""
+
+
+@kind(48)
+@dataclass(frozen=True, slots=True)
+class Stats(Message):
+    """Answer to AskStats: plain values by name."""
+
+    values: dict[str, Any]
+
+
+# -- to the chief -----------------------------------------------------------------------------------------
+
+
+@kind(60)
+@dataclass(frozen=True, slots=True)
+class Register(Message):
+    """A node joins the cluster or tells that it is still there: its job, task (-1: give me one), address, a
+    number that is new with each process, the highest run epoch it has seen, the update mode it was told."""
+
+    job: str
+    task: int
+    address: str
+    process: int
+    epoch: int
+    update: dict[str, Any]
+
+
+@kind(61)
+@dataclass(frozen=True, slots=True)
+class Registered(Message):
+    """The node's task, and the cluster as the chief knows it."""
+
+    task: int
+    cluster: dict[str, Any]
+
+
+@kind(62)
+@dataclass(frozen=True, slots=True)
+class OpenSession(Message):
+    """A session joins, or joins again after a rollback. `session` is a number of its own; `epoch` the run epoch
+    that it has seen end (0: none); `plan` the layout it wants ({}: takes the one that is there)."""
+
+    session: int
+    job: str
+    task: int
+    process: int
+    address: str
+    epoch: int
+    plan: dict[str, Any]
+    settings: dict[str, Any]
+
+
+@kind(63)
+@dataclass(frozen=True, slots=True)
+class SessionOpened(Message):
+    """The session's incarnation in this run epoch. `initialise`: it is to send Init to every ps, then
+    Initialised."""
+
+    epoch: int
+    incarnation: int
+    step: int
+    initialise: bool
+    plan: dict[str, Any]
+    settings: dict[str, Any]
+    addresses: list[Any]
+    restored: str
+
+
+@kind(64)
+@dataclass(frozen=True, slots=True)
+class Initialised(Message):
+    """The chosen session has sent all first values."""
+
+    epoch: int
+    session: int
+
+
+@kind(65)
+@dataclass(frozen=True, slots=True)
+class CloseSession(Message):
+    """A session ends; `error` is "" when its program ended well."""
+
+    session: int
+    error: str
+
+
+@kind(66)
+@dataclass(frozen=True, slots=True)
+class AskState(Message):
+    """How is the run? Asked by sessions that miss answers."""
+
+    session: int
+
+
+@kind(67)
+@dataclass(frozen=True, slots=True)
+class State(Message):
+    """The run epoch, whether it trains, who is chief among the sessions, and a sentence about what is missing."""
+
+    epoch: int
+    running: bool
+    leads: bool
+    text: str
+
+
+@kind(68)
+@dataclass(frozen=True, slots=True)
+class Save(Message):
+    """Write a checkpoint now; nothing is written when this step is saved already."""
+
+    session: int
+
+
+@kind(69)
+@dataclass(frozen=True, slots=True)
+class Saved(Message):
+    """The newest checkpoint after a Save."""
+
+    name: str
+    step: int

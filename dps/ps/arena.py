@@ -1,0 +1,80 @@
+"""The memory of one arena: up to three value buffers under leases, and the optimizer's slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dps.optim import Optimizer
+from dps.ps import optimizers
+from dps.transport.wire import Array
+from dps.variables.plan import Arena
+
+BUFFERS = 3
+WHOLE = (0, -1)
+
+
+@dataclass(slots=True)
+class Buffer:
+    """One copy of the values. `missed` are the element ranges in which it is older than the current one."""
+
+    values: Array
+    leases: int = 0
+    missed: list[tuple[int, int]] = field(default_factory=list)
+
+
+class ArenaMemory:
+    """Values and slots of one arena. Only the ps's thread writes; the store's lock guards indices and leases.
+
+    A buffer under a lease is never written. A lease is granted only while another buffer is (or can be made)
+    free, so a writer always finds either an unleased current buffer or a free one.
+    """
+
+    def __init__(self, arena: Arena, optimizer: Optimizer | None) -> None:
+        self.arena, self.optimizer = arena, optimizer
+        self.buffers = [Buffer(np.zeros(arena.size, arena.dtype))]
+        self.current = 0
+        self.slots = {} if optimizer is None else optimizers.initial_slots(optimizer, arena.size, np.dtype(arena.dtype))
+        self.applied = np.zeros(len(arena.parts), np.int64)
+        """For each part, how often its optimizer was applied: the t of Adam."""
+
+    @property
+    def values(self) -> Array:
+        """The current values, flat. Read-only for everybody but the ps's thread."""
+        return self.buffers[self.current].values
+
+    def may_lease(self) -> bool:
+        """Whether a writer would still find a free buffer with one more lease on the current one."""
+        return len(self.buffers) < BUFFERS or any(
+            b.leases == 0 for i, b in enumerate(self.buffers) if i != self.current
+        )
+
+    def free_buffer(self) -> int | None:
+        """Index of a buffer to write the next version into, made on demand; None when all are leased."""
+        for index, buffer in enumerate(self.buffers):
+            if index != self.current and buffer.leases == 0:
+                return index
+        if len(self.buffers) < BUFFERS:
+            self.buffers.append(Buffer(np.empty(self.arena.size, self.arena.dtype), missed=[WHOLE]))
+            return len(self.buffers) - 1
+        return None
+
+    def catch_up(self, index: int) -> None:
+        """Copy into a free buffer the ranges that it missed."""
+        buffer, now = self.buffers[index], self.values
+        for start, stop in buffer.missed:
+            end = len(now) if stop == -1 else stop
+            buffer.values[start:end] = now[start:end]
+        buffer.missed = []
+
+    def wrote(self, index: int, ranges: list[tuple[int, int]]) -> None:
+        """Buffer `index` becomes current; the others have missed the ranges that were written."""
+        self.current = index
+        for other, buffer in enumerate(self.buffers):
+            if other == index:
+                buffer.missed = []
+            elif WHOLE not in buffer.missed:
+                buffer.missed = [WHOLE] if WHOLE in ranges or len(buffer.missed) + len(ranges) > 64 else [
+                    *buffer.missed, *ranges,
+                ]  # fmt: skip

@@ -1,0 +1,148 @@
+"""Asynchronous and bounded updates: a push is applied when it is whole and all earlier ones of its session are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dps.actors.messages import Waiting
+from dps.actors.ref import Sender
+from dps.protocol import APPLIED, DROPPED, REFUSED, Members, Pull, Pushed, Token
+from dps.ps.clocks import Clocks
+from dps.ps.shard import Shard
+from dps.ps.staging import Ledger, Staged
+from dps.ps.store import RowGradient, Update
+from dps.transport.wire import Array
+from dps.update import Async, Bounded
+
+
+class AsyncMode:
+    """Applied on arrival, in the order of each session's numbers."""
+
+    def __init__(self, shard: Shard, settings: Async) -> None:
+        self.shard, self.settings = shard, settings
+        self._senders: dict[tuple[int, int], Sender] = {}
+        self._backups: dict[int, list[Array]] = {}
+
+    def whole(self, staged: Staged, sender: Sender) -> None:
+        ledger = self.shard.ledgers[staged.incarnation]
+        self._senders[staged.incarnation, staged.number] = sender
+        while (ready := ledger.staged.get(ledger.done + 1)) is not None and ready.whole:
+            result = self._apply(ledger, ready)
+            asker = self._senders.pop((staged.incarnation, ready.number), None)
+            if asker is not None:
+                self.shard.node.answer(asker, result)
+        self.shard.wake_reads()
+
+    def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
+        result = ledger.results.get(number)
+        if result is not None:
+            self.shard.node.answer(sender, result)
+            return
+        self._senders[sender.incarnation, number] = sender
+        self.shard.node.answer(sender, Waiting(f"push {number} waits for push {ledger.done + 1} of {ledger.name}"))
+
+    def enter(self, sender: Sender) -> None:
+        self.shard.node.answer(sender, Token(self.shard.store.step))
+
+    def may_read(self, sender: Sender, pull: Pull) -> str:
+        return ""
+
+    def pulled(self, ledger: Ledger) -> None:
+        if self.settings.compensation:
+            incarnation = next(i for i, found in self.shard.ledgers.items() if found is ledger)
+            self._backups[incarnation] = [a.values.copy() for a in self.shard.store.arenas]
+
+    def members(self, message: Members) -> None:
+        live = {member[0] for member in message.live}
+        for incarnation in [i for i in self.shard.ledgers if i not in live]:
+            self.shard.forget(incarnation)
+            self._backups.pop(incarnation, None)
+
+    def waiting_for(self) -> str:
+        return ""
+
+    def _apply(self, ledger: Ledger, staged: Staged) -> Pushed:
+        store = self.shard.store
+        staleness = max(0, store.counter - staged.counter) if staged.counter >= 0 else 0
+        limit = self.settings.max_staleness
+        if staged.problem:
+            status = REFUSED
+        elif limit is not None and staleness > limit:
+            status = DROPPED
+        else:
+            status = APPLIED
+            step = store.step + 1 if self.shard.is_step_ps else max(store.step, staged.step + 1)
+            damping = self.settings.damping
+            scale = 1.0 if damping is None else 1.0 / (1.0 + staleness) ** damping
+            store.apply(self._compensated(staged), step, scale)
+            store.step = step
+            self._note(ledger, staged, staleness)
+        result = Pushed(staged.number, status, store.step, staleness, store.counter, staged.problem)
+        return self.shard.decide(ledger, result)
+
+    def _note(self, ledger: Ledger, staged: Staged, staleness: int) -> None:
+        shard = self.shard
+        shard.staleness[ledger.name] = staleness
+        shard.node.runtime.record(
+            "applied", epoch=shard.epoch, counter=shard.store.counter, step=shard.store.step,
+            pushes=((staged.task, staged.incarnation, staged.number),),
+        )  # fmt: skip
+
+    def _compensated(self, staged: Staged) -> Update:
+        update = staged.update(self.shard.layout)
+        backups = self._backups.get(staged.incarnation)
+        if not self.settings.compensation or backups is None:
+            return update
+        if update.run is not None:
+            runs = [
+                self._compensate(g, memory.values, backup)
+                for g, memory, backup in zip(update.run, self.shard.store.arenas, backups, strict=True)
+            ]
+            return Update(runs, {})
+        parts: dict[int, Any] = {}
+        for index, gradient in update.parts.items():
+            part = self.shard.plan.parts[index]
+            arena, start = self.shard.layout.place[index]
+            now = self.shard.store.part(part)
+            then = backups[arena][start : start + part.size].reshape(part.shape)
+            if isinstance(gradient, RowGradient):
+                table, old = now.reshape(part.shape[0], -1), then.reshape(part.shape[0], -1)
+                values = self._compensate(gradient.values, table[gradient.rows], old[gradient.rows])
+                parts[index] = RowGradient(gradient.rows, values)
+            else:
+                parts[index] = self._compensate(gradient.reshape(part.shape), now, then)
+        return Update(None, parts)
+
+    def _compensate(self, g: Array, w: Array, backup: Array) -> Array:
+        if g.dtype.kind != "f":
+            return g
+        result: Array = g + g.dtype.type(self.settings.compensation) * g * g * (w - backup)
+        return np.ascontiguousarray(result)
+
+
+class BoundedMode(AsyncMode):
+    """Asynchronous, but the step ps lets nobody read who is more than the bound ahead of the slowest."""
+
+    def __init__(self, shard: Shard, settings: Bounded) -> None:
+        super().__init__(shard, Async())
+        self.clocks = Clocks(settings.staleness)
+
+    def may_read(self, sender: Sender, pull: Pull) -> str:
+        if not self.shard.is_step_ps:
+            return ""
+        before = self.clocks.lowest()
+        self.clocks.acknowledged(sender.incarnation, pull.clock)
+        if self.clocks.lowest() != before:
+            self.shard.node.post(self.shard.wake_reads)
+        if self.clocks.may_read(sender.incarnation):
+            return ""
+        return f"{self.waiting_for()} to come within {self.clocks.bound} steps"
+
+    def members(self, message: Members) -> None:
+        super().members(message)
+        self.clocks.set_members({m[0]: m[1] for m in message.live if m[3]})
+
+    def waiting_for(self) -> str:
+        return "waits for " + ", ".join(self.clocks.slowest())

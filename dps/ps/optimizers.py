@@ -1,0 +1,142 @@
+"""From an optimizer's definition to the kernel call that applies it.
+
+Nothing here holds state: the caller owns variables and slots, counts updates and steps, and may call from any thread
+on arrays that no other thread writes. `t` is the number of this update of the variable, from 1 (Adam's bias
+corrections); `step` is the global step (schedules); `scale` multiplies the rate (staleness damping).
+
+All arrays of one call have one dtype, float32 or float64, and are C-contiguous. The arithmetic is elementwise: the
+bits of an element do not depend on where the run that it lies in begins or ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dps.kernels import cpu
+from dps.optim import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RMSProp
+
+Array: TypeAlias = npt.NDArray[Any]
+Scalars: TypeAlias = tuple[float, ...]  # in double; a bool stays a bool
+
+
+def initial_slots(optimizer: Optimizer, n: int, dtype: npt.DTypeLike) -> dict[str, Array]:
+    """New slots for a variable of `n` elements: 1-D arrays by name, zeros but for initial accumulators."""
+    start = getattr(optimizer, "initial_accumulator", 0.0)
+    return {name: np.full(n, start if name == "accumulator" else 0.0, dtype) for name in optimizer.slots}
+
+
+def apply(
+    optimizer: Optimizer, out: Array, w: Array, slots: Mapping[str, Array], g: Array,
+    t: int, step: int, scale: float = 1.0,
+) -> None:  # fmt: skip
+    """One dense update: the new variable goes to `out`, slots change in place; all of shape (n,).
+
+    `out` is `w`, or memory that does not overlap it; `w` is then left as it was. Raises ValueError, before anything
+    is written, for arrays that do not fit each other.
+    """
+    binding = _bind(optimizer, w, slots, t)
+    if not out.shape == w.shape == g.shape or not out.dtype == w.dtype == g.dtype or w.ndim != 1:
+        raise _misfit(optimizer, "one shape (n,)", out=out, w=w, g=g)
+    lr = optimizer.rate(step) * scale
+    if lr == 0 and isinstance(optimizer, Ftrl):  # its formula divides by the rate
+        np.copyto(out, w)
+        return
+    arrays = [slots.get(name) for name in binding.slots]
+    binding.dense(out, w, *arrays, g, *_cast(binding.scalars(optimizer, lr, t), w.dtype))
+
+
+def apply_rows(
+    optimizer: Optimizer, w: Array, slots: Mapping[str, Array], rows: npt.NDArray[np.int64], g: Array,
+    t: int, step: int, scale: float = 1.0,
+) -> None:  # fmt: skip
+    """One sparse update in place: g[i] is the gradient of row rows[i]; other rows and their slots keep their bits.
+
+    `w` and slots have shape (n, dim), `g` has (len(rows), dim); `rows` rises without repeats (`sum_duplicate_rows`),
+    so its ends tell whether it is in range. Raises ValueError, before anything is written, for what does not fit.
+    """
+    binding = _bind(optimizer, w, slots, t)
+    if w.ndim != 2 or g.shape != (rows.size, w.shape[1]) or g.dtype != w.dtype:
+        raise _misfit(optimizer, "w (n, dim), rows (k,), g (k, dim)", w=w, rows=rows, g=g)
+    if rows.size == 0:
+        return
+    if rows[0] < 0 or rows[-1] >= w.shape[0]:
+        got = f"rows {rows[0]} to {rows[-1]} of a variable of {w.shape[0]} rows"
+        raise ValueError(f"{optimizer.name}: got {got}, wanted 0 to {w.shape[0] - 1}; try rows_in_range first")
+    lr = optimizer.rate(step) * scale
+    if lr == 0 and isinstance(optimizer, Ftrl):
+        return
+    arrays = [slots.get(name) for name in binding.slots]
+    binding.rows(w, *arrays, rows, g, *_cast(binding.scalars(optimizer, lr, t), w.dtype))
+
+
+@dataclass(frozen=True)
+class _Binding:
+    """The kernels of an optimizer, the slots that they take, and the scalars after the gradient."""
+
+    dense: Callable[..., None]
+    rows: Callable[..., None]
+    slots: tuple[str, ...]
+    scalars: Callable[[Any, float, int], Scalars]
+
+
+def _momentum(optimizer: Momentum, lr: float, t: int) -> Scalars:
+    return lr, optimizer.momentum, optimizer.nesterov
+
+
+def _rmsprop(optimizer: RMSProp, lr: float, t: int) -> Scalars:
+    return lr, optimizer.decay, 1 - optimizer.decay, optimizer.momentum, optimizer.epsilon
+
+
+def _adam(optimizer: Adam, lr: float, t: int) -> Scalars:
+    beta1, beta2 = optimizer.beta1, optimizer.beta2
+    decay = lr * optimizer.weight_decay if isinstance(optimizer, AdamW) else 0.0
+    root = math.sqrt(1 - beta2**t)
+    return lr / (1 - beta1**t), decay, beta1, 1 - beta1, beta2, 1 - beta2, root, optimizer.epsilon
+
+
+def _ftrl(optimizer: Ftrl, lr: float, t: int) -> Scalars:
+    return lr, -optimizer.learning_rate_power, optimizer.l1, 2 * optimizer.l2, optimizer.beta
+
+
+_MOMENTS = ("first_moment", "second_moment")
+_BINDINGS: dict[type[Optimizer], _Binding] = {
+    SGD: _Binding(cpu.sgd, cpu.sgd_rows, (), lambda o, lr, t: (lr, o.weight_decay)),
+    Momentum: _Binding(cpu.momentum, cpu.momentum_rows, ("velocity",), _momentum),
+    Adagrad: _Binding(cpu.adagrad, cpu.adagrad_rows, ("accumulator",), lambda o, lr, t: (lr, o.epsilon)),
+    RMSProp: _Binding(cpu.rmsprop, cpu.rmsprop_rows, ("square", "mean", "velocity"), _rmsprop),
+    Adam: _Binding(cpu.adam, cpu.adam_rows, _MOMENTS, _adam),
+    AdamW: _Binding(cpu.adam, cpu.adam_rows, _MOMENTS, _adam),
+    Ftrl: _Binding(cpu.ftrl, cpu.ftrl_rows, ("accumulator", "linear"), _ftrl),
+}
+
+
+def _bind(optimizer: Optimizer, w: Array, slots: Mapping[str, Array], t: int) -> _Binding:
+    """The optimizer's binding, once its slots are known to fit the variable."""
+    binding = _BINDINGS.get(type(optimizer))
+    if binding is None:
+        known = ", ".join(cls.__name__ for cls in _BINDINGS)
+        raise ValueError(f"got {optimizer!r}, wanted an optimizer with kernels; try one of {known}")
+    if t < 1:
+        raise ValueError(f"{optimizer.name}: got update number t={t}, wanted 1 or more; try t=1 for the first update")
+    if slots.keys() != set(optimizer.slots):
+        raise ValueError(f"{optimizer.name}: got slots {sorted(slots)}, wanted {optimizer.slots}; try initial_slots")
+    if w.dtype.type not in (np.float32, np.float64) or any(
+        slot.shape != w.shape or slot.dtype != w.dtype for slot in slots.values()
+    ):
+        raise _misfit(optimizer, "one shape and one dtype, float32 or float64", w=w, **slots)
+    return binding
+
+
+def _cast(scalars: Scalars, dtype: np.dtype[Any]) -> list[Any]:
+    return [scalar if isinstance(scalar, bool) else dtype.type(scalar) for scalar in scalars]
+
+
+def _misfit(optimizer: Optimizer, wanted: str, **arrays: Array) -> ValueError:
+    got = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items())
+    return ValueError(f"{optimizer.name}: got {got}, wanted {wanted}; try slices of one range, of one dtype")

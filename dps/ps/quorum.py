@@ -1,0 +1,241 @@
+"""Synchronous steps as a state machine: whose pushes make a step, and who gets a token. Lives on the step ps.
+
+Events go in (members, entries, reports of whole pushes), actions come out in order: `Decision`s that every ps
+carries out, and `Grant`s that answer waiting pushes with a token. No clock, no sockets. After every event:
+    a push is in a step's set only if it is whole on every ps and not older than the step;
+    tokens handed out after a step never exceed max(total, aggregate) but to end a standstill;
+    as long as a counted worker lives, some worker can go on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dps.protocol import APPLIED, DROPPED, REFUSED
+
+PushId = tuple[int, int, int]
+"""Task index, incarnation, push number: the order of summation."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What every ps does next, in this order: apply `chosen` as step `step`, drop, refuse, forget `ended`."""
+
+    step: int
+    chosen: tuple[PushId, ...] = ()
+    dropped: tuple[PushId, ...] = ()
+    refused: tuple[tuple[PushId, str], ...] = ()
+    ended: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A token for a waiting push (`number` 0: for an entry); its value is the session's local step from now on."""
+
+    incarnation: int
+    number: int
+    step: int
+    status: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A session that takes part: its task's index and name."""
+
+    task: int
+    name: str
+    worker: bool = True
+
+
+@dataclass
+class _Waiting:
+    id: PushId
+    status: str
+    reason: str = ""
+
+
+@dataclass
+class _Reported:
+    step: int
+    by: dict[int, str] = field(default_factory=dict)
+
+
+class Quorum:
+    """`aggregate` of `total` pushes make a step; None: as many as there are workers."""
+
+    def __init__(
+        self,
+        ps: Sequence[int],
+        step: int,
+        aggregate: int | None = None,
+        total: int | None = None,
+        initial_tokens: int | None = None,
+    ) -> None:
+        self.ps = tuple(ps)
+        self.step = step
+        self.configured_aggregate, self.configured_total = aggregate, total
+        self._initial_tokens = initial_tokens
+        self.tokens = 0
+        self._started = False
+        self.members: dict[int, Member] = {}
+        self.counted: list[str] = []
+        """Names of the workers that this step waits for, joined or expected."""
+        self._gone = 0
+        self._entered: set[int] = set()
+        self._at_door: list[int] = []
+        self._reports: dict[tuple[int, int], _Reported] = {}
+        self._next: dict[int, int] = {}
+        self._held: list[PushId] = []
+        self._excused = 0
+        self._waiting: deque[_Waiting] = deque()
+
+    # -- events -----------------------------------------------------------------------------------------------
+
+    def set_members(self, members: dict[int, Member], expected: Sequence[str], gone: int) -> list[Decision | Grant]:
+        """The members as the chief sees them now; `expected` are workers that have not joined yet."""
+        ended = sorted(set(self.members) - set(members))
+        self.members, self._gone = dict(members), gone
+        names = {m.name for m in members.values()}
+        self.counted = [n for n in self.counted if n in names or n in expected]
+        self.counted += [n for n in expected if n not in self.counted]
+        actions: list[Decision | Grant] = []
+        if ended:
+            for incarnation in ended:
+                self._forget(incarnation)
+            actions.append(Decision(self.step, ended=tuple(ended)))
+        return actions + self._settle()
+
+    def enter(self, incarnation: int) -> list[Decision | Grant]:
+        """A session wants to begin; it is granted its first local step now or after the step that is under way."""
+        if incarnation not in self.members:
+            return []
+        if incarnation in self._entered:
+            return [Grant(incarnation, 0, self.step, APPLIED)]
+        if incarnation not in self._at_door:
+            self._at_door.append(incarnation)
+        return self._settle()
+
+    def report(self, ps: int, incarnation: int, number: int, step: int, refusal: str) -> list[Decision | Grant]:
+        """A push is whole on a ps (`refusal` "": and sound); its session computed it at local step `step`."""
+        if incarnation not in self.members or number < self._next.get(incarnation, 1):
+            return []
+        reported = self._reports.setdefault((incarnation, number), _Reported(step))
+        reported.by[ps] = refusal
+        actions: list[Decision | Grant] = []
+        while (found := self._reports.get((incarnation, self._next.get(incarnation, 1)))) and len(found.by) == len(self.ps):
+            number = self._next.get(incarnation, 1)
+            del self._reports[incarnation, number]
+            self._next[incarnation] = number + 1
+            actions += self._whole((self.members[incarnation].task, incarnation, number), found)
+        return actions + self._settle() if actions or self._waiting else actions
+
+    # -- questions --------------------------------------------------------------------------------------------
+
+    @property
+    def total(self) -> int:
+        """Replicas that take part now."""
+        if self.configured_total is None:
+            return len(self.counted)
+        return max(1, self.configured_total - self._gone)
+
+    @property
+    def aggregate(self) -> int:
+        """Gradients that make a step."""
+        if self.configured_aggregate is None:
+            return self.total
+        if self._several_batches:
+            return self.configured_aggregate
+        return min(self.configured_aggregate, self.total)
+
+    @property
+    def _several_batches(self) -> bool:
+        most = self.configured_total if self.configured_total is not None else len(self.counted) + self._gone
+        return self.configured_aggregate is not None and self.configured_aggregate > most
+
+    def missing(self) -> list[str]:
+        """Names of the counted workers from which this step has nothing yet."""
+        there = {self.members[w.id[1]].name for w in self._waiting if w.id[1] in self.members}
+        return [name for name in self.counted if name not in there]
+
+    def waits(self, incarnation: int) -> bool:
+        """Whether a push or an entry of this session waits."""
+        return incarnation in self._at_door or any(w.id[1] == incarnation for w in self._waiting)
+
+    # -- how it works -----------------------------------------------------------------------------------------
+
+    def _whole(self, push: PushId, found: _Reported) -> list[Decision | Grant]:
+        refusal = next((found.by[ps] for ps in self.ps if found.by[ps]), "")
+        if refusal:
+            self._excused += 1
+            self._waiting.append(_Waiting(push, REFUSED, refusal))
+            return [Decision(self.step, refused=((push, refusal),))]
+        if found.step < self.step:
+            self._waiting.append(_Waiting(push, DROPPED))
+            return [Decision(self.step, dropped=(push,))]
+        self._held.append(push)
+        self._waiting.append(_Waiting(push, APPLIED))
+        return []
+
+    def _forget(self, incarnation: int) -> None:
+        self._entered.discard(incarnation)
+        self._next.pop(incarnation, None)
+        self._at_door = [i for i in self._at_door if i != incarnation]
+        self._held = [p for p in self._held if p[1] != incarnation]
+        self._waiting = deque(w for w in self._waiting if w.id[1] != incarnation)
+        for key in [k for k in self._reports if k[0] == incarnation]:
+            del self._reports[key]
+
+    def _settle(self) -> list[Decision | Grant]:
+        """Everything that can happen now."""
+        actions: list[Decision | Grant] = []
+        while True:
+            if not self._held or not self._has_counted_members():
+                actions += self._admit()
+            if self._held and len(self._held) >= max(1, self.aggregate - self._excused):
+                actions.append(self._freeze())
+                actions += self._admit()
+                continue
+            if not self._started and self._waiting:
+                self._started = True
+                least = max(0, self.aggregate - self.total)
+                self.tokens += least if self._initial_tokens is None else max(least, self._initial_tokens)
+            while self.tokens and self._waiting:
+                waiting = self._waiting.popleft()
+                self.tokens -= 1
+                actions.append(Grant(waiting.id[1], waiting.id[2], self.step, waiting.status, waiting.reason))
+            if not self._standstill():
+                return actions
+            if self._held and not self._several_batches:
+                actions.append(self._freeze())
+                actions += self._admit()
+            else:
+                self.tokens += len(self._waiting)
+
+    def _freeze(self) -> Decision:
+        self.step += 1
+        decision = Decision(self.step, chosen=tuple(sorted(self._held)))
+        self._held, self._excused = [], 0
+        self._started = True
+        self.tokens = max(self.total, self.aggregate)
+        return decision
+
+    def _admit(self) -> list[Decision | Grant]:
+        granted: list[Decision | Grant] = []
+        for incarnation in self._at_door:
+            member = self.members[incarnation]
+            if member.name not in self.counted:
+                self.counted.append(member.name)
+            self._entered.add(incarnation)
+            granted.append(Grant(incarnation, 0, self.step, APPLIED))
+        self._at_door = []
+        return granted
+
+    def _has_counted_members(self) -> bool:
+        return any(self.members[i].name in self.counted for i in self._entered)
+
+    def _standstill(self) -> bool:
+        """All counted workers are there and wait, and no token is left: nobody could ever push again."""
+        return bool(self._waiting) and not self.tokens and not self.missing()

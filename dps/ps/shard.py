@@ -1,0 +1,236 @@
+"""One shard in one run epoch: its store, the sessions' ledgers, the reads that wait, and the update mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dps.actors.messages import Waiting
+from dps.actors.ref import Ref, Sender
+from dps.actors.system import Node
+from dps.errors import Aborted
+from dps.protocol import WINDOW, Lookup, Members, NotNewer, Pull, Pushed, Rows, Values
+from dps.ps.staging import Ledger, Staged
+from dps.ps.store import Lease, Store
+from dps.transport.wire import Array, Message
+from dps.variables.plan import Plan
+
+
+class Mode(Protocol):
+    """An update mode on one shard."""
+
+    def whole(self, staged: Staged, sender: Sender) -> None:
+        """A push is whole and checked (its `problem` is set when it is to be refused)."""
+
+    def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
+        """A push that is whole or decided came again: answer what there is to say."""
+
+    def enter(self, sender: Sender) -> None:
+        """A session wants to take part in synchronous steps."""
+
+    def may_read(self, sender: Sender, pull: Pull) -> str:
+        """"" when the session may read now, else who it waits for."""
+
+    def pulled(self, ledger: Ledger) -> None:
+        """A session has pulled the current version."""
+
+    def members(self, message: Members) -> None:
+        """Who takes part has changed; the ledgers of new sessions are there."""
+
+    def waiting_for(self) -> str:
+        """Who is waited for now, for errors and status; "" when nobody is."""
+
+
+@dataclass
+class _Read:
+    sender: Sender
+    pull: Pull
+
+
+class Shard:
+    """What a ps holds between two Configure messages. All methods run on the node's thread."""
+
+    def __init__(self, node: Node, epoch: int, plan: Plan, ps: int, addresses: dict[int, str], settings: dict[str, Any]) -> None:
+        self.node, self.epoch, self.plan, self.ps = node, epoch, plan, ps
+        self.layout = plan.layouts[ps]
+        self.store = Store(self.layout, node.runtime)
+        self.settings = settings
+        self.peers = {task: Ref(address, "ps") for task, address in addresses.items()}
+        self.step_ps = plan.ps[0]
+        self.ready = False
+        self.ledgers: dict[int, Ledger] = {}
+        self.members_version = -1
+        self.mode: Mode
+        self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
+        self.staleness: dict[str, int] = {}
+        self._reads: dict[tuple[Any, int], _Read] = {}
+
+    @property
+    def is_step_ps(self) -> bool:
+        return self.ps == self.step_ps
+
+    # -- sessions ---------------------------------------------------------------------------------------------
+
+    def ledger(self, sender: Sender, epoch: int) -> Ledger:
+        """The ledger of a message's session; Aborted for another epoch or an incarnation not admitted."""
+        if epoch != self.epoch or not self.ready:
+            self.counts["aborted"] += 1
+            raise Aborted(f"run epoch {epoch} is not the one of {self.node.name}, which is {self.epoch}")
+        found = self.ledgers.get(sender.incarnation)
+        if found is None:
+            self.counts["aborted"] += 1
+            raise Aborted(f"{self.node.name} has not admitted incarnation {sender.incarnation} of {sender.name}")
+        return found
+
+    def set_members(self, message: Members) -> None:
+        """Admit new sessions and, in its own time, the mode forgets those that ended."""
+        if message.version <= self.members_version:
+            return
+        self.members_version = message.version
+        self.ready = True
+        for incarnation, name, task, _ in message.live:
+            if incarnation not in self.ledgers:
+                self.ledgers[incarnation] = Ledger(task, name, WINDOW)
+        self.mode.members(message)
+        self.wake_reads()
+
+    def forget(self, incarnation: int) -> None:
+        """Drop a session that has ended: its staged pushes, its results, its waiting reads."""
+        self.ledgers.pop(incarnation, None)
+        for key in [k for k, read in self._reads.items() if read.sender.incarnation == incarnation]:
+            del self._reads[key]
+
+    def decide(self, ledger: Ledger, result: Pushed) -> Pushed:
+        """Record a push's result on this shard."""
+        ledger.record(result)
+        self.counts[result.status] += 1
+        return result
+
+    # -- reads ------------------------------------------------------------------------------------------------
+
+    def read(self, sender: Sender, pull: Pull) -> None:
+        """Answer a pull now, or keep it until it may be answered."""
+        self.ledger(sender, pull.epoch)
+        reason = self._not_yet(sender, pull)
+        if reason:
+            self._reads[sender.route, sender.request] = _Read(sender, pull)
+            self.node.answer(sender, Waiting(reason))
+        else:
+            self._answer(sender, pull)
+
+    def wake_reads(self) -> None:
+        """Answer the reads that waited for what has just happened."""
+        for key, read in list(self._reads.items()):
+            if read.sender.incarnation not in self.ledgers:
+                del self._reads[key]
+            elif not self._not_yet(read.sender, read.pull):
+                del self._reads[key]
+                self._answer(read.sender, read.pull)
+
+    def _not_yet(self, sender: Sender, pull: Pull) -> str:
+        if self.store.step < pull.min_step:
+            return f"{self.node.name} is at step {self.store.step}, step {pull.min_step} is wanted: " + self.mode.waiting_for()
+        if pull.after and not self.ledgers[sender.incarnation].decided(pull.after):
+            return f"push {pull.after} has no result on {self.node.name}: " + self.mode.waiting_for()
+        return self.mode.may_read(sender, pull)
+
+    def _answer(self, sender: Sender, pull: Pull) -> None:
+        store, ledger = self.store, self.ledgers[sender.incarnation]
+        ledger.pulled = store.counter
+        self.counts["pulls"] += 1
+        self.mode.pulled(ledger)
+        if pull.newer_than >= store.counter:
+            self.node.answer(sender, NotNewer(self.epoch, store.counter, store.step))
+            return
+        lease = store.lease()
+        if lease is None:
+            self.counts["copied_pulls"] += 1
+            lease = _Copy(store)
+        self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=store.counter)
+        self._send(sender, lease, self._pieces(pull))
+
+    def _pieces(self, pull: Pull) -> list[list[tuple[int, int]]]:
+        size = self.node.runtime.piece_nbytes
+        if not pull.parts:
+            return self.layout.pieces(size)
+        ranges: list[tuple[int, int]] = []
+        for index in pull.parts:
+            if index not in self.layout.place:
+                raise ValueError(f"part {index!r} is not on {self.node.name}")
+            number, start = self.layout.place[index]
+            arena = self.layout.arenas[number]
+            item = np.dtype(arena.dtype).itemsize
+            ranges.append((arena.offset + start * item, self.plan.parts[index].size * item))
+        return cut(ranges, size)
+
+    def _send(self, sender: Sender, lease: Lease, pieces: list[list[tuple[int, int]]]) -> None:
+        """All pieces of one version at once; the lease ends when the last has left."""
+        nbytes = sum(n for piece in pieces for _, n in piece)
+        left = len(pieces)
+
+        def sent() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                lease.release()
+
+        for piece in pieces:
+            arrays = tuple(self._bytes(lease, offset, n) for offset, n in piece)
+            offsets = [offset for offset, _ in piece]
+            values = Values(self.epoch, lease.counter, lease.step, nbytes, offsets, arrays)
+            self.node.answer(sender, values, sent)
+
+    def _bytes(self, lease: Lease, offset: int, nbytes: int) -> Array:
+        for arena, values in zip(self.layout.arenas, lease.arrays, strict=True):
+            if arena.offset <= offset < arena.offset + max(arena.nbytes, 1):
+                return values.view(np.uint8)[offset - arena.offset : offset - arena.offset + nbytes]
+        raise AssertionError(f"no arena at byte {offset}")
+
+    def look_up(self, sender: Sender, message: Lookup) -> None:
+        """Answer with copies of rows of a part."""
+        self.ledger(sender, message.epoch)
+        if self.store.step < message.min_step:
+            self.node.answer(sender, Waiting(f"{self.node.name} is at step {self.store.step}"))
+            return
+        if message.part not in self.layout.place or len(message.arrays) != 1:
+            raise ValueError(f"part {message.part} is not on {self.node.name}")
+        rows = message.arrays[0]
+        if rows.dtype != np.int64 or rows.ndim != 1:
+            raise ValueError(f"row numbers are int64 of shape (n,), got {rows.dtype} {rows.shape}")
+        found = self.store.gather(self.plan.parts[message.part], rows.copy())
+        self.node.answer(sender, Rows(self.epoch, self.store.counter, (found,)))
+
+
+class _Copy(Lease):
+    """A version copied out, for when no lease can be had."""
+
+    def __init__(self, store: Store) -> None:
+        self.counter, self.step = store.counter, store.step
+        self.arrays = [a.values.copy() for a in store.arenas]
+
+    def release(self) -> None:
+        """Nothing is held."""
+
+
+def cut(ranges: list[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
+    """Byte ranges in pieces of at most `size` bytes each, in order; ranges longer than that are cut."""
+    pieces: list[list[tuple[int, int]]] = [[]]
+    room = size
+    for offset, nbytes in ranges:
+        while nbytes > 0:
+            n = min(nbytes, max(room, 0) // 8 * 8 or 0)
+            if n == 0:
+                if nbytes <= room:
+                    n = nbytes
+                else:
+                    pieces.append([])
+                    room = max(size, 8)
+                    continue
+            pieces[-1].append((offset, n))
+            offset, nbytes, room = offset + n, nbytes - n, room - n
+    return pieces
+
+

@@ -1,0 +1,169 @@
+"""Pushes on their way in: pieces are checked as they arrive, and a push is whole or not there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dps.protocol import EMPTY, PARTS, RUN, Push, Pushed
+from dps.errors import ProtocolError
+from dps.ps.store import RowGradient, Update, is_finite, row_gradient
+from dps.transport.wire import Array
+from dps.variables.plan import Part, ShardLayout
+
+
+@dataclass(slots=True)
+class Staged:
+    """One push of one session. `problem` is why it will be refused, "" while nothing is wrong with it."""
+
+    task: int
+    incarnation: int
+    number: int
+    step: int
+    counter: int
+    form: int
+    nbytes: int
+    problem: str = ""
+    whole: bool = False
+    touched_at: float = 0.0
+    run: Array | None = None
+    parts: dict[int, Array | RowGradient] = field(default_factory=dict)
+    _got: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def id(self) -> tuple[int, int, int]:
+        """The place of the push in the order of summation: task, incarnation, number."""
+        return (self.task, self.incarnation, self.number)
+
+    def add(self, piece: Push, layout: ShardLayout, check_finite: bool) -> None:
+        """Take a piece. Raises ProtocolError for one that does not belong; a bad gradient sets `problem`."""
+        if self.whole:
+            return
+        if (piece.form, piece.nbytes) != (self.form, self.nbytes):
+            raise ProtocolError(f"push {self.number}: this piece belongs to another push")
+        if self.form == RUN:
+            self._add_run(piece, layout, check_finite)
+        else:
+            if self.form == PARTS:
+                self._add_parts(piece, layout, check_finite)
+            self.whole = True
+
+    def _add_run(self, piece: Push, layout: ShardLayout, check_finite: bool) -> None:
+        if self.nbytes != layout.gradient_nbytes:
+            raise ProtocolError(f"a dense push to this shard has {layout.gradient_nbytes} bytes, got {self.nbytes}")
+        if len(piece.offsets) != len(piece.arrays):
+            raise ProtocolError(f"{len(piece.offsets)} offsets for {len(piece.arrays)} arrays")
+        if self.run is None:
+            self.run = np.empty(layout.nbytes, np.uint8)
+        for offset, data in zip(piece.offsets, piece.arrays, strict=True):
+            layout.check_range(offset, data.nbytes)
+            self.run[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
+            if check_finite and not self.problem and offset not in self._got:
+                self.problem = _not_finite(self.run, layout, offset, data.nbytes)
+            self._got[offset] = data.nbytes
+        self.whole = sum(self._got.values()) >= self.nbytes
+
+    def _add_parts(self, piece: Push, layout: ShardLayout, check_finite: bool) -> None:
+        arrays = list(piece.arrays)
+        for described in piece.parts:
+            part, as_rows = _described(described, layout)
+            if len(arrays) < 1 + as_rows:
+                raise ProtocolError(f"push {self.number} has too few arrays for its parts")
+            try:
+                gradient = self._gradient(part, as_rows, arrays, layout)
+                if check_finite and not is_finite(gradient.values if isinstance(gradient, RowGradient) else gradient):
+                    raise ValueError(f"the gradient of {part.name} has NaN or infinite values")
+                self.parts[part.index] = gradient
+            except ValueError as error:
+                self.problem = self.problem or str(error)
+        if arrays:
+            raise ProtocolError(f"push {self.number} has {len(arrays)} arrays too many")
+
+    def _gradient(self, part: Part, as_rows: bool, arrays: list[Array], layout: ShardLayout) -> Array | RowGradient:
+        dtype = np.dtype(layout.arenas[layout.place[part.index][0]].dtype)
+        rows = arrays.pop(0) if as_rows else None
+        values = arrays.pop(0)
+        if values.dtype != dtype:
+            raise ValueError(f"the gradient of {part.name} is {values.dtype}; the variable is {dtype}")
+        if rows is not None:
+            return row_gradient(part, rows, values)
+        if values.shape != part.shape:
+            raise ValueError(f"the gradient of {part.name} has shape {values.shape}; the variable has {part.shape}")
+        return values.copy()
+
+    def update(self, layout: ShardLayout) -> Update:
+        """What the store applies for this push alone."""
+        if self.run is not None:
+            return Update(run_arrays(self.run, layout), {})
+        return Update(None, self.parts)
+
+
+def run_arrays(run: Array, layout: ShardLayout) -> list[Array]:
+    """The gradients of all arenas in a run of bytes, flat."""
+    return [run[a.offset : a.offset + a.nbytes].view(a.dtype) for a in layout.arenas]
+
+
+def _described(described: Any, layout: ShardLayout) -> tuple[Part, bool]:
+    if not isinstance(described, list) or len(described) != 2 or described[0] not in layout.place:
+        raise ProtocolError(f"{described!r} describes no part of this shard")
+    arena = layout.arenas[layout.place[described[0]][0]]
+    if arena.optimizer is None:
+        raise ProtocolError(f"part {described[0]} is not trained; it takes no gradient")
+    return next(p for p in arena.parts if p.index == described[0]), bool(described[1])
+
+
+def _not_finite(run: Array, layout: ShardLayout, offset: int, nbytes: int) -> str:
+    """Which variable in a piece has NaN or infinite values, as a sentence; "" when none has."""
+    for arena in layout.arenas:
+        if not arena.offset <= offset < arena.offset + arena.nbytes:
+            continue
+        piece = run[offset : offset + nbytes].view(arena.dtype)
+        if is_finite(piece):
+            return ""
+        item = piece.dtype.itemsize
+        first = (offset - arena.offset) // item + int(np.flatnonzero(~np.isfinite(piece))[0])
+        for part, start in zip(arena.parts, arena.starts, strict=True):
+            if start <= first < start + part.size:
+                return f"the gradient of {part.name} has NaN or infinite values (first at element {first - start})"
+    return ""
+
+
+class Ledger:
+    """The pushes of one session on this shard: what is staged, and the results of those that are decided.
+
+    Numbers are dense from 1. In asynchronous modes a push is applied only when all lower ones have results;
+    in sync the step ps decides in that order too. Results of the last `window` numbers are kept, so that a
+    push that comes again is answered and not applied again.
+    """
+
+    def __init__(self, task: int, name: str, window: int) -> None:
+        self.task, self.name, self.window = task, name, window
+        self.staged: dict[int, Staged] = {}
+        self.results: dict[int, Pushed] = {}
+        self.done = 0
+        """All numbers up to this one have results."""
+        self.pulled = 0
+        """Version counter that the session last pulled."""
+
+    def decided(self, number: int) -> bool:
+        return number <= self.done or number in self.results
+
+    def in_reach(self, number: int) -> bool:
+        """Whether a push with this number may be staged now."""
+        return self.done < number <= self.done + self.window
+
+    def record(self, result: Pushed) -> None:
+        """Keep a result; the push's memory goes."""
+        self.results[result.number] = result
+        self.staged.pop(result.number, None)
+        while self.done + 1 in self.results:
+            self.done += 1
+        for number in [n for n in self.results if n <= self.done - self.window]:
+            del self.results[number]
+
+
+def empty(piece: Push) -> bool:
+    """Whether a push has nothing for this shard."""
+    return piece.form == EMPTY

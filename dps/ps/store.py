@@ -1,0 +1,257 @@
+"""A shard's memory: arenas, versions and leases, and the one pass that applies an update."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dps import optim
+from dps.kernels import cpu, rows as row_kernels
+from dps.ps import optimizers
+from dps.ps.arena import WHOLE, ArenaMemory
+from dps.transport.endpoint import Runtime
+from dps.transport.wire import Array
+from dps.variables.plan import Part, ShardLayout
+
+SIMULATED_BLOCK = 16
+"""Elements that a pass writes in the simulator before other tasks of the process may run."""
+
+
+@dataclass(frozen=True)
+class RowGradient:
+    """Gradient of some rows of a part: distinct sorted rows (n,), values (n, dim)."""
+
+    rows: Array
+    values: Array
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one pass applies. Either `run` (per arena a flat gradient of all of it) or `parts`."""
+
+    run: list[Array] | None
+    parts: dict[int, Array | RowGradient]
+
+    @property
+    def empty(self) -> bool:
+        return self.run is None and not self.parts
+
+
+class Lease:
+    """One version of a shard, held still: the values may be read until `release`. Any thread may release."""
+
+    def __init__(self, store: Store, arrays: list[Array], indices: list[int]) -> None:
+        self.counter, self.step = store.counter, store.step
+        self.arrays = arrays
+        self._store, self._indices, self._open = store, indices, True
+
+    def release(self) -> None:
+        """Give the buffers back; a second call does nothing."""
+        if self._open:
+            self._open = False
+            self._store.give_back(self._indices)
+
+
+class Store:
+    """The values, slots and version of one shard. One writer (the ps's thread), readers under leases."""
+
+    leases_on = True
+    """Off only in the test that shows what leases are for."""
+
+    def __init__(self, layout: ShardLayout, runtime: Runtime) -> None:
+        self.layout, self.runtime = layout, runtime
+        self.arenas = [ArenaMemory(a, None if a.optimizer is None else optim.from_wire(a.optimizer)) for a in layout.arenas]
+        self.counter = 0
+        self.step = 0
+        self._lock = threading.Lock()
+        self._writing = False
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def lease(self) -> Lease | None:
+        """Hold the current version; None when it is being written in place or no buffer would remain free."""
+        with self._lock:
+            if self.leases_on and (self._writing or not all(a.may_lease() for a in self.arenas)):
+                return None
+            indices = [a.current for a in self.arenas]
+            if self.leases_on:
+                for arena in self.arenas:
+                    arena.buffers[arena.current].leases += 1
+            return Lease(self, [_read_only(a.values) for a in self.arenas], indices)
+
+    def give_back(self, indices: list[int]) -> None:
+        """End a lease on these buffers, one per arena."""
+        if self.leases_on:
+            with self._lock:
+                for arena, index in zip(self.arenas, indices, strict=True):
+                    arena.buffers[index].leases -= 1
+
+    def leased(self) -> int:
+        """Leases held now, over all buffers of the first arena."""
+        return sum(b.leases for b in self.arenas[0].buffers) if self.arenas else 0
+
+    def part(self, part: Part) -> Array:
+        """A part's current values, in place; for the ps's thread."""
+        index, start = self.layout.place[part.index]
+        return self.arenas[index].values[start : start + part.size].reshape(part.shape)
+
+    def gather(self, part: Part, rows: Array) -> Array:
+        """Copies of rows of a part, shape (len(rows), ...); ValueError when a row is not there."""
+        if not part.shape:
+            raise ValueError(f"{part.name} is a scalar; it has no rows to look up")
+        _check_rows(part, rows)
+        table = self.part(part).reshape(part.shape[0], -1)
+        out = np.empty((len(rows), table.shape[1]), table.dtype)
+        row_kernels.gather(table, rows, out)
+        return out.reshape(len(rows), *part.shape[1:])
+
+    # -- writing, on the ps's thread -------------------------------------------------------------------------
+
+    def fill(self, offset: int, data: Array) -> None:
+        """Write bytes of the run at an offset, before the shard is published."""
+        self.layout.check_range(offset, data.nbytes)
+        for memory in self.arenas:
+            arena = memory.arena
+            if arena.offset <= offset < arena.offset + arena.nbytes:
+                memory.values.view(np.uint8)[offset - arena.offset : offset - arena.offset + data.nbytes] = data.view(
+                    np.uint8
+                ).reshape(-1)
+
+    def apply(self, update: Update, step: int, scale: float = 1.0) -> None:
+        """Apply one update as one new version: whole or not at all for every reader."""
+        if update.empty:
+            return
+        touched = self._touched(update)
+        with self._writable(touched) as targets:
+            if update.run is not None:
+                for memory, target, gradient in zip(self.arenas, targets, update.run, strict=True):
+                    self._apply_run(memory, target, gradient, step, scale)
+            else:
+                for index, gradient_of_part in update.parts.items():
+                    arena, start = self.layout.place[index]
+                    self._apply_part(self.arenas[arena], targets[arena], start, index, gradient_of_part, step, scale)
+        self.counter += 1
+
+    def _touched(self, update: Update) -> list[list[tuple[int, int]]]:
+        """Per arena the element ranges that the update writes."""
+        touched: list[list[tuple[int, int]]] = [[] for _ in self.arenas]
+        if update.run is not None:
+            return [[WHOLE] if m.optimizer is not None else [] for m in self.arenas]
+        for index in update.parts:
+            arena, start = self.layout.place[index]
+            size = next(p.size for p in self.arenas[arena].arena.parts if p.index == index)
+            touched[arena].append((start, start + size))
+        return touched
+
+    @contextmanager
+    def _writable(self, touched: list[list[tuple[int, int]]]) -> Iterator[list[Array]]:
+        """Arrays to write the next version into, in place or aside; published together at the end."""
+        with self._lock:
+            indices = [self._target(memory, ranges) for memory, ranges in zip(self.arenas, touched, strict=True)]
+            in_place = any(
+                ranges and index == memory.current
+                for memory, ranges, index in zip(self.arenas, touched, indices, strict=True)
+            )
+            self._writing = in_place
+        for memory, index, ranges in zip(self.arenas, indices, touched, strict=True):
+            if ranges and index != memory.current and ranges != [WHOLE]:
+                memory.catch_up(index)
+        try:
+            yield [memory.buffers[index].values for memory, index in zip(self.arenas, indices, strict=True)]
+        finally:
+            with self._lock:
+                for memory, index, ranges in zip(self.arenas, indices, touched, strict=True):
+                    if ranges:
+                        memory.wrote(index, ranges)
+                self._writing = False
+
+    def _target(self, memory: ArenaMemory, ranges: list[tuple[int, int]]) -> int:
+        if not ranges or memory.buffers[memory.current].leases == 0:
+            return memory.current
+        free = memory.free_buffer()
+        if free is None:
+            raise RuntimeError("every buffer is leased; a lease was granted that should not have been")
+        return free
+
+    def _apply_run(self, memory: ArenaMemory, target: Array, gradient: Array, step: int, scale: float) -> None:
+        if memory.optimizer is None:
+            return
+        memory.applied += 1
+        counts = memory.applied
+        if len(counts) and (counts == counts[0]).all():
+            self._pass(memory, target, 0, memory.arena.size, gradient, int(counts[0]), step, scale)
+            return
+        for part, start, t in zip(memory.arena.parts, memory.arena.starts, counts, strict=True):
+            g = gradient[start : start + part.size]
+            self._pass(memory, target, start, start + part.size, g, int(t), step, scale)
+
+    def _apply_part(
+        self, memory: ArenaMemory, target: Array, start: int, index: int, gradient: Any, step: int, scale: float
+    ) -> None:
+        if memory.optimizer is None:
+            return
+        number = next(i for i, p in enumerate(memory.arena.parts) if p.index == index)
+        part = memory.arena.parts[number]
+        memory.applied[number] += 1
+        t, stop = int(memory.applied[number]), start + part.size
+        if not isinstance(gradient, RowGradient):
+            self._pass(memory, target, start, stop, gradient.reshape(-1), t, step, scale)
+            return
+        shape = (part.shape[0], -1)
+        slots = {name: slot[start:stop].reshape(shape) for name, slot in memory.slots.items()}
+        optimizers.apply_rows(
+            memory.optimizer, target[start:stop].reshape(shape), slots, gradient.rows, gradient.values, t, step, scale
+        )
+
+    def _pass(
+        self, memory: ArenaMemory, target: Array, start: int, stop: int, gradient: Array, t: int, step: int, scale: float
+    ) -> None:
+        """The fused kernel over a range; in the simulator in blocks, so that readers come in between."""
+        assert memory.optimizer is not None
+        block = SIMULATED_BLOCK if self.runtime.simulated else max(1, stop - start)
+        for at in range(start, stop, block):
+            end = min(at + block, stop)
+            slots = {name: slot[at:end] for name, slot in memory.slots.items()}
+            values = memory.values[at:end]
+            g = gradient[at - start : end - start]
+            optimizers.apply(memory.optimizer, target[at:end], values, slots, g, t, step, scale)
+            self.runtime.preempt()
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _check_rows(part: Part, rows: Array) -> None:
+    if not row_kernels.rows_in_range(rows, part.shape[0]):
+        raise ValueError(
+            f"a row number of {part.name} is out of range: got {rows.min()} to {rows.max()}, "
+            f"wanted 0 to {part.shape[0] - 1}"
+        )
+
+
+def row_gradient(part: Part, rows: Array, values: Array) -> RowGradient:
+    """Rows of one push, checked, with duplicates summed. Raises ValueError with what was got and wanted."""
+    if not part.shape:
+        raise ValueError(f"{part.name} is a scalar; its gradient cannot come as rows")
+    if rows.ndim != 1 or rows.dtype != np.int64 or values.shape != (len(rows), *part.shape[1:]):
+        raise ValueError(
+            f"rows of {part.name}: got indices {rows.dtype} {rows.shape} and values {values.shape}; wanted int64 (n,) "
+            f"and (n, {', '.join(map(str, part.shape[1:]))})"
+        )
+    private = rows.copy()
+    _check_rows(part, private)
+    unique, sums, _ = row_kernels.sum_duplicate_rows(private, values.reshape(len(private), -1))
+    return RowGradient(unique, sums)
+
+
+def is_finite(array: Array) -> bool:
+    """Whether no element is NaN or infinite; integers always are finite."""
+    return array.dtype.kind != "f" or bool(cpu.all_finite(array.reshape(-1)))

@@ -1,0 +1,221 @@
+"""Synchronous updates on one shard: report what is whole, carry out the step ps's decisions in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dps.actors.messages import Waiting
+from dps.actors.ref import Sender
+from dps.protocol import APPLIED, DROPPED, REFUSED, WINDOW, Decide, Members, Pull, Pushed, PushHeld, Report, Token
+from dps.ps.combine import mean
+from dps.ps.quorum import Decision, Grant, Member, PushId, Quorum
+from dps.ps.shard import Shard
+from dps.ps.staging import Ledger, Staged
+from dps.transport.wire import Message
+from dps.update import SyncReplicas
+
+PEER_TIMEOUT_S = 10.0
+"""How long a ps asks another one before it asks anew; the chief decides when a ps is lost."""
+
+
+class SyncMode:
+    """Every ps: a whole push is reported to the step ps, and nothing is applied before it says so.
+
+    The step ps alone has the `Quorum`; its decisions go to all ps under dense numbers and are carried out in
+    that order, so a step's set is the same everywhere. A cluster of one ps sends no messages for it.
+    """
+
+    def __init__(self, shard: Shard, settings: SyncReplicas) -> None:
+        self.shard = shard
+        self.quorum: Quorum | None = None
+        if shard.is_step_ps:
+            self.quorum = Quorum(
+                shard.plan.ps, shard.store.step, settings.replicas_to_aggregate, settings.total_num_replicas,
+                settings.initial_tokens,
+            )  # fmt: skip
+        self._decisions: dict[int, Decide] = {}
+        self._next = 1
+        self._issued = 0
+        self._askers: dict[tuple[int, int], Sender] = {}
+        self._granted: dict[tuple[int, int], Pushed] = {}
+        self._saves: dict[str, Any] = {}
+
+    # -- Mode -------------------------------------------------------------------------------------------------
+
+    def whole(self, staged: Staged, sender: Sender) -> None:
+        self._askers[staged.incarnation, staged.number] = sender
+        self._report([[staged.incarnation, staged.number, staged.step, staged.problem]])
+        if (staged.incarnation, staged.number) in self._askers:
+            self.shard.node.answer(sender, self._held(staged.number))
+
+    def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
+        result = self._granted.get((sender.incarnation, number)) if self.quorum else ledger.results.get(number)
+        if result is not None:
+            self.shard.node.answer(sender, result)
+            return
+        self._askers[sender.incarnation, number] = sender
+        self.shard.node.answer(sender, self._held(number))
+
+    def enter(self, sender: Sender) -> None:
+        if self.quorum is None:
+            self.shard.node.answer(sender, Token(self.shard.store.step))
+            return
+        self._askers[sender.incarnation, 0] = sender
+        self._carry_out(self.quorum.enter(sender.incarnation))
+        if (sender.incarnation, 0) in self._askers:
+            self.shard.node.answer(sender, Waiting(self.waiting_for()))
+
+    def may_read(self, sender: Sender, pull: Pull) -> str:
+        return ""
+
+    def pulled(self, ledger: Ledger) -> None:
+        """Nothing to note: a step's set says what a gradient was computed from."""
+
+    def members(self, message: Members) -> None:
+        if self.quorum is not None:
+            members = {incarnation: Member(task, name, worker) for incarnation, name, task, worker in message.live}
+            self._carry_out(self.quorum.set_members(members, message.waiting, message.gone))
+
+    def waiting_for(self) -> str:
+        if self.quorum is None:
+            return f"{self.shard.node.name} waits for the step ps, ps:{self.shard.step_ps}"
+        missing = self.quorum.missing()
+        return f"step {self.quorum.step + 1} waits for " + (", ".join(missing) if missing else "its turn")
+
+    # -- decisions --------------------------------------------------------------------------------------------
+
+    def on_report(self, message: Report) -> None:
+        """Another ps tells of whole pushes; on the step ps only."""
+        if self.quorum is None:
+            raise ValueError(f"{self.shard.node.name} is not the step ps; that is ps:{self.shard.step_ps}")
+        for incarnation, number, step, refusal in message.pushes:
+            self._carry_out(self.quorum.report(message.ps, incarnation, number, step, refusal))
+
+    def on_decide(self, message: Decide) -> None:
+        """A decision of the step ps; carried out when all earlier ones are."""
+        if message.index >= self._next:
+            self._decisions[message.index] = message
+        while (decision := self._decisions.pop(self._next, None)) is not None:
+            self._next += 1
+            self._carry_out_one(decision)
+        self.shard.wake_reads()
+
+    def save(self, name: str, snapshot: Any) -> None:
+        """Call `snapshot` at the cut between two steps that is the same on every ps."""
+        if name in self._saves:
+            cut = self._saves.pop(name)
+            if cut is True:
+                snapshot()
+                return
+        self._saves[name] = snapshot
+        if self.quorum is not None:
+            self._issue(Decision(self.quorum.step), name)
+
+    def _report(self, pushes: list[list[Any]]) -> None:
+        if self.quorum is not None:
+            for incarnation, number, step, refusal in pushes:
+                self._carry_out(self.quorum.report(self.shard.ps, incarnation, number, step, refusal))
+            return
+        shard = self.shard
+        report = Report(shard.epoch, shard.ps, pushes)
+        self._tell_until_done(shard.step_ps, report)
+
+    def _tell_until_done(self, ps: int, message: Message) -> None:
+        """Ask a ps again and again; a new run epoch, which ends this shard, ends that too."""
+        shard = self.shard
+
+        def answered(answer: Message | Exception) -> None:
+            if isinstance(answer, Exception) and shard.ready and shard.current():
+                shard.node.after(0.05, lambda: shard.current() and self._tell_until_done(ps, message))
+
+        shard.node.ask(shard.peers[ps], message, PEER_TIMEOUT_S, answered)
+
+    def _carry_out(self, actions: list[Decision | Grant]) -> None:
+        for action in actions:
+            if isinstance(action, Decision):
+                self._issue(action)
+            else:
+                self._grant(action)
+        if actions:
+            self.shard.wake_reads()
+
+    def _issue(self, decision: Decision, save: str = "") -> None:
+        """Number a decision, tell it to the others, carry it out here."""
+        self._issued += 1
+        message = Decide(
+            self.shard.epoch, self._issued, decision.step, [list(p) for p in decision.chosen],
+            [list(p) for p in decision.dropped], [[list(p), reason] for p, reason in decision.refused],
+            list(decision.ended), save,
+        )  # fmt: skip
+        for ps in self.shard.plan.ps:
+            if ps != self.shard.ps:
+                self._tell_until_done(ps, message)
+        self._carry_out_one(message)
+
+    def _carry_out_one(self, decision: Decide) -> None:
+        if decision.chosen:
+            self._apply([(p[0], p[1], p[2]) for p in decision.chosen], decision.step)
+        for push in decision.dropped:
+            self._result((push[0], push[1], push[2]), DROPPED)
+        for push, reason in decision.refused:
+            self._result((push[0], push[1], push[2]), REFUSED, reason)
+        for incarnation in decision.ended:
+            self._forget(incarnation)
+        if decision.save:
+            snapshot = self._saves.pop(decision.save, None)
+            if snapshot is None:
+                self._saves[decision.save] = True
+                self._snapshot_early(decision.save)
+            else:
+                snapshot()
+
+    def _snapshot_early(self, name: str) -> None:
+        """The decision came before the chief's own message: keep the cut for it."""
+        self._saves[name] = True
+        self.shard.keep_cut(name)
+
+    def _apply(self, chosen: list[PushId], step: int) -> None:
+        shard = self.shard
+        staged = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in chosen]
+        shard.store.apply(mean(staged, shard.layout), step)
+        shard.store.step = step
+        shard.node.runtime.record(
+            "applied", epoch=shard.epoch, counter=shard.store.counter, step=step, pushes=tuple(chosen)
+        )
+        for push in chosen:
+            self._result(push, APPLIED)
+
+    def _result(self, push: PushId, status: str, reason: str = "") -> None:
+        ledger = self.shard.ledgers.get(push[1])
+        if ledger is None:
+            return
+        result = Pushed(push[2], status, self.shard.store.step, 0, self.shard.store.counter, reason)
+        self.shard.decide(ledger, result)
+        asker = self._askers.get((push[1], push[2]))
+        if self.quorum is None and asker is not None:
+            del self._askers[push[1], push[2]]
+            self.shard.node.answer(asker, result)
+        elif status == APPLIED and asker is not None:
+            self.shard.node.answer(asker, PushHeld(push[2], True, "waits for its token"))
+
+    def _grant(self, grant: Grant) -> None:
+        asker = self._askers.pop((grant.incarnation, grant.number), None)
+        if not grant.number:
+            if asker is not None:
+                self.shard.node.answer(asker, Token(grant.step))
+            return
+        staleness = 0
+        result = Pushed(grant.number, grant.status, grant.step, staleness, self.shard.store.counter, grant.reason)
+        self._granted[grant.incarnation, grant.number] = result
+        self._granted.pop((grant.incarnation, grant.number - WINDOW), None)
+        if asker is not None:
+            self.shard.node.answer(asker, result)
+
+    def _forget(self, incarnation: int) -> None:
+        self.shard.forget(incarnation)
+        for table in (self._askers, self._granted):
+            for key in [k for k in table if k[0] == incarnation]:
+                del table[key]  # type: ignore[attr-defined]
+
+    def _held(self, number: int) -> PushHeld:
+        return PushHeld(number, False, self.waiting_for())

@@ -1,0 +1,172 @@
+"""The connection of an endpoint to one node: a DEALER socket, who watches it, and what waits for it."""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import zmq
+
+from dps.transport.endpoint import Buffer
+from dps.transport.outgoing import MAX_FRAME_NBYTES, Loans, finish
+
+WAITING_MESSAGES = 1024
+WAITING_NBYTES = 64 << 20
+"""What may wait for a node that is not connected; beyond either bound the oldest messages are dropped."""
+
+_UP = int(zmq.Event.HANDSHAKE_SUCCEEDED)
+_DOWN = int(zmq.Event.DISCONNECTED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    header: bytes
+    frames: Sequence[Buffer]
+    large: list[bool]
+    done: Callable[[], None] | None
+    nbytes: int
+
+
+def new_identity() -> bytes:
+    """16 random bytes that name one endpoint to its peers; libzmq keeps a leading zero to itself."""
+    return bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(15)
+
+
+def set_stream_options(socket: zmq.Socket[bytes], url: str) -> None:
+    """What ROUTER and DEALER sockets share: no limits on counts, a limit on sizes, heartbeats, buffers."""
+    socket.set(zmq.LINGER, 0)
+    socket.set(zmq.SNDHWM, 0)
+    socket.set(zmq.RCVHWM, 0)
+    socket.set(zmq.MAXMSGSIZE, MAX_FRAME_NBYTES)
+    if url.startswith("inproc://"):
+        return
+    socket.set(zmq.HANDSHAKE_IVL, 5000)
+    socket.set(zmq.HEARTBEAT_IVL, 1000)
+    socket.set(zmq.HEARTBEAT_TIMEOUT, 5000)
+    socket.set(zmq.HEARTBEAT_TTL, 5000)
+    if url.startswith("tcp://"):
+        socket.set(zmq.SNDBUF, 1 << 20)
+        socket.set(zmq.RCVBUF, 1 << 20)
+        if url.startswith("tcp://["):
+            socket.set(zmq.IPV6, 1)
+
+
+class Dealer:
+    """One DEALER. Messages go to libzmq only while the peer is there (`up`), or its queues would grow unseen."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, url: str, identity: bytes) -> None:
+        self.address = address
+        self.url = url
+        self.inproc = url.startswith("inproc://")
+        self.up = False
+        self.socket: zmq.Socket[bytes] | None = None
+        self.monitor: zmq.Socket[bytes] | None = None
+        self._context = context
+        self._identity = identity
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_nbytes = 0
+
+    def open(self) -> zmq.Socket[bytes]:
+        """Make the socket and let it connect; for `inproc://` once the name is bound."""
+        self.socket = socket = self._context.socket(zmq.DEALER)
+        set_stream_options(socket, self.url)
+        socket.set(zmq.ROUTING_ID, self._identity)
+        socket.set(zmq.IMMEDIATE, 1)
+        if not self.inproc:
+            socket.set(zmq.RECONNECT_IVL, 50)
+            socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+            socket.set(zmq.CONNECT_TIMEOUT, 5000)
+            self.monitor = self._watch(socket)
+        socket.connect(self.url)
+        return socket
+
+    def _watch(self, socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+        where = f"inproc://monitor-{secrets.token_hex(16)}"
+        socket.monitor(where, _UP | _DOWN)
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.set(zmq.LINGER, 0)
+        monitor.set(zmq.RCVHWM, 0)  # a full queue here would block libzmq's thread
+        monitor.connect(where)
+        return monitor
+
+    def changes(self) -> list[bool]:
+        """What the monitor told since the last look: True for up, False for down, alternating."""
+        found: list[bool] = []
+        state = self.up
+        while self.monitor is not None:
+            try:
+                event = self.monitor.recv_multipart(zmq.NOBLOCK)[0]
+            except zmq.Again:
+                break
+            up = struct.unpack_from("=H", event)[0] == _UP
+            if up != state:
+                found.append(up)
+                state = up
+        return found
+
+    def send(
+        self,
+        header: bytes,
+        frames: Sequence[Buffer],
+        large: list[bool],
+        done: Callable[[], None] | None,
+        loans: Loans,
+    ) -> None:
+        """Hand the message to libzmq, or keep it until the peer is there."""
+        if not self.up or self.socket is None:
+            self._keep(header, frames, large, done)
+            return
+        head = (header,)
+        if loans.send(self.socket, head, frames, large, done):
+            return
+        self.socket.get(zmq.EVENTS)  # libzmq may not have looked yet at a connection that has just come
+        if not loans.send(self.socket, head, frames, large, done) and done is not None:
+            finish(done)
+
+    def _keep(
+        self, header: bytes, frames: Sequence[Buffer], large: list[bool], done: Callable[[], None] | None
+    ) -> None:
+        kept = [frame if big else memoryview(frame).tobytes() for frame, big in zip(frames, large, strict=True)]
+        nbytes = len(header) + sum(memoryview(frame).nbytes for frame in kept)
+        if done is not None and not any(large):
+            finish(done)
+            done = None
+        self._waiting.append(_Waiting(header, kept, large, done, nbytes))
+        self._waiting_nbytes += nbytes
+        while len(self._waiting) > WAITING_MESSAGES or (
+            self._waiting_nbytes > WAITING_NBYTES and len(self._waiting) > 1
+        ):
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        oldest = self._waiting.popleft()
+        self._waiting_nbytes -= oldest.nbytes
+        if oldest.done is not None:
+            finish(oldest.done)
+
+    def rise(self, loans: Loans) -> None:
+        """The peer is there: send what waited."""
+        self.up = True
+        waiting, self._waiting, self._waiting_nbytes = self._waiting, deque(), 0
+        for message in waiting:
+            self.send(message.header, message.frames, message.large, message.done, loans)
+
+    def fall(self) -> None:
+        """The peer is gone: drop what waits."""
+        self.up = False
+        while self._waiting:
+            self._drop_oldest()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close the sockets; libzmq goes on sending for `linger_s` seconds. Never blocks."""
+        self.fall()
+        if self.socket is None:
+            return
+        if self.monitor is not None:
+            self.socket.disable_monitor()
+            self.monitor.close(0)
+        self.socket.close(round(1000 * linger_s))
+        self.socket = self.monitor = None

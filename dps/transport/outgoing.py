@@ -1,0 +1,164 @@
+"""How a message is handed to libzmq without copying, and when its buffers come back."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from dps.transport.endpoint import Buffer
+
+ZERO_COPY_NBYTES = 64 * 1024
+"""Frames from this size on are not copied (below it, copying is cheaper than telling that a buffer is free)."""
+
+MAX_FRAME_NBYTES = 1 << 30
+"""Longer frames are refused on both sides. Runs of variables travel in pieces of 1 MiB, so this leaves room
+for whole arrays in unusual messages, and bounds what a forged length makes libzmq reserve (memory that costs
+nothing until bytes really arrive)."""
+
+MAX_FRAMES = 4096
+"""Array frames of one message; the largest models agree on one run per shard, not on a frame per variable."""
+
+CUT = bytes.fromhex("c4c1a5e0d05b4f7793f2a86a0b1e97d3")
+"""The last frame of a message that Ctrl-C interrupted half-way (libzmq cannot take back what it was given);
+the receiver drops such a message."""
+
+_MORE = zmq.NOBLOCK | zmq.SNDMORE
+
+
+def large_frames(frames: Sequence[Buffer]) -> list[bool]:
+    """Which frames travel without a copy; ValueError for frames that cannot travel."""
+    if len(frames) > MAX_FRAMES:
+        raise ValueError(f"a message of {len(frames)} frames, at most {MAX_FRAMES} are possible; join some of them")
+    large = []
+    for frame in frames:
+        view = memoryview(frame)
+        if not view.c_contiguous:
+            raise ValueError(
+                f"a frame of shape {view.shape} is not C-contiguous; send numpy.ascontiguousarray(array) instead"
+            )
+        if view.nbytes > MAX_FRAME_NBYTES:
+            raise ValueError(f"a frame of {view.nbytes} bytes, at most {MAX_FRAME_NBYTES} are possible; send pieces")
+        large.append(view.nbytes >= ZERO_COPY_NBYTES)
+    return large
+
+
+def _transfer(
+    socket: zmq.Socket[bytes], head: Sequence[bytes], frames: Sequence[Buffer], large: list[bool], track: bool
+) -> list[zmq.MessageTracker] | None:
+    """Give one message to libzmq; the trackers of its large frames, or None when there is nobody to take it.
+
+    When the peer goes away in the middle, libzmq wants the other frames nevertheless and drops them.
+    """
+    left = len(head) + len(frames)
+    first = True
+    for part in head:
+        left -= 1
+        try:
+            socket.send(part, _MORE if left else zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
+                raise
+            if first:
+                return None
+        first = False
+    trackers = []
+    for frame, is_large in zip(frames, large, strict=True):
+        left -= 1
+        flags = _MORE if left else zmq.NOBLOCK
+        try:
+            if not is_large:
+                socket.send(frame, flags)
+            elif track:
+                trackers.append(socket.send(frame, flags, copy=False, track=True))
+            else:
+                socket.send(frame, flags, copy=False)
+        except zmq.Again:
+            continue
+    return trackers
+
+
+def finish(done: Callable[[], None]) -> None:
+    """Call a sender's `done`; what it raises is logged, the endpoint goes on."""
+    try:
+        done()
+    except Exception:
+        logging.getLogger("dps").exception("the callback of a message that was sent failed")
+
+
+def _cut(socket: zmq.Socket[bytes]) -> None:
+    """End a message that may be open; where none is open, this is a message of its own, or goes nowhere."""
+    try:
+        socket.send(CUT, zmq.NOBLOCK)
+    except zmq.ZMQError:
+        pass
+
+
+class Loans:
+    """Buffers that libzmq reads from at the moment, with the callbacks that wait for their return."""
+
+    SCAN = 8
+    _FIRST_PATIENCE_S = 0.001
+    _LAST_PATIENCE_S = 0.064
+
+    def __init__(self) -> None:
+        self.open: deque[tuple[zmq.MessageTracker, Callable[[], None]]] = deque()
+        self._unknown: list[Callable[[], None]] = []  # interrupted sends: nobody can say what libzmq still reads
+        self.patience_s = self._FIRST_PATIENCE_S
+        """How long a wait may last before the loans are looked at again; grows while nothing comes back."""
+
+    def send(
+        self,
+        socket: zmq.Socket[bytes],
+        head: Sequence[bytes],
+        frames: Sequence[Buffer],
+        large: list[bool],
+        done: Callable[[], None] | None,
+    ) -> bool:
+        """Hand one message over; False when there is nobody to take it (`done` is then still the caller's)."""
+        try:
+            trackers = _transfer(socket, head, frames, large, done is not None)
+        except BaseException:
+            _cut(socket)
+            if done is not None:
+                self._unknown.append(done)
+            raise
+        if trackers is None:
+            return False
+        if done is None:
+            return True
+        if trackers:
+            self.open.append((zmq.MessageTracker(*trackers), done))
+            self.patience_s = self._FIRST_PATIENCE_S
+        else:
+            finish(done)
+        return True
+
+    def reap(self) -> None:
+        """Call what is due among the oldest few; those not due go to the end of the row, so none hides another."""
+        returned = False
+        for _ in range(min(self.SCAN, len(self.open))):
+            loan = self.open.popleft()
+            if loan[0].done:
+                returned = True
+                finish(loan[1])
+            else:
+                self.open.append(loan)
+        self.patience_s = self._FIRST_PATIENCE_S if returned else min(2 * self.patience_s, self._LAST_PATIENCE_S)
+
+    def close(self, wait_s: float) -> None:
+        """Wait up to `wait_s` seconds for all buffers, then call every callback that is left."""
+        deadline = time.monotonic() + wait_s
+        while self.open:
+            tracker, done = self.open.popleft()
+            try:
+                tracker.wait(timeout=max(0.0, deadline - time.monotonic()))
+            except zmq.NotDone:
+                pass
+            finish(done)
+        while self._unknown:
+            finish(self._unknown.pop())

@@ -1,0 +1,132 @@
+"""The runtime of a real process: ZeroMQ, the clock, threads and the disk."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any
+
+import zmq
+
+from dps.checkpoint.storage import LocalStorage, Storage
+from dps.transport.endpoint import Endpoint
+from dps.transport.inproc import Names
+from dps.transport.zmq import ZmqEndpoint
+
+
+class ThreadTask:
+    """A daemon thread that runs one function with the context variables of who started it."""
+
+    def __init__(self, name: str, target: Callable[[], None]) -> None:
+        self.name = name
+        self._target = target
+        self._thread = threading.Thread(target=copy_context().run, args=(self._run,), name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._target()
+        except Exception:
+            logging.getLogger("dps").exception("task %s failed", self.name)
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end; True when it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+
+class RealRuntime:
+    """What one real process stands on. Made by `real_runtime()`; tests may make their own."""
+
+    simulated = False
+    piece_nbytes = 1 << 20
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name or f"pid {os.getpid()}"
+        self.random = random.Random(os.urandom(32))
+        self.storage: Storage = LocalStorage()
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._names = Names()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._endpoints: weakref.WeakSet[ZmqEndpoint] = weakref.WeakSet()
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Seconds since 1970-01-01 UTC."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Block this thread."""
+        if seconds > 0:
+            time.sleep(seconds)
+
+    def endpoint(self, bind: str | None = None) -> Endpoint:
+        """A new endpoint; see `Runtime.endpoint`. Also raises ConfigError for a malformed address."""
+        with self._lock:
+            if self._context is None:
+                self._context = zmq.Context(io_threads=1)
+                atexit.register(self._at_exit)
+        made = ZmqEndpoint(self._context, self._names, bind)
+        with self._lock:
+            self._endpoints.add(made)
+        return made
+
+    def spawn(self, name: str, target: Callable[[], None]) -> ThreadTask:
+        """Run `target` in a daemon thread, with the caller's context variables; what it raises is logged."""
+        return ThreadTask(name, target)
+
+    def compute(self) -> None:
+        """Nothing: real computing takes real time."""
+
+    def preempt(self) -> None:
+        """Nothing: the operating system does this."""
+
+    def record(self, what: str, **detail: Any) -> None:
+        """Nothing: only the simulator keeps a trace."""
+
+    def _at_exit(self) -> None:
+        """Let the last messages of closed endpoints leave, at most for their linger time.
+
+        With an endpoint still open this would wait for ever, and closing it under the thread that uses it is not
+        allowed; libzmq's thread then simply ends with the process.
+        """
+        context = self._context
+        if context is not None and os.getpid() == self._pid and all(made.closed for made in self._endpoints):
+            context.term()
+
+
+_lock = threading.Lock()
+_runtimes: dict[int, RealRuntime] = {}
+
+
+def real_runtime() -> RealRuntime:
+    """The one real runtime of this process; a forked child gets its own."""
+    pid = os.getpid()
+    found = _runtimes.get(pid)
+    if found is None:
+        with _lock:
+            found = _runtimes.setdefault(pid, RealRuntime())
+    return found
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

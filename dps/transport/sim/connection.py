@@ -1,0 +1,116 @@
+"""The two ends of a simulated connection, the messages on it, and what may cut it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+
+from dps.transport.endpoint import Event
+from dps.transport.sim.network import Lane
+from dps.transport.sim.scheduler import Group, SimTask
+
+Done = Callable[[], None]
+
+
+class State(Enum):
+    """Of a connection: nobody is there, being made, in use, broken and not yet noticed, gone for good."""
+
+    WAITING = "waiting"
+    OPENING = "opening"
+    UP = "up"
+    BROKEN = "broken"
+    CLOSED = "closed"
+
+
+class Port:
+    """An endpoint as the fabric sees it."""
+
+    def __init__(self, owner: Group, identity: bytes, rouse: Callable[[SimTask], None]) -> None:
+        self.address = ""
+        self.key = ""
+        """What its address means, the same for all spellings; "" when it is not bound."""
+        self.owner = owner
+        self.identity = identity
+        self.rouse = rouse
+        self.open = True
+        self.cut_at = inf
+        """Messages that have not left by then never will: the endpoint was closed, or its process killed."""
+        self.connections: dict[str, Connection] = {}
+        self.peers: dict[bytes, Connection] = {}
+        self.inbox: deque[Event] = deque()
+        self.receiver: SimTask | None = None
+        self.finished: deque[Done] = deque()
+        self.in_flight: dict[Message, None] = {}
+
+    def finish(self, done: Done | None) -> None:
+        """A message of this endpoint needs its frames no more: `done` is to be called by the owner's task."""
+        if done is not None and self.open:
+            self.finished.append(done)
+            if self.receiver is not None:
+                self.rouse(self.receiver)
+
+
+class Connection:
+    """What one endpoint opened to one address. It outlives the endpoints that come and go at that address."""
+
+    __slots__ = (
+        "address", "back", "client", "epoch", "forth", "key", "pending", "server", "silent_since", "state",
+    )  # fmt: skip
+
+    def __init__(self, client: Port, address: str, key: str) -> None:
+        self.client = client
+        self.address = address
+        self.key = key
+        self.state = State.WAITING
+        self.epoch = 0
+        """Messages of an earlier epoch are lost."""
+        self.server: Port | None = None
+        self.forth: Lane | None = None
+        self.back: Lane | None = None
+        self.pending: deque[Message] = deque()
+        self.silent_since: float | None = None
+
+
+class Message:
+    """One message on its way. Its frames are the sender's memory, read when it arrives and not before."""
+
+    __slots__ = ("copies", "done", "epoch", "header", "leaves_at", "outward", "source", "target", "via", "views")
+
+    def __init__(
+        self, via: Connection, outward: bool, header: bytes, views: list[memoryview], done: Done | None
+    ) -> None:
+        self.via = via
+        self.outward = outward
+        self.header = header
+        self.views = views
+        self.done = done
+        source = via.client if outward else via.server
+        assert source is not None
+        self.source = source
+        self.target: Port | None = None
+        self.epoch = 0
+        self.leaves_at = 0.0
+        self.copies = 1
+
+    def freeze(self) -> None:
+        """Read the frames now: the sender's memory is no longer its own."""
+        self.views = [memoryview(view.tobytes()) for view in self.views]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Nothing passes from `tasks` to `others` (None: everybody else), nor back unless it is `one_way`."""
+
+    tasks: frozenset[str]
+    others: frozenset[str] | None
+    one_way: bool
+
+    def stops(self, source: str, target: str) -> bool:
+        """Whether a message from one process to another is lost."""
+        return self._crosses(source, target) or (not self.one_way and self._crosses(target, source))
+
+    def _crosses(self, source: str, target: str) -> bool:
+        return source in self.tasks and (target not in self.tasks if self.others is None else target in self.others)

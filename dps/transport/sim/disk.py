@@ -1,0 +1,85 @@
+"""The disk that the processes of a world share, its faults, and how each process reaches it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable
+
+from dps.checkpoint.storage import Storage
+from dps.transport.sim.scheduler import Group, Scheduler
+
+
+class DiskFaults:
+    """A disk that is slow or full for a while: what `MemoryStorage` calls before each write."""
+
+    def __init__(self, scheduler: Scheduler, before: Callable[[str, int], None] | None) -> None:
+        self._slow: list[float] = []
+        self._full = 0
+        self._scheduler = scheduler
+        self.before = before
+        """What the storage asked before: it is asked first."""
+
+    def set_slow(self, write_s: float, on: bool) -> None:
+        """A spell of writes that take so many virtual seconds begins or ends; of several the longest counts."""
+        if on:
+            self._slow.append(write_s)
+        else:
+            self._slow.remove(write_s)
+
+    def set_full(self, on: bool) -> None:
+        """A spell of a full disk begins or ends."""
+        self._full += 1 if on else -1
+
+    def __call__(self, path: str, nbytes: int) -> None:
+        """Wait, or raise OSError(ENOSPC); outside of all tasks a write never waits."""
+        if self.before is not None:
+            self.before(path, nbytes)
+        if self._slow and not self._scheduler.between_tasks:
+            self._scheduler.pass_time(self._scheduler.task(), max(self._slow))
+        if self._full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+class ProcessDisk:
+    """The world's storage as one process reaches it: once the process has ended, every call raises GreenletExit."""
+
+    def __init__(self, storage: Storage, owner: Group) -> None:
+        self._storage = storage
+        self._owner = owner
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        """As Storage.write."""
+        return self._reached().write(path, chunks)
+
+    def read(self, path: str) -> bytes | memoryview:
+        """As Storage.read."""
+        return self._reached().read(path)
+
+    def read_range(self, path: str, offset: int, n: int) -> bytes | memoryview:
+        """As Storage.read_range."""
+        return self._reached().read_range(path, offset, n)
+
+    def exists(self, path: str) -> bool:
+        """As Storage.exists."""
+        return self._reached().exists(path)
+
+    def size(self, path: str) -> int:
+        """As Storage.size."""
+        return self._reached().size(path)
+
+    def names(self, folder: str) -> list[str]:
+        """As Storage.names."""
+        return self._reached().names(folder)
+
+    def remove_tree(self, path: str) -> None:
+        """As Storage.remove_tree."""
+        self._reached().remove_tree(path)
+
+    def check_writable(self, folder: str) -> None:
+        """As Storage.check_writable."""
+        self._reached().check_writable(folder)
+
+    def _reached(self) -> Storage:
+        self._owner.check()
+        return self._storage

@@ -1,0 +1,145 @@
+"""The endpoint that simulated processes send and receive with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dps.errors import Unavailable
+from dps.transport.endpoint import Buffer, Event, Route
+from dps.transport.sim.connection import Message, Port
+from dps.transport.sim.fabric import Fabric
+from dps.transport.sim.scheduler import SHORTEST_S, Group, Scheduler, SimulationError
+
+
+class SimEndpoint(Port):
+    """As `dps.transport.endpoint.Endpoint`; sending takes no virtual time.
+
+    A sent frame is read when its message arrives, however small it is: an array that is changed too early is
+    seen changed. What a killed process sends goes nowhere, and its calls that could block raise GreenletExit.
+    """
+
+    def __init__(self, fabric: Fabric, scheduler: Scheduler, owner: Group, bind: str | None) -> None:
+        super().__init__(owner, fabric.new_identity(), scheduler.rouse)
+        self._fabric = fabric
+        self._scheduler = scheduler
+        self._woken = False
+        if bind is not None:
+            fabric.bind(self, bind)
+
+    def connect(self, address: str) -> None:
+        """As Endpoint.connect. `Connected` comes a link's delay after somebody is there and in reach."""
+        if self._may_act("connect") and address not in self.connections:
+            self._fabric.connect(self, address)
+
+    def disconnect(self, address: str) -> None:
+        """As Endpoint.disconnect; what is on its way there or back is lost too."""
+        connection = self.connections.get(address)
+        if connection is not None and self.owner.alive:
+            self._fabric.close_connection(connection)
+            self.connections = {text: other for text, other in self.connections.items() if other is not connection}
+
+    def send(
+        self, route: Route, header: bytes, frames: Sequence[Buffer] = (), done: Callable[[], None] | None = None
+    ) -> None:
+        """As Endpoint.send. A message to a peer that is gone is dropped.
+
+        Raises ValueError for an empty header, a frame that is not contiguous, and a route that is not this endpoint's.
+        """
+        if not self._may_act("send"):
+            return
+        if self.finished:
+            self._call_done()
+        if not header:
+            raise ValueError("a message needs a header of at least one byte, got none")
+        views = [_view(frame) for frame in frames] if frames else []
+        if isinstance(route, str):
+            connection = self.connections.get(route) or self._fabric.connect(self, route)
+            self._fabric.send(Message(connection, True, header, views, done))
+            return
+        peer = self.peers.get(route)
+        if peer is not None:
+            self._fabric.send(Message(peer, False, header, views, done))
+        elif not self.address:
+            raise ValueError(f"route {route!r} is not from this endpoint, which is not bound; answer by address")
+        else:
+            self._fabric.send_nowhere(self, header, views)
+            self.finish(done)
+
+    def receive(self, timeout_s: float) -> Event | None:
+        """As Endpoint.receive, in virtual time. A look with timeout 0 lets the tasks run that are due now."""
+        if not self._may_act("receive"):
+            self._refuse()
+        if self.finished:
+            self._call_done()
+        if self.inbox:
+            return self.inbox.popleft()
+        task = self._scheduler.task()
+        if self.receiver is not None:
+            raise SimulationError(
+                f"tasks {self.receiver.name!r} and {task.name!r} of {self.owner.name} receive from one endpoint at a "
+                "time; an endpoint belongs to one task"
+            )
+        if not self._woken:
+            if timeout_s <= 0:
+                self._scheduler.pass_time(task, 0.0)
+            else:
+                self._wait(self._scheduler.now + max(timeout_s, SHORTEST_S))
+        if self.finished:
+            self._call_done()
+        if self.inbox:
+            return self.inbox.popleft()
+        self._woken = False
+        return None
+
+    def _wait(self, deadline: float) -> None:
+        scheduler = self._scheduler
+        task = self.receiver = scheduler.task()
+        try:
+            while not self.inbox and not self._woken and self.open and scheduler.now < deadline:
+                scheduler.block(task, deadline)
+                if self.finished:
+                    self._call_done()
+        finally:
+            self.receiver = None
+
+    def wake(self) -> None:
+        """As Endpoint.wake."""
+        if self.owner.alive:
+            self._woken = True
+            if self.receiver is not None:
+                self._scheduler.rouse(self.receiver)
+
+    def close(self, linger_s: float = 0.5) -> None:
+        """As Endpoint.close; never blocks. Peers that are connected here notice shortly."""
+        if self.open and self.owner.alive:
+            self._fabric.close(self, linger_s)
+            if self.receiver is not None:
+                self._scheduler.rouse(self.receiver)
+            self._call_done()
+
+    def _call_done(self) -> None:
+        while self.finished:
+            self.finished.popleft()()
+
+    def _may_act(self, what: str) -> bool:
+        """False in a process that has ended; Unavailable where the endpoint is closed."""
+        if not self.owner.alive:
+            return False
+        if not self.open:
+            raise Unavailable(
+                f"{self.owner.name} cannot {what}: its endpoint {self.address or '(not bound)'} is closed"
+            )
+        return True
+
+    def _refuse(self) -> None:
+        self._scheduler.task()
+        self.owner.check()
+
+
+def _view(frame: Buffer) -> memoryview:
+    view = memoryview(frame)
+    if not view.c_contiguous:
+        raise ValueError(
+            f"a frame of shape {view.shape} and strides {view.strides} is not C-contiguous; send a contiguous copy"
+        )
+    return view

@@ -1,0 +1,369 @@
+"""What lies between simulated endpoints: addresses, connections, messages on their way, partitions."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from math import inf, nextafter
+from random import Random
+from typing import Any
+
+from dps.errors import ConfigError, Unavailable
+from dps.transport.address import Address, parse, with_port
+from dps.transport.endpoint import Connected, Delivery, Disconnected, Event
+from dps.transport.sim.connection import Connection, Cut, Message, Port, State
+from dps.transport.sim.network import Lane, Link, Network
+from dps.transport.sim.scheduler import Group, Scheduler
+from dps.transport.sim.trace import Trace
+
+_FIRST_PORT = 49152
+"""Where ports that nobody chose begin."""
+
+
+class Fabric:
+    """All addresses and connections of one world."""
+
+    def __init__(self, seed: int | str, network: Network, scheduler: Scheduler, trace: Trace) -> None:
+        self.network = network
+        self.slow: dict[str, float] = {}
+        """Factor on all delays to and from a process."""
+        self._scheduler = scheduler
+        self._trace = trace
+        self._draw = Random(f"{seed}/network").random
+        self._identities = Random(f"{seed}/identities")
+        self._bound: dict[str, Port] = {}
+        self._waiting: dict[str, list[Connection]] = {}
+        self._up: dict[Connection, None] = {}
+        self._links: dict[tuple[str, str], Link] = {}
+        self._cuts: list[Cut] = []
+        self._next_port = _FIRST_PORT
+        self._arrive = self._arrived
+
+    def new_identity(self) -> bytes:
+        """16 random bytes."""
+        return self._identities.randbytes(16)
+
+    # Addresses
+
+    def bind(self, port: Port, text: str) -> None:
+        """Give `port` an address, a free one where port 0 is asked for. Unavailable if another has it."""
+        address = parse(text)
+        if address.scheme == "tcp" and address.port == 0:
+            address = self._free(port.owner, address)
+        key = _key(port.owner, address)
+        taken = self._bound.get(key)
+        if taken is not None:
+            raise Unavailable(
+                f"{port.owner.name} cannot listen at {address}: {taken.owner.name} has it; "
+                "choose another address, or port 0 for any"
+            )
+        port.address, port.key = str(address), key
+        self._bound[key] = port
+        for connection in self._waiting.pop(key, []):
+            self.open(connection)
+
+    def _free(self, owner: Group, address: Address) -> Address:
+        while True:
+            found = with_port(address, self._next_port)
+            self._next_port = self._next_port + 1 if self._next_port < 65535 else _FIRST_PORT
+            if _key(owner, found) not in self._bound:
+                return found
+
+    # Connections
+
+    def connect(self, port: Port, text: str) -> Connection:
+        """A connection that is kept up from now on; the one that is there for another spelling of the address."""
+        address = parse(text)
+        if address.scheme == "tcp" and address.port == 0:
+            raise ConfigError(f"cannot connect to {text}: port 0 means 'choose one'; give the port that was chosen")
+        key = _key(port.owner, address)
+        for connection in port.connections.values():
+            if connection.key == key:
+                break
+        else:
+            connection = Connection(port, text, key)
+            self.open(connection)
+        port.connections[text] = connection
+        return connection
+
+    def open(self, connection: Connection) -> None:
+        """Try to bring a connection up; where nobody is in reach, it waits until somebody is."""
+        server = self._bound.get(connection.key)
+        if connection.state is State.CLOSED:
+            return
+        if server is None or not self._in_reach(connection.client, server):
+            connection.state = State.WAITING
+            self._waiting.setdefault(connection.key, []).append(connection)
+            return
+        connection.state = State.OPENING
+        lane = Lane(self._link(connection.client.owner.name, server.owner.name))
+        _, time = lane.schedule(self._scheduler.now, 0, self._slow(lane), self._draw())
+        self._scheduler.push(time, self._opened, (connection, server))
+
+    def _opened(self, pair: tuple[Connection, Port]) -> None:
+        connection, server = pair
+        client = connection.client
+        if connection.state is not State.OPENING:
+            return
+        if self._bound.get(connection.key) is not server or not self._in_reach(client, server):
+            self.open(connection)
+            return
+        connection.state = State.UP
+        connection.epoch += 1
+        connection.server = server
+        connection.silent_since = None
+        connection.forth = Lane(self._link(client.owner.name, server.owner.name))
+        connection.back = Lane(self._link(server.owner.name, client.owner.name))
+        pending, connection.pending = connection.pending, deque()
+        if client.open:
+            self._up[connection] = None
+            server.peers[client.identity] = connection
+            self._note(client, "connected", to=server.owner.name, address=connection.address)
+            self.put(client, Connected(connection.address))
+        for message in pending:
+            self._launch(message)
+        if not client.open:
+            connection.state = State.CLOSED
+
+    def _break(self, connection: Connection, notice_at: float) -> None:
+        """An established connection is of no use any more; its client hears of it at `notice_at`."""
+        self._forget(connection)
+        connection.state = State.BROKEN
+        self._scheduler.push(notice_at, self._noticed, (connection, connection.epoch))
+
+    def _noticed(self, pair: tuple[Connection, int]) -> None:
+        connection, epoch = pair
+        if connection.state is State.BROKEN and connection.epoch == epoch:
+            connection.epoch += 1
+            self._note(connection.client, "disconnected", address=connection.address)
+            self.put(connection.client, Disconnected(connection.address))
+            self.open(connection)
+
+    def close_connection(self, connection: Connection) -> None:
+        """End a connection from the client's side; what is on its way is lost."""
+        self._forget(connection)
+        connection.state = State.CLOSED
+        connection.epoch += 1
+        self._drop_pending(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        self._up.pop(connection, None)
+        server = connection.server
+        if server is not None and server.peers.get(connection.client.identity) is connection:
+            del server.peers[connection.client.identity]
+        if connection.state is State.WAITING:
+            with suppress(KeyError, ValueError):
+                self._waiting[connection.key].remove(connection)
+
+    def _drop_pending(self, connection: Connection) -> None:
+        while connection.pending:
+            message = connection.pending.popleft()
+            self._lose(message, "dropped")
+
+    def close(self, port: Port, linger_s: float) -> None:
+        """Take an endpoint away. What was sent has `linger_s` to leave; the sender's arrays are no longer used."""
+        now = self._scheduler.now
+        for message in [*port.in_flight, *(m for c in port.connections.values() for m in c.pending)]:
+            message.freeze()
+            port.finish(message.done)
+            message.done = None
+        port.in_flight.clear()
+        port.open = False
+        port.cut_at = now + linger_s
+        if self._bound.get(port.key) is port:
+            del self._bound[port.key]
+        for connection in list(port.peers.values()):
+            self._break(connection, self._end_seen_at(connection, port))
+        for connection in port.connections.values():
+            if linger_s > 0 and connection.pending:
+                self._scheduler.push(port.cut_at, self._give_up, connection)
+            else:
+                self._give_up(connection)
+
+    def _end_seen_at(self, connection: Connection, server: Port) -> float:
+        """When a client notices that the other end closed: after all that still comes from there."""
+        lane = connection.back
+        assert lane is not None
+        reachable = self._in_reach(connection.client, server)
+        delay = self.network.detect_s if reachable else self.network.heartbeat_s
+        network = lane.link.network
+        last_at = server.cut_at + network.latency_s * (1.0 + network.jitter) * self._slow(lane)
+        return max(self._scheduler.now + delay, nextafter(min(lane.last_at, last_at), inf))
+
+    def _give_up(self, connection: Connection) -> None:
+        """Close a connection whose client is closed; what has left may still arrive."""
+        if connection.state is not State.CLOSED:
+            self._forget(connection)
+            connection.state = State.CLOSED
+            self._drop_pending(connection)
+
+    # Messages
+
+    def send(self, message: Message) -> None:
+        """Put a message on its way, keep it for a connection that is being made, or drop it."""
+        via = message.via
+        if via.state is State.UP:
+            self._launch(message)
+        elif message.outward and via.state is not State.BROKEN:
+            via.pending.append(message)
+            if len(via.pending) > self.network.queue_messages:
+                self._lose(via.pending.popleft(), "dropped")
+        else:
+            self._lose(message, "dropped")
+
+    def _launch(self, message: Message) -> None:
+        via = message.via
+        server, lane = via.server, via.forth if message.outward else via.back
+        assert server is not None and lane is not None
+        message.target = server if message.outward else via.client
+        message.epoch = via.epoch
+        nbytes = len(message.header)
+        for view in message.views:
+            nbytes += view.nbytes
+        draw, scheduler = self._draw, self._scheduler
+        slow = self._slow(lane) if self.slow else 1.0
+        message.leaves_at, arrives = lane.schedule(scheduler.now, nbytes, slow, draw())
+        if not lane.local:
+            network = lane.link.network
+            if network.loss and draw() < network.loss:
+                self._lose(message, "lost")
+                return
+            if network.double and draw() < network.double:
+                message.copies = 2
+                self._note_message(message, "doubled")
+                scheduler.push(arrives + draw() * network.reorder_delay_s, self._arrive, message)
+            if network.reorder and draw() < network.reorder:
+                self._note_message(message, "late")
+                arrives += draw() * network.reorder_delay_s
+        if message.views or message.done is not None:
+            message.source.in_flight[message] = None
+        scheduler.push(arrives, self._arrive, message)
+
+    def _arrived(self, message: Message) -> None:
+        source, target, via = message.source, message.target, message.via
+        assert target is not None
+        delivery = None
+        if not target.open or message.leaves_at > source.cut_at or message.epoch != via.epoch:
+            self._note_message(message, "dropped")
+        elif self._cuts and self._stopped(source.owner.name, target.owner.name):
+            self._note_message(message, "partitioned")
+        else:
+            frames = [memoryview(view.tobytes()) for view in message.views] if message.views else []
+            if self._trace.deliveries:
+                self._note_message(message, "delivered")
+            delivery = Delivery(source.identity if message.outward else via.address, message.header, frames)
+        message.copies -= 1
+        if not message.copies:
+            source.in_flight.pop(message, None)
+            if message.done is not None:
+                source.finish(message.done)
+        if delivery is not None:
+            self.put(target, delivery)
+
+    def _lose(self, message: Message, why: str) -> None:
+        self._note_message(message, why)
+        message.source.finish(message.done)
+
+    def send_nowhere(self, port: Port, header: bytes, views: list[memoryview]) -> None:
+        """Note a message to a peer that is not connected any more."""
+        nbytes = len(header) + sum(view.nbytes for view in views)
+        self._note(port, "dropped", to="a peer that is gone", nbytes=nbytes)
+
+    def put(self, port: Port, event: Event) -> None:
+        """Give an endpoint an event, and the task that waits for it the turn. Only between tasks."""
+        if not port.open:
+            return
+        port.inbox.append(event)
+        task = port.receiver
+        if task is not None and task.waiting:
+            task.waiting = False
+            self._scheduler.resume(task)
+
+    # Silence
+
+    def cut(self, cut: Cut) -> None:
+        """Let a partition begin."""
+        self._cuts.append(cut)
+        self.look_again()
+
+    def mend(self, cut: Cut) -> bool:
+        """Let a partition end; False when it has ended already."""
+        if cut not in self._cuts:
+            return False
+        self._cuts.remove(cut)
+        self.look_again()
+        return True
+
+    def mend_all(self) -> None:
+        """Let all partitions end."""
+        self._cuts.clear()
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Who can hear whom has changed: watch those who fell silent, connect those who came back."""
+        now = self._scheduler.now
+        for connection in self._up:
+            assert connection.server is not None
+            if self._in_reach(connection.client, connection.server):
+                connection.silent_since = None
+            elif connection.silent_since is None:
+                connection.silent_since = now
+                due = now + self.network.heartbeat_s
+                self._scheduler.push(due, self._check_silence, (connection, connection.epoch, now))
+        waiting, self._waiting = self._waiting, {}
+        for connections in waiting.values():
+            for connection in connections:
+                self.open(connection)
+
+    def _check_silence(self, what: tuple[Connection, int, float]) -> None:
+        connection, epoch, since = what
+        if connection.state is State.UP and connection.epoch == epoch and connection.silent_since == since:
+            self._break(connection, self._scheduler.now)
+
+    def _in_reach(self, one: Port, other: Port) -> bool:
+        """Whether both hear the other: a stopped process does not answer heartbeats."""
+        if one.owner.paused or other.owner.paused:
+            return one.owner is other.owner
+        if not self._cuts:
+            return True
+        a, b = one.owner.name, other.owner.name
+        return not (self._stopped(a, b) or self._stopped(b, a))
+
+    def _stopped(self, source: str, target: str) -> bool:
+        return source != target and any(cut.stops(source, target) for cut in self._cuts)
+
+    # Links and trace
+
+    def _link(self, source: str, target: str) -> Link:
+        link = self._links.get((source, target))
+        if link is None:
+            link = self._links[source, target] = Link(self.network, source, target)
+        return link
+
+    def set_slow(self, name: str, factor: float) -> None:
+        """Multiply all delays to and from a process from now on; 1 is normal."""
+        if factor == 1.0:
+            self.slow.pop(name, None)
+        else:
+            self.slow[name] = factor
+
+    def _slow(self, lane: Lane) -> float:
+        return self.slow.get(lane.link.source, 1.0) * self.slow.get(lane.link.target, 1.0)
+
+    def _note(self, port: Port, what: str, **detail: Any) -> None:
+        self._trace.add(self._scheduler.now, port.owner.name, what, detail)
+
+    def _note_message(self, message: Message, what: str) -> None:
+        target = message.target
+        to = message.via.address if target is None else target.owner.name
+        nbytes = len(message.header) + sum(view.nbytes for view in message.views)
+        self._note(message.source, what, to=to, nbytes=nbytes)
+
+
+def _key(owner: Group, address: Address) -> str:
+    """What an address means: inproc names belong to one process, localhost is 127.0.0.1."""
+    if address.scheme == "inproc":
+        return f"{address} in {owner.name}"
+    if address.scheme == "tcp":
+        return f"tcp {'127.0.0.1' if address.host == 'localhost' else address.host} {address.port}"
+    return str(address)

@@ -1,0 +1,91 @@
+"""The model of a network: what its links are like, and when a message that is sent now arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf, nextafter
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What links between processes are like; messages within a process are quick and never lost.
+
+    A message leaves when its link (from one process to another) has sent what came before, at `bytes_per_s`, and
+    arrives `latency_s` x (1 to 1 + `jitter`) later, after what was sent before it on the same connection. `loss`,
+    `double` and `reorder` are the probabilities that it is lost, comes twice, or comes up to `reorder_delay_s` late
+    and out of order. A peer whose process ends is noticed after `detect_s`, one that falls silent after
+    `heartbeat_s`. At most `queue_messages` wait for a connection that is not up; the oldest give way.
+
+    `links` gives other properties to the way from one task to another, "*" is any task, and the names go before
+    the stars: `{("worker:0", "*"): dataclasses.replace(network, latency_s=0.1)}`.
+    """
+
+    latency_s: float = 100e-6
+    jitter: float = 0.5
+    bytes_per_s: float = 1e9
+    loss: float = 0.0
+    double: float = 0.0
+    reorder: float = 0.0
+    reorder_delay_s: float = 0.05
+    detect_s: float = 0.02
+    heartbeat_s: float = 5.0
+    queue_messages: int = 1024
+    links: Mapping[tuple[str, str], Network] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("loss", "double", "reorder"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"Network({name}={getattr(self, name)}): wanted a probability, 0 to 1")
+        for name in ("latency_s", "jitter", "reorder_delay_s", "detect_s", "heartbeat_s"):
+            if getattr(self, name) < 0.0:
+                raise ValueError(f"Network({name}={getattr(self, name)}): wanted 0 or more")
+        if self.bytes_per_s <= 0.0:
+            raise ValueError(f"Network(bytes_per_s={self.bytes_per_s}): wanted more than 0")
+
+    def between(self, source: str, target: str) -> Network:
+        """The properties of the way from one task to another."""
+        if self.links:
+            for key in ((source, target), (source, "*"), ("*", target)):
+                if key in self.links:
+                    return self.links[key]
+        return self
+
+
+class Link:
+    """The wire from one process to another: its properties, and when it has sent all that waits."""
+
+    __slots__ = ("free_at", "network", "source", "target")
+
+    def __init__(self, network: Network, source: str, target: str) -> None:
+        self.network = network.between(source, target)
+        self.source = source
+        self.target = target
+        self.free_at = 0.0
+
+
+class Lane:
+    """One direction of one connection: messages stay in order on it."""
+
+    __slots__ = ("last_at", "link", "local")
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.local = link.source == link.target
+        self.last_at = 0.0
+
+    def schedule(self, now: float, nbytes: int, slow: float, draw: float) -> tuple[float, float]:
+        """When a message of `nbytes` leaves and when it arrives; `draw` is a random number from [0, 1)."""
+        if self.local:
+            leaves = now
+            arrives = now + 1e-6 * (1.0 + draw)
+        else:
+            link = self.link
+            network = link.network
+            leaves = max(now, link.free_at) + nbytes / network.bytes_per_s * slow
+            link.free_at = leaves
+            arrives = leaves + network.latency_s * (1.0 + network.jitter * draw) * slow
+        if arrives <= self.last_at:
+            arrives = nextafter(self.last_at, inf)
+        self.last_at = arrives
+        return leaves, arrives

@@ -1,0 +1,182 @@
+"""Simulated processes: how they start, end, are killed, stopped and started again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dps.transport.endpoint import current_runtime
+from dps.transport.sim.runtime import Setting, SimRuntime
+from dps.transport.sim.scheduler import GreenletExit, SimTask
+
+Main = Callable[[], int | None]
+
+LINGER_S = 0.5
+"""How long messages have to leave when a process ends by itself."""
+
+
+@dataclass(slots=True, eq=False)
+class SimProcess:
+    """One process of a world, through all its lives. To be read; the world changes it."""
+
+    name: str
+    state: Literal["running", "ended", "killed", "waiting to restart"]
+    exit_code: int | None
+    """None while it runs and after a kill."""
+    error: BaseException | None
+    """What `main` raised, SystemExit excepted."""
+    incarnation: int
+    """How often it was started, minus one."""
+    runtime: SimRuntime
+    restarts: int
+    """How often it may still be started again after a kill."""
+    restart_delay_s: float
+    task_errors: list[BaseException] = field(default_factory=list)
+    """What tasks other than main's raised, over all lives."""
+
+
+class Supervisor:
+    """Starts and ends the processes of one world."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.processes: dict[str, SimProcess] = {}
+        self._setting = setting
+        self._scheduler = setting.scheduler
+        self._programs: dict[str, tuple[Main, Context]] = {}
+        self._results: dict[SimTask, list[int | None]] = {}
+        self._pauses: dict[SimRuntime, int] = {}
+
+    def add(self, name: str, main: Main, restarts: int, restart_delay_s: float) -> SimProcess:
+        """A new process, which begins now; it gets a copy of the caller's context variables in each life."""
+        if name in self.processes:
+            raise ValueError(f"there is a process {name!r} already; each needs a name of its own")
+        self._programs[name] = (main, copy_context())
+        runtime = SimRuntime(self._setting, name, 0, self._task_ended)
+        process = SimProcess(name, "running", None, None, 0, runtime, restarts, restart_delay_s)
+        self.processes[name] = process
+        self._scheduler.expected += 1
+        self._begin(process)
+        return process
+
+    def _begin(self, process: SimProcess) -> None:
+        main, context = self._programs[process.name]
+        context, result = context.copy(), []
+        context.run(current_runtime.set, process.runtime)
+        task = SimTask(self._scheduler, process.runtime, "main", lambda: result.append(main()), context)
+        self._results[task] = result
+        self._scheduler.start(task)
+
+    def _begin_again(self, process: SimProcess) -> None:
+        if process.state != "waiting to restart":
+            return
+        process.incarnation += 1
+        process.runtime = SimRuntime(self._setting, process.name, process.incarnation, self._task_ended)
+        process.state, process.exit_code, process.error = "running", None, None
+        self.note(process.name, "restart", incarnation=process.incarnation)
+        self._begin(process)
+
+    def _task_ended(self, runtime: SimRuntime, task: SimTask) -> None:
+        result = self._results.pop(task, None)
+        if not runtime.alive:
+            return
+        process = self.processes[runtime.name]
+        if result is None:
+            if task.error is not None and not isinstance(task.error, SystemExit):
+                process.task_errors.append(task.error)
+                self.note(process.name, "task failed", task=task.name, error=repr(task.error))
+            return
+        process.state = "ended"
+        process.exit_code = _exit_code(result, task.error)
+        process.error = None if isinstance(task.error, SystemExit) else task.error
+        detail = {} if process.error is None else {"error": repr(process.error)}
+        self.note(process.name, "exit", code=process.exit_code, **detail)
+        self._scheduler.expected -= 1
+        self._end(runtime, LINGER_S)
+
+    def _end(self, runtime: SimRuntime, linger_s: float) -> None:
+        """From here on nothing that the process's code does has an effect."""
+        runtime.alive = False
+        for endpoint in runtime.endpoints:
+            if endpoint.open:
+                self._setting.fabric.close(endpoint, linger_s)
+        runtime.endpoints.clear()
+        self._pauses.pop(runtime, None)
+        self._scheduler.doom(runtime)
+
+    def kill(self, name: str, restart_after: float | None) -> None:
+        """kill -9; a task of the process itself does not return from this call."""
+        process = self._running(name, "kill")
+        if process is None:
+            return
+        runtime = process.runtime
+        self.note(name, "kill")
+        if restart_after is None and process.restarts > 0:
+            process.restarts -= 1
+            restart_after = process.restart_delay_s
+        if restart_after is None:
+            process.state = "killed"
+            self._scheduler.expected -= 1
+        else:
+            process.state = "waiting to restart"
+            self._scheduler.push(self._scheduler.now + restart_after, self._begin_again, process)
+        self._end(runtime, 0.0)
+        current = self._scheduler.current
+        if current is not None and current.group is runtime:
+            raise GreenletExit
+
+    def pause(self, name: str, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT `seconds` later; a task of the process itself goes on until it blocks."""
+        process = self._running(name, "pause")
+        if process is None:
+            return
+        runtime = process.runtime
+        self._pauses[runtime] = self._pauses.get(runtime, 0) + 1
+        runtime.paused = True
+        self.note(name, "pause", seconds=seconds)
+        self._setting.fabric.look_again()
+        self._scheduler.push(self._scheduler.now + seconds, self._go_on, runtime)
+
+    def _go_on(self, runtime: SimRuntime) -> None:
+        pauses = self._pauses.pop(runtime, 0)
+        if pauses > 1:
+            self._pauses[runtime] = pauses - 1
+        elif pauses == 1:
+            runtime.paused = False
+            self.note(runtime.name, "resume")
+            stalled, runtime.stalled = runtime.stalled, []
+            for task in stalled:
+                self._scheduler.push(self._scheduler.now, self._scheduler.resume, task)
+            self._setting.fabric.look_again()
+
+    def end_all(self) -> None:
+        """Kill whatever is alive; nothing starts again."""
+        for process in self.processes.values():
+            if process.state == "running":
+                process.state = "killed"
+                self._scheduler.expected -= 1
+                self._end(process.runtime, 0.0)
+            elif process.state == "waiting to restart":
+                process.state = "killed"
+                self._scheduler.expected -= 1
+
+    def note(self, name: str, what: str, **detail: object) -> None:
+        """A line in the trace."""
+        self._setting.trace.add(self._scheduler.now, name, what, detail)
+
+    def _running(self, name: str, doing: str) -> SimProcess | None:
+        process = self.processes.get(name)
+        if process is None or process.state != "running":
+            self.note(name, f"{doing} ignored", state="unknown" if process is None else process.state)
+            return None
+        return process
+
+
+def _exit_code(result: list[int | None], error: BaseException | None) -> int:
+    """As the Python interpreter ends a process."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if error is not None:
+        return 1
+    return (result[0] if result else None) or 0

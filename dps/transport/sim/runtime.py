@@ -1,0 +1,109 @@
+"""What a simulated process stands on, from its start until it ends or is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import copy_context
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from dps.checkpoint.storage import Storage
+from dps.transport.endpoint import Endpoint, Task, current_runtime
+from dps.transport.sim.compute import Compute
+from dps.transport.sim.disk import ProcessDisk
+from dps.transport.sim.endpoint import SimEndpoint
+from dps.transport.sim.fabric import Fabric
+from dps.transport.sim.scheduler import Group, Scheduler, SimTask
+from dps.transport.sim.trace import Trace
+
+EPOCH_S = 1_700_000_000.0
+"""What the wall clock shows when a world begins, seconds since 1970-01-01 UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all processes of one world share."""
+
+    seed: int | str
+    scheduler: Scheduler
+    fabric: Fabric
+    trace: Trace
+    storage: Storage
+    compute: Compute
+    piece_nbytes: int
+    preempt: float
+    preempt_s: float
+    clock_offsets: bool
+
+
+class SimRuntime(Group):
+    """As `dps.transport.endpoint.Runtime`, in virtual time; one for each life of a process."""
+
+    simulated = True
+
+    def __init__(self, setting: Setting, name: str, incarnation: int, ended: Callable[[SimRuntime, SimTask], None]):
+        super().__init__(name)
+        self.incarnation = incarnation
+        self.random = Random(f"{setting.seed}/random/{name}/{incarnation}")
+        self.piece_nbytes = setting.piece_nbytes
+        self.storage: Storage = ProcessDisk(setting.storage, self)
+        self.endpoints: list[SimEndpoint] = []
+        self._setting = setting
+        self._scheduler = setting.scheduler
+        self._ended = ended
+        clock = Random(f"{setting.seed}/clock/{name}/{incarnation}")
+        self._offset_s = float(clock.randrange(1000)) if setting.clock_offsets else 0.0
+        self._steps = 0
+
+    def task_ended(self, task: SimTask) -> None:
+        """As Group.task_ended."""
+        self._ended(self, task)
+
+    def now(self) -> float:
+        """As Runtime.now: each process has a clock that began some whole seconds earlier."""
+        return self._scheduler.now + self._offset_s
+
+    def wall(self) -> float:
+        """As Runtime.wall; the same in all processes."""
+        return EPOCH_S + self._scheduler.now
+
+    def sleep(self, seconds: float) -> None:
+        """As Runtime.sleep; 0 lets the tasks run that are due now."""
+        self._scheduler.pass_time(self._scheduler.task(), seconds)
+
+    def endpoint(self, bind: str | None = None) -> Endpoint:
+        """As Runtime.endpoint; any host is allowed, no keys are asked for."""
+        self.check()
+        endpoint = SimEndpoint(self._setting.fabric, self._scheduler, self, bind)
+        self.endpoints = [other for other in self.endpoints if other.open]
+        self.endpoints.append(endpoint)
+        return endpoint
+
+    def spawn(self, name: str, target: Callable[[], None]) -> Task:
+        """As Runtime.spawn. What `target` raises ends only this task, and is kept in its `error` and the trace."""
+        self.check()
+        context = copy_context()
+        context.run(current_runtime.set, self)
+        task = SimTask(self._scheduler, self, name, target, context)
+        self._scheduler.start(task)
+        return task
+
+    def compute(self) -> None:
+        """As Runtime.compute: the virtual time of the compute model, longer while the process is slow."""
+        step, self._steps = self._steps, self._steps + 1
+        setting = self._setting
+        seconds = setting.compute.step_s(setting.seed, self.name, step) * setting.fabric.slow.get(self.name, 1.0)
+        if seconds > 0:
+            self.sleep(seconds)
+
+    def preempt(self) -> None:
+        """As Runtime.preempt: with some probability, others run for a moment."""
+        setting = self._setting
+        if setting.preempt and self._scheduler.draw() < setting.preempt:
+            self.sleep(setting.preempt_s * self._scheduler.draw())
+
+    def record(self, what: str, **detail: Any) -> None:
+        """As Runtime.record."""
+        if self.alive:
+            self._setting.trace.add(self._scheduler.now, self.name, what, detail)

@@ -1,0 +1,323 @@
+"""The virtual clock and the tasks on it: one runs at a time, and the order follows from the seed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import Context
+from heapq import heappop, heappush
+from math import inf
+from random import Random
+from typing import Any, NoReturn
+
+from dps.errors import DpsError
+
+try:
+    from greenlet import GreenletExit, getcurrent, greenlet  # type: ignore[import-untyped, unused-ignore]
+except ImportError as _error:
+    raise ImportError("the simulator needs greenlet, which is not installed: pip install 'dps[sim]'") from _error
+
+__all__ = ["SHORTEST_S", "GreenletExit", "Group", "Scheduler", "SimTask", "SimulationError"]
+
+SHORTEST_S = 1e-9
+"""The least time that a wait with a timeout takes; below it a clock in seconds may not move at all."""
+
+_Entry = tuple[float, float, int, Callable[[Any], object], Any]
+
+
+class SimulationError(DpsError):
+    """The simulation itself went wrong: a task that spins, or a call that only a simulated task may make."""
+
+
+class Group:
+    """The tasks of one life of a process; they end together."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.paused = False
+        self.stalled: list[SimTask] = []
+        """Tasks that would run if the process were not paused."""
+        self.tasks: dict[SimTask, None] = {}
+        self._refusals = 0
+
+    def check(self) -> None:
+        """Raise GreenletExit in a task whose process was killed or has ended: it cannot do anything any more."""
+        if not self.alive:
+            self._refusals += 1
+            raise GreenletExit
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether a dead process's code goes on and on in spite of GreenletExit."""
+        return self._refusals > 1000
+
+    def task_ended(self, task: SimTask) -> None:
+        """A task's code has returned or raised; called by the scheduler, between tasks."""
+
+
+class SimTask:
+    """What stands for a thread: a greenlet that the scheduler resumes."""
+
+    __slots__ = (
+        "_joiners", "_scheduler", "_target", "alive", "context", "deadline", "error", "green", "group", "name",
+        "timers", "waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self, scheduler: Scheduler, group: Group, name: str, target: Callable[[], None], context: Context
+    ) -> None:
+        self.name = name
+        self.group = group
+        self.context = context
+        self.alive = True
+        self.error: BaseException | None = None
+        self.green: greenlet | None = None
+        self.waiting = False
+        """Whether the task is blocked in a wait that `Scheduler.rouse` or its deadline may end."""
+        self.deadline = inf
+        self.timers: list[float] = []
+        """When timers of this task fire, the next one last."""
+        self._scheduler = scheduler
+        self._target = target
+        self._joiners: list[SimTask] = []
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end, in virtual time; True when it has ended."""
+        scheduler = self._scheduler
+        deadline = inf if timeout_s is None else scheduler.now + timeout_s
+        while self.alive:
+            if scheduler.now >= deadline:
+                return False
+            caller = scheduler.task()
+            self._joiners.append(caller)
+            try:
+                scheduler.block(caller, deadline)
+            finally:
+                if caller in self._joiners:
+                    self._joiners.remove(caller)
+        return True
+
+    def body(self) -> None:
+        """What the greenlet runs. KeyboardInterrupt goes on to the scheduler, as it would to a main thread."""
+        try:
+            self._target()
+        except GreenletExit:
+            pass
+        except SimulationError as error:
+            self._scheduler.fail(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - kept for whoever asks how the process ended
+            self.error = error
+        finally:
+            self.alive = False
+
+    def finish(self) -> None:
+        """Tell those who wait for the end, and the process."""
+        self.alive = False
+        self.timers.clear()
+        self.group.tasks.pop(self, None)
+        joiners, self._joiners = self._joiners, []
+        for joiner in joiners:
+            self._scheduler.rouse(joiner)
+        self.group.task_ended(self)
+
+
+class Scheduler:
+    """A heap of what happens when; equal times in random order, drawn from the seed."""
+
+    def __init__(self, seed: int | str, steps_at_one_instant: int) -> None:
+        self.now = 0.0
+        self.current: SimTask | None = None
+        self.expected = 0
+        """How many things may still do something by themselves: processes, restarts, calls of the user."""
+        self._limit = steps_at_one_instant
+        self._heap: list[_Entry] = []
+        self._draw = Random(f"{seed}/schedule").random
+        self._sequence = 0
+        self._hub: greenlet | None = None
+        self._running = False
+        self._last: SimTask | None = None
+        self._doomed: list[Group] = []
+        self._failure: BaseException | None = None
+        self._stuck: list[SimTask] = []
+        self._fire = self._timer_fired
+        self.resume = self._resume
+
+    def push(self, time_s: float, call: Callable[[Any], object], argument: Any) -> None:
+        """Call something between tasks at a virtual time, at the earliest now."""
+        self._sequence += 1
+        heappush(self._heap, (max(self.now, time_s), self._draw(), self._sequence, call, argument))
+
+    def draw(self) -> float:
+        """A random number from [0, 1) out of the stream that decides the order of things."""
+        return self._draw()
+
+    def run(self, until_s: float, stop: Callable[[], bool] | None) -> None:
+        """Let things happen until nothing can, `stop()` is true or the clock would pass `until_s`."""
+        if self._running:
+            raise SimulationError("run was called from inside the simulation; it belongs outside")
+        self._running = True
+        self._hub = getcurrent()
+        try:
+            self._loop(until_s, stop)
+        finally:
+            self._running = False
+            self.current = None
+
+    def _loop(self, until_s: float, stop: Callable[[], bool] | None) -> None:
+        heap, fire, steps, instant_ends = self._heap, self._fire, 0, -1.0
+        while heap and self.expected:
+            if stop is not None and stop():
+                return
+            time, _, _, call, argument = heap[0]
+            if time > until_s:
+                self.now = max(self.now, until_s)
+                return
+            heappop(heap)
+            if call is fire and not self._timer_counts(argument, time):
+                continue
+            self.now = time
+            if time > instant_ends:
+                instant_ends, steps = time + SHORTEST_S, 0
+            else:
+                steps += 1
+                if steps > self._limit:
+                    raise SimulationError(self._spinning(steps))
+            call(argument)
+            if self._doomed:
+                self.reap()
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+
+    def _spinning(self, steps: int) -> str:
+        who = "nobody" if self._last is None else f"task {self._last.name!r} of {self._last.group.name}"
+        return (
+            f"{steps} steps at virtual time {self.now:.6f} s and the clock does not move; {who} ran last: "
+            "it seems to loop without waiting; let it block in receive or sleep"
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Make `run` raise this; the first one counts."""
+        if self._failure is None:
+            self._failure = error
+
+    # Tasks
+
+    def task(self) -> SimTask:
+        """The task that runs now; it may block. GreenletExit where it is to end, SimulationError where there is none."""
+        current = self.current
+        if current is None:
+            if getcurrent().parent is not None:
+                raise GreenletExit  # a task of a world that nobody holds any more is being collected
+            raise SimulationError("only a simulated task may wait; this call came from outside of all tasks")
+        group = current.group
+        if not group.alive:
+            if group.hopeless:
+                self._abandon(current)
+            group.check()
+        return current
+
+    def start(self, task: SimTask) -> None:
+        """Let a new task run, now or after what else happens now."""
+        task.group.tasks[task] = None
+        self.push(self.now, self.resume, task)
+
+    def rouse(self, task: SimTask) -> None:
+        """End a task's wait; it goes on at the present time."""
+        if task.waiting:
+            task.waiting = False
+            self.push(self.now, self.resume, task)
+
+    def block(self, task: SimTask, deadline: float) -> None:
+        """Wait in the present task until it is roused or the deadline comes; it may be neither: look again."""
+        task.waiting = True
+        task.deadline = deadline
+        timers = task.timers
+        if deadline != inf and (not timers or deadline < timers[-1]):
+            timers.append(deadline)
+            self.push(deadline, self._fire, task)
+        self._switch()
+
+    def pass_time(self, task: SimTask, seconds: float) -> None:
+        """Let the present task go on `seconds` later; nothing can shorten it."""
+        self.push(self.now + (max(seconds, SHORTEST_S) if seconds > 0 else 0.0), self.resume, task)
+        self._switch()
+
+    def _switch(self) -> None:
+        assert self._hub is not None
+        self._hub.switch()
+
+    def _timer_counts(self, task: SimTask, time: float) -> bool:
+        """Whether a timer that is due ends a wait; one timer serves many waits, each with a later deadline."""
+        if not task.alive or not task.timers:
+            return False
+        task.timers.pop()
+        if not task.waiting:
+            return False
+        if task.deadline <= time:
+            return True
+        if task.deadline != inf and (not task.timers or task.deadline < task.timers[-1]):
+            task.timers.append(task.deadline)
+            self.push(task.deadline, self._fire, task)
+        return False
+
+    def _timer_fired(self, task: SimTask) -> None:
+        task.waiting = False
+        self._resume(task)
+
+    def _resume(self, task: SimTask) -> None:
+        """Run a task until it blocks or ends. Only between tasks."""
+        group = task.group
+        if not task.alive or not group.alive:
+            return
+        if group.paused:
+            group.stalled.append(task)
+            return
+        green = task.green
+        if green is None:
+            green = task.green = greenlet(task.body, parent=self._hub)
+            green.gr_context = task.context
+        self.current = self._last = task
+        green.switch()
+        self.current = None
+        if not task.alive:
+            task.finish()
+
+    # The end of a process
+
+    @property
+    def between_tasks(self) -> bool:
+        """Whether no task runs now."""
+        return self.current is None
+
+    def doom(self, group: Group) -> None:
+        """End the tasks of a group that is no longer alive, as soon as no task runs."""
+        self._doomed.append(group)
+        if self.current is None:
+            self.reap()
+
+    def reap(self) -> None:
+        """Throw GreenletExit into the tasks of the groups that have ended, oldest first."""
+        while self._doomed:
+            group = self._doomed.pop(0)
+            group.stalled.clear()
+            for task in list(group.tasks):
+                if task.green is not None and task.alive:
+                    self.current = task
+                    try:
+                        task.green.throw(GreenletExit)
+                    finally:
+                        self.current = None
+                task.finish()
+
+    def _abandon(self, task: SimTask) -> NoReturn:
+        """Never come back to a task that swallows GreenletExit for ever."""
+        self._stuck.append(task)
+        self.fail(
+            SimulationError(
+                f"task {task.name!r} of {task.group.name} goes on after its process ended: it catches GreenletExit "
+                "in a loop; catch Exception there, not BaseException"
+            )
+        )
+        while True:
+            self._switch()

@@ -1,0 +1,220 @@
+"""A simulated world: processes, network, disk and faults on a virtual clock, the same again for the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from types import TracebackType
+from typing import Literal, Self
+
+from dps.checkpoint.storage import Storage
+from dps.transport.sim.compute import Compute
+from dps.transport.sim.connection import Cut
+from dps.transport.sim.disk import DiskFaults
+from dps.transport.sim.fabric import Fabric
+from dps.transport.sim.faults import DiskFull, Fault, Kill, Partition, Pause, Slow, SlowDisk
+from dps.transport.sim.network import Network
+from dps.transport.sim.process import Main, SimProcess, Supervisor
+from dps.transport.sim.runtime import Setting
+from dps.transport.sim.scheduler import Scheduler
+from dps.transport.sim.trace import Trace, TraceEvent
+
+
+class World:
+    """Everything that a simulation holds; `run` lets it happen. Belongs to one thread.
+
+    `trace="all"` notes every message that arrives too. `preempt` is the probability that `Runtime.preempt` lets
+    others run, for up to `preempt_s` virtual seconds. `clock_offsets` makes the processes' monotonic clocks differ.
+    `storage` is shared by all processes and outlives them; it is a new MemoryStorage when none is given.
+    `steps_at_one_instant` is how much may happen while the clock stands still before `run` raises SimulationError.
+    """
+
+    def __init__(
+        self,
+        seed: int | str = 0,
+        network: Network | None = None,
+        compute: Compute | None = None,
+        faults: Sequence[Fault] = (),
+        piece_nbytes: int = 64,
+        trace: bool | Literal["all"] = True,
+        *,
+        storage: Storage | None = None,
+        preempt: float = 0.1,
+        preempt_s: float = 100e-6,
+        clock_offsets: bool = True,
+        steps_at_one_instant: int = 1_000_000,
+    ) -> None:
+        self.seed = seed
+        self._scheduler = Scheduler(seed, steps_at_one_instant)
+        self._trace = Trace(record=bool(trace), deliveries=trace == "all")
+        self._fabric = Fabric(seed, network or Network(), self._scheduler, self._trace)
+        self._slow: dict[str, list[float]] = {}
+        self._disk, self.storage = _disk(self._scheduler, storage)
+        setting = Setting(
+            seed, self._scheduler, self._fabric, self._trace, self.storage, compute or Compute(), piece_nbytes,
+            preempt, preempt_s, clock_offsets,
+        )  # fmt: skip
+        self._supervisor = Supervisor(setting)
+        for fault in faults:
+            self._scheduler.push(fault.at, self._happen, fault)
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the world began."""
+        return self._scheduler.now
+
+    @property
+    def processes(self) -> dict[str, SimProcess]:
+        """By name, in the order in which they were added."""
+        return self._supervisor.processes
+
+    @property
+    def trace(self) -> list[TraceEvent]:
+        """What happened, in order."""
+        return self._trace.events
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many events of each kind there were: "lost", "doubled", "late", "partitioned", "dropped", "kill", ..."""
+        return self._trace.counts
+
+    def trace_text(self, last: int | None = 200) -> str:
+        """The last lines of the trace; None: all."""
+        return self._trace.text(last)
+
+    def process(self, name: str, main: Main, restarts: int = 0, restart_delay_s: float = 0.5) -> SimProcess:
+        """A process that begins now and ends when `main` returns its exit code (None is 0) or raises.
+
+        `main` runs in a copy of the caller's context variables; `runtime()` is the process's own in there. After a
+        kill it is called again, up to `restarts` times. ValueError for a name that is taken.
+        """
+        return self._supervisor.add(name, main, restarts, restart_delay_s)
+
+    def run(self, until_s: float = 600.0, stop: Callable[[], bool] | None = None) -> None:
+        """Let things happen until nothing can, `stop()` is true, or the virtual time is `until_s`. May go on later.
+
+        Raises SimulationError for a task that spins, and what functions given to `at` and `stop` raise. What
+        processes raise is kept in their `error`.
+        """
+        self._scheduler.run(until_s, stop)
+
+    def at(self, time_s: float, call: Callable[[], object]) -> None:
+        """Call a function at a virtual time, outside of all processes; it must not block."""
+        self._scheduler.expected += 1
+        self._scheduler.push(time_s, self._call, call)
+
+    def _call(self, call: Callable[[], object]) -> None:
+        self._scheduler.expected -= 1
+        call()
+
+    def kill(self, name: str, restart_after: float | None = None) -> None:
+        """kill -9, now. Nothing that its code still does has an effect, `finally` blocks included.
+
+        Started again after `restart_after` seconds; None: as its `restarts` say. Ignored where it does not run.
+        """
+        self._supervisor.kill(name, restart_after)
+
+    def pause(self, name: str, seconds: float) -> None:
+        """SIGSTOP for some seconds: what arrives waits. Peers see it as dead after the network's `heartbeat_s`."""
+        self._supervisor.pause(name, seconds)
+
+    def partition(
+        self,
+        tasks: str | Iterable[str],
+        others: str | Iterable[str] | None = None,
+        seconds: float | None = None,
+        one_way: bool = False,
+    ) -> None:
+        """Lose all messages between `tasks` and `others` (None: everybody else), for some seconds or until `heal`.
+
+        With `one_way` only those from `tasks` to `others` are lost; heartbeats fail all the same.
+        """
+        cut = Cut(_names(tasks), None if others is None else _names(others), one_way)
+        self._supervisor.note("network", "partition", **_cut_detail(cut))
+        self._fabric.cut(cut)
+        if seconds is not None:
+            self._scheduler.push(self.now + seconds, self._mend, cut)
+
+    def heal(self) -> None:
+        """End all partitions, now."""
+        self._supervisor.note("network", "heal")
+        self._fabric.mend_all()
+
+    def close(self) -> None:
+        """Kill what is alive, so that its memory is free; the trace stays. A second call does nothing."""
+        self._supervisor.end_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Faults
+
+    def _mend(self, cut: Cut) -> None:
+        if self._fabric.mend(cut):
+            self._supervisor.note("network", "heal", **_cut_detail(cut))
+
+    def _happen(self, fault: Fault) -> None:
+        match fault:
+            case Kill():
+                self.kill(fault.task, fault.restart_after)
+            case Pause():
+                self.pause(fault.task, fault.seconds)
+            case Partition():
+                self.partition(fault.tasks, None, fault.seconds, fault.one_way)
+            case Slow():
+                factor = fault.factor
+                self._spell(
+                    fault.task, "slow", fault.seconds, lambda on: self._set_slow(fault.task, factor, on), factor
+                )
+            case SlowDisk():
+                write_s = fault.write_s
+                self._spell("disk", "slow disk", fault.seconds, lambda on: self._disk.set_slow(write_s, on), write_s)
+            case DiskFull():
+                self._spell("disk", "full disk", fault.seconds, self._disk.set_full, 1.0)
+
+    def _spell(self, who: str, what: str, seconds: float, switch: Callable[[bool], None], amount: float) -> None:
+        """Switch something on, and off again after some seconds."""
+
+        def over(_: object) -> None:
+            switch(False)
+            self._supervisor.note(who, f"{what} over")
+
+        switch(True)
+        self._supervisor.note(who, what, seconds=seconds, amount=amount)
+        self._scheduler.push(self.now + seconds, over, None)
+
+    def _set_slow(self, task: str, factor: float, on: bool) -> None:
+        factors = self._slow.setdefault(task, [])
+        if on:
+            factors.append(factor)
+        else:
+            factors.remove(factor)
+        self._fabric.set_slow(task, prod(factors))
+
+
+def _names(tasks: str | Iterable[str]) -> frozenset[str]:
+    return frozenset([tasks] if isinstance(tasks, str) else tasks)
+
+
+def _cut_detail(cut: Cut) -> dict[str, object]:
+    others = "all others" if cut.others is None else ",".join(sorted(cut.others))
+    return {"tasks": ",".join(sorted(cut.tasks)), "others": others, "one_way": cut.one_way}
+
+
+def _disk(scheduler: Scheduler, storage: Storage | None) -> tuple[DiskFaults, Storage]:
+    """The storage with its faults. One that is not a MemoryStorage has none: it cannot wait in virtual time."""
+    from dps.checkpoint.memory import MemoryStorage
+
+    if storage is None:
+        storage = MemoryStorage()
+    if not isinstance(storage, MemoryStorage):
+        return DiskFaults(scheduler, None), storage
+    before = storage.before_write
+    faults = DiskFaults(scheduler, before.before if isinstance(before, DiskFaults) else before)
+    storage.before_write = faults
+    return faults, storage

@@ -1,0 +1,165 @@
+"""Messages as bytes: a msgpack header, then the raw bytes of the arrays, one frame each.
+
+The header is a list: protocol version, kind of message, request number, sender, its incarnation, the actor it
+is for, the message's fields, and dtype and shape of each array. A message class is a frozen dataclass of
+plain fields, registered with its kind; the field `arrays`, where there is one, travels as frames. Everything
+that comes from outside is checked before it is used: kinds, field types, dtypes, shapes, byte counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_type_hints
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from dps.errors import ProtocolError
+from dps.transport.endpoint import Buffer
+
+VERSION = 1
+MAX_FRAMES = 4096
+MAX_HEADER_NBYTES = 64 << 20
+MAX_DIMS = 32
+_DTYPES = frozenset(
+    np.dtype(name).str for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+)
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Root of all messages; a subclass is registered with `@kind(number)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message with its addressing. `actor` is "" for an answer; `request` is 0 where no answer is wanted."""
+
+    message: Message
+    actor: str = ""
+    request: int = 0
+    sender: str = ""
+    incarnation: int = 0
+
+
+@dataclass(frozen=True)
+class _Form:
+    cls: type[Message]
+    names: tuple[str, ...]
+    types: tuple[tuple[type, ...], ...]
+    has_arrays: bool
+
+
+_FORMS: dict[int, _Form] = {}
+_KINDS: dict[type, int] = {}
+_PLAIN: dict[Any, tuple[type, ...]] = {
+    int: (int,), str: (str,), bool: (bool,), bytes: (bytes,), float: (float, int),
+    list: (list,), dict: (dict,), Any: (object,),
+}  # fmt: skip
+_M = TypeVar("_M", bound=Message)
+
+
+def kind(number: int) -> Callable[[type[_M]], type[_M]]:
+    """Register a message class under a number; fields are int, str, bool, bytes, float, list, dict, Any."""
+
+    def register(cls: type[_M]) -> type[_M]:
+        if number in _FORMS:
+            raise TypeError(f"message kind {number} is taken by {_FORMS[number].cls.__name__}")
+        hints = get_type_hints(cls)
+        names = tuple(f.name for f in dataclasses.fields(cls) if f.name != "arrays")
+        types = tuple(_PLAIN[getattr(hints[name], "__origin__", hints[name])] for name in names)
+        _FORMS[number] = _Form(cls, names, types, "arrays" in hints)
+        _KINDS[cls] = number
+        return cls
+
+    return register
+
+
+def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
+    """Header bytes and the arrays that follow as frames; arrays are not copied."""
+    message = envelope.message
+    number = _KINDS[type(message)]
+    form = _FORMS[number]
+    arrays: tuple[Array, ...] = message.arrays if form.has_arrays else ()  # type: ignore[attr-defined]
+    header = msgpack.packb(
+        (
+            VERSION, number, envelope.request, envelope.sender, envelope.incarnation, envelope.actor,
+            [getattr(message, name) for name in form.names],
+            [(a.dtype.str, *a.shape) for a in arrays],
+        )
+    )  # fmt: skip
+    return header, arrays
+
+
+def decode(header: bytes, frames: Sequence[Buffer]) -> Envelope:
+    """The envelope in a header and its frames; arrays are read-only views of the frames.
+
+    Raises ProtocolError for everything that does not fit; nothing is allocated for it.
+    """
+    if len(header) > MAX_HEADER_NBYTES or len(frames) > MAX_FRAMES:
+        raise ProtocolError(f"header of {len(header)} bytes and {len(frames)} frames is over the limits")
+    try:
+        parts = msgpack.unpackb(header, strict_map_key=False, use_list=True)
+    except Exception as error:
+        raise ProtocolError(f"not a message: {type(error).__name__}") from None
+    if not isinstance(parts, list) or not parts or parts[0] != VERSION or isinstance(parts[0], bool):
+        got = parts[0] if isinstance(parts, list) and parts and isinstance(parts[0], int) else "something else"
+        raise ProtocolError(
+            f"got protocol version {got}, this task speaks {VERSION}; install the same dps version on all tasks"
+        )
+    if len(parts) != 8:
+        raise ProtocolError(f"a header has 8 parts, got {len(parts)}")
+    _, number, request, sender, incarnation, actor, fields, shapes = parts
+    if type(number) is not int or type(request) is not int or type(incarnation) is not int:
+        raise ProtocolError("kind, request and incarnation must be integers")
+    if type(sender) is not str or type(actor) is not str or type(fields) is not list or type(shapes) is not list:
+        raise ProtocolError("sender and actor must be text, fields and shapes must be lists")
+    form = _FORMS.get(number)
+    if form is None:
+        raise ProtocolError(f"unknown message kind {number}")
+    message = _message(form, fields, shapes, frames)
+    return Envelope(message, actor, request, sender, incarnation)
+
+
+def peek(header: bytes) -> tuple[int, str] | None:
+    """Request number and actor of a header that `decode` refused, so that its sender can be told; or None."""
+    try:
+        parts = msgpack.unpackb(header)
+        request, actor = parts[2], parts[5]
+    except Exception:
+        return None
+    return (request, actor) if type(request) is int and type(actor) is str else None
+
+
+def _message(form: _Form, fields: list[Any], shapes: list[Any], frames: Sequence[Buffer]) -> Message:
+    if len(fields) != len(form.names):
+        raise ProtocolError(f"{form.cls.__name__} has {len(form.names)} fields, got {len(fields)}")
+    for name, types, value in zip(form.names, form.types, fields, strict=True):
+        if not isinstance(value, types) or (value.__class__ is bool and bool not in types and object not in types):
+            raise ProtocolError(f"{form.cls.__name__}.{name} cannot be a {type(value).__name__}")
+    if not form.has_arrays:
+        if shapes or frames:
+            raise ProtocolError(f"{form.cls.__name__} carries no arrays, got {len(frames)}")
+        return form.cls(*fields)
+    if len(shapes) != len(frames):
+        raise ProtocolError(f"{len(shapes)} shapes for {len(frames)} frames")
+    arrays = tuple(_array(shape, frame) for shape, frame in zip(shapes, frames, strict=True))
+    return form.cls(*fields, arrays)  # type: ignore[call-arg]
+
+
+def _array(described: Any, frame: Buffer) -> Array:
+    if type(described) is not list or not 1 <= len(described) <= MAX_DIMS + 1 or described[0] not in _DTYPES:
+        raise ProtocolError("an array is described by a known dtype and its shape")
+    dtype, shape = np.dtype(described[0]), described[1:]
+    if not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
+        raise ProtocolError(f"shape {shape} is not a list of sizes")
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes != frame.nbytes:
+        raise ProtocolError(f"an array of shape {tuple(shape)} and dtype {dtype} has {nbytes} bytes, got {frame.nbytes}")
+    return np.frombuffer(frame, dtype).reshape(shape)

@@ -1,0 +1,271 @@
+"""The real side of the seam: an endpoint over ZeroMQ.
+
+One ROUTER where it is bound, one DEALER per node it connected to. libzmq's own thread moves the bytes, keeps the
+heartbeats and tells by a socket monitor when a connection comes or breaks, however busy Python is.
+"""
+
+from __future__ import annotations
+
+import math
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import zmq
+
+from dps.errors import Unavailable
+from dps.transport.address import parse, url
+from dps.transport.dealer import Dealer, new_identity
+from dps.transport.endpoint import Buffer, Connected, Delivery, Disconnected, Event
+from dps.transport.incoming import Malformed, take
+from dps.transport.inproc import Names
+from dps.transport.listener import Listener
+from dps.transport.outgoing import Loans, finish, large_frames
+from dps.transport.wake import Wake
+
+_LONGEST_POLL_S = 3600.0
+
+
+class ZmqEndpoint:
+    """An `Endpoint`. It may be made in one thread and used in another, by one thread at a time.
+
+    `dropped` counts messages that arrived malformed: no header, or more than 4,096 frames.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], names: Names, bind: str | None = None) -> None:
+        self.address = ""
+        self.dropped = 0
+        self.closed = False
+        self._context = context
+        self._names = names
+        self._identity = new_identity()
+        self._listener = None if bind is None else Listener(context, names, bind)
+        self._dealers: dict[str, Dealer] = {}
+        self._by_url: dict[str, Dealer] = {}
+        self._by_socket: dict[zmq.Socket[bytes], Dealer] = {}
+        self._loans = Loans()
+        self._events: deque[Event] = deque()
+        self._ready: deque[zmq.Socket[bytes]] = deque()
+        self._told: deque[tuple[str, bool]] = deque()
+        self._woken = False
+        self._wake = Wake()
+        self._signals = selectors.DefaultSelector()  # the wake and all monitors: one entry in the poller
+        self._signals.register(self._wake.fd, selectors.EVENT_READ, None)
+        self._poller = zmq.Poller()
+        self._poller.register(cast(Any, self._signals).fileno(), zmq.POLLIN)  # epoll and kqueue have one
+        self._inproc = self._listener is not None and self._listener.inproc
+        if self._listener is not None:
+            self.address = self._listener.address
+            self._poller.register(self._listener.socket, zmq.POLLIN)
+
+    def connect(self, address: str) -> None:
+        """Open a connection to a node and watch it; a second call does nothing.
+
+        Blocks only where a host name other than localhost must be looked up. Raises ConfigError for a malformed
+        address and Unavailable for a host without an address.
+        """
+        if address not in self._dealers:
+            self._connect(address)
+
+    def _connect(self, address: str) -> Dealer:
+        self._check_open()
+        where = url(parse(address))
+        dealer = self._by_url.get(where)
+        if dealer is None:
+            dealer = self._by_url[where] = Dealer(self._context, address, where, self._identity)
+            if dealer.inproc:
+                self._names.watch(where, self)
+            else:
+                self._open(dealer)
+        self._dealers[address] = dealer
+        self._attend()
+        return dealer
+
+    def disconnect(self, address: str) -> None:
+        """Close the connection to a node; what is still queued for it is dropped."""
+        dealer = self._dealers.get(address)
+        if dealer is None:
+            return
+        if dealer.inproc:
+            self._names.forget(dealer.url, self)
+        self._shut(dealer)
+        del self._by_url[dealer.url]
+        self._dealers = {text: other for text, other in self._dealers.items() if other is not dealer}
+
+    def send(
+        self, route: str | bytes, header: bytes, frames: Sequence[Buffer] = (), done: Callable[[], None] | None = None
+    ) -> None:
+        """Hand a message over; never blocks; see `Endpoint.send`.
+
+        Raises ValueError for an empty header, frames that are not contiguous or too long, and a route that is not
+        this endpoint's; Unavailable once the endpoint is closed.
+        """
+        if self._loans.open:
+            self._loans.reap()
+        if not header:
+            raise ValueError("a message needs a header of at least one byte, got none")
+        large = large_frames(frames) if frames else []
+        if isinstance(route, str):
+            dealer = self._dealers.get(route) or self._connect(route)
+            if not dealer.up:
+                self._attend()
+            dealer.send(header, frames, large, done, self._loans)
+            return
+        self._check_open()
+        if self._listener is None:
+            raise ValueError(f"route {route!r} is not from this endpoint, which is not bound; answer by address")
+        taken = self._loans.send(self._listener.socket, (route, header), frames, large, done)
+        if not taken and done is not None:
+            finish(done)
+
+    def receive(self, timeout_s: float) -> Event | None:
+        """The next event, or None after `timeout_s` seconds or a `wake`. Blocks; 0 only looks."""
+        if self._loans.open:
+            self._loans.reap()
+        if self._events:
+            return self._events.popleft()
+        while self._ready:
+            delivery = self._take(self._ready.popleft())
+            if delivery is not None:
+                return delivery
+        return self._wait(timeout_s)
+
+    def _wait(self, timeout_s: float) -> Event | None:
+        self._check_open()
+        deadline = time.monotonic() + timeout_s
+        left_s = timeout_s
+        while True:
+            if self._woken:
+                left_s = 0.0
+            elif self._loans.open:
+                left_s = min(left_s, self._loans.patience_s)
+            self._poll(min(left_s, _LONGEST_POLL_S))
+            if self._events:
+                return self._events.popleft()
+            while self._ready:
+                delivery = self._take(self._ready.popleft())
+                if delivery is not None:
+                    return delivery
+            if self._loans.open:
+                self._loans.reap()
+            if self._woken:
+                self._woken = False
+                return None
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return None
+
+    def _poll(self, wait_s: float) -> None:
+        """Wait for anything; fills `_ready` with readable sockets and `_events` with what the monitors say."""
+        for socket, _ in self._poller.poll(math.ceil(1000 * wait_s) if wait_s > 0 else 0):
+            if isinstance(socket, int):
+                self._attend()
+            else:
+                self._ready.append(socket)
+
+    def _attend(self) -> None:
+        """Look at the wake and at the monitors that have something to say."""
+        for key, _ in self._signals.select(0):
+            if key.data is None:
+                self._wake.clear()
+            else:
+                self._look(key.data)
+        while self._told:
+            where, bound = self._told.popleft()
+            dealer = self._by_url.get(where)
+            if dealer is not None:
+                self._rebind(dealer, bound)
+
+    def _rebind(self, dealer: Dealer, bound: bool) -> None:
+        """An inproc name was bound or left; libzmq does not connect to such a name a second time."""
+        if dealer.up:
+            self._change(dealer, False)
+        if bound:
+            self._shut(dealer)
+            self._open(dealer)
+            self._change(dealer, True)
+
+    def _look(self, dealer: Dealer) -> None:
+        for up in dealer.changes():
+            self._change(dealer, up)
+
+    def _change(self, dealer: Dealer, up: bool) -> None:
+        if up:
+            self._events.append(Connected(dealer.address))
+            dealer.rise(self._loans)
+            return
+        dealer.fall()
+        socket = dealer.socket
+        while socket is not None and socket.poll(0):  # its last words come before its end
+            delivery = self._take(socket)
+            if delivery is not None:
+                self._events.append(delivery)
+        self._events.append(Disconnected(dealer.address))
+
+    def _open(self, dealer: Dealer) -> None:
+        socket = dealer.open()
+        self._by_socket[socket] = dealer
+        self._poller.register(socket, zmq.POLLIN)
+        if dealer.monitor is not None:
+            self._signals.register(dealer.monitor.fileno(), selectors.EVENT_READ, dealer)
+            self._look(dealer)  # the descriptor tells of new events only after a first look found none
+
+    def _shut(self, dealer: Dealer, linger_s: float = 0.0) -> None:
+        if dealer.socket is not None:
+            self._poller.unregister(dealer.socket)
+            del self._by_socket[dealer.socket]
+            if dealer.socket in self._ready:
+                self._ready.remove(dealer.socket)
+        if dealer.monitor is not None:
+            self._signals.unregister(dealer.monitor.fileno())
+        dealer.close(linger_s)
+
+    def _take(self, socket: zmq.Socket[bytes]) -> Delivery | None:
+        """One message from a readable socket; None when it is malformed."""
+        dealer = self._by_socket.get(socket)
+        try:
+            if dealer is not None:
+                return take(socket, dealer.address, dealer.inproc)
+            return take(socket, None, self._inproc)
+        except Malformed:
+            self.dropped += 1
+            return None
+
+    def tell(self, url: str, bound: bool) -> None:
+        """An inproc name changed; called by the thread that bound or closed it."""
+        self._told.append((url, bound))
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Make a `receive` that waits now, or the next one, return. Any thread may call it."""
+        self._woken = True
+        self._wake.set()
+
+    def close(self, linger_s: float = 0.5) -> None:
+        """Close all sockets; what was sent gets up to `linger_s` seconds to leave. A second call does nothing.
+
+        Waits for the buffers that were lent with a `done`, and until the address is free again; libzmq sends the
+        rest meanwhile and after.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        self._events.clear()
+        self._ready.clear()
+        for dealer in self._by_url.values():
+            if dealer.inproc:
+                self._names.forget(dealer.url, self)
+            self._shut(dealer, linger_s)
+        self._by_url.clear()
+        self._dealers.clear()
+        if self._listener is not None:
+            self._listener.close(linger_s)
+        self._loans.close(linger_s)
+        self._signals.close()
+        self._wake.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Unavailable(f"the endpoint {self.address or 'without address'} is closed; make a new one")

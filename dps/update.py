@@ -1,0 +1,111 @@
+"""The switch on the ps: how gradients become updates. Plain settings, chosen once for a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from dps.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Async:
+    """Each gradient is applied when it arrives; nobody waits for anybody.
+
+    `max_staleness`: a gradient older than this many versions is dropped (None: never).
+    `damping`: scale the rate by 1 / (1 + staleness) ** damping; 1 is the usual choice, None is off.
+    `compensation`: the lambda of delay compensation, g + lambda g² (w - w_pulled) (Zheng et al., ICML 2017);
+    the ps then keeps a copy of the values for every session.
+    """
+
+    max_staleness: int | None = None
+    damping: float | None = None
+    compensation: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least(self.max_staleness, 0, "max_staleness")
+        if self.damping is not None and not (math.isfinite(self.damping) and self.damping >= 0):
+            raise ValueError(f"damping is a number of at least 0 or None, got {self.damping!r}")
+        if not (math.isfinite(self.compensation) and self.compensation >= 0):
+            raise ValueError(f"compensation is a number of at least 0, got {self.compensation!r}")
+
+
+@dataclass(frozen=True)
+class SyncReplicas:
+    """`replicas_to_aggregate` of `total_num_replicas` gradients are averaged and applied as one step.
+
+    None: the number of workers. More replicas than are aggregated are backup workers; fewer compute several
+    batches a step. `initial_tokens` None: max(0, aggregate - total).
+    """
+
+    replicas_to_aggregate: int | None = None
+    total_num_replicas: int | None = None
+    initial_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self.replicas_to_aggregate, 1, "replicas_to_aggregate")
+        _at_least(self.total_num_replicas, 1, "total_num_replicas")
+        _at_least(self.initial_tokens, 0, "initial_tokens")
+        if None not in (self.replicas_to_aggregate, self.total_num_replicas, self.initial_tokens):
+            least = max(0, self.replicas_to_aggregate - self.total_num_replicas)  # type: ignore[operator]
+            if self.initial_tokens < least:  # type: ignore[operator]
+                raise ValueError(
+                    f"initial_tokens={self.initial_tokens} is too few: with {self.replicas_to_aggregate} gradients of "
+                    f"{self.total_num_replicas} replicas the first step could not finish; wanted at least {least}"
+                )
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """As Async, but no worker reads when it is more than `staleness` steps ahead of the slowest (SSP)."""
+
+    staleness: int
+
+    def __post_init__(self) -> None:
+        _at_least(self.staleness, 0, "staleness")
+
+
+Update = Async | SyncReplicas | Bounded
+_MODES: dict[str, type[Update]] = {"async": Async, "sync": SyncReplicas, "bounded": Bounded}
+
+
+def to_wire(update: Update) -> dict[str, Any]:
+    """Plain values: {"mode": ..., and the fields}."""
+    mode = next(name for name, cls in _MODES.items() if type(update) is cls)
+    return {"mode": mode, **dataclasses.asdict(update)}
+
+
+def from_wire(data: dict[str, Any]) -> Update:
+    """The settings again; ConfigError for what they cannot be."""
+    fields = dict(data)
+    mode = fields.pop("mode", None)
+    if mode not in _MODES:
+        raise ConfigError(f"update mode {mode!r} is not known; wanted one of {', '.join(_MODES)}")
+    try:
+        return _MODES[mode](**fields)
+    except TypeError as error:
+        raise ConfigError(f"update mode {mode}: {error}") from None
+
+
+def parse(text: str) -> Update:
+    """The command line's form: "async", "sync" or "bounded:S"."""
+    mode, _, argument = text.partition(":")
+    if mode == "bounded" and argument.isdecimal():
+        return Bounded(int(argument))
+    if mode in ("async", "sync") and not argument:
+        return _MODES[mode]()  # type: ignore[call-arg]
+    raise ConfigError(f"--update {text!r} is not known; wanted async, sync or bounded:S with S the allowed steps ahead")
+
+
+def describe(data: dict[str, Any]) -> str:
+    """A line for people: the mode, and the fields that are not defaults."""
+    update = from_wire(data)
+    given = [f"{f.name}={v}" for f in dataclasses.fields(update) if (v := getattr(update, f.name)) != f.default]
+    return f"{type(update).__name__}({', '.join(given)})"
+
+
+def _at_least(value: int | None, least: int, name: str) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+        raise ValueError(f"{name} is an int of at least {least} or None, got {value!r}")

@@ -1,0 +1,266 @@
+"""Which part of which variable lives on which ps, and how a ps lays its parts out as one run of bytes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dps.cluster.partition import split_rows
+from dps.errors import PlacementError, ProtocolError
+from dps.transport.wire import Array
+
+ALIGN = 64
+
+
+@dataclass(frozen=True)
+class VariableSpec:
+    """A logical variable: what clients see. `optimizer` is its wire form; None: it is never updated."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    optimizer: dict[str, Any] | None
+    sparse: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows `row0` to `row0 + rows` of a variable, on one ps; the only part of an unsplit variable has all."""
+
+    index: int
+    variable: int
+    name: str
+    shape: tuple[int, ...]
+    row0: int
+    ps: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All variables and their parts, in creation order; the same on every task of a run."""
+
+    variables: tuple[VariableSpec, ...]
+    parts: tuple[Part, ...]
+    ps: tuple[int, ...]
+    """Task indices of the ps; the first is the step ps."""
+
+    def to_wire(self) -> dict[str, Any]:
+        return {
+            "variables": [[v.name, list(v.shape), v.dtype, v.optimizer, v.sparse] for v in self.variables],
+            "parts": [[p.variable, p.name, list(p.shape), p.row0, p.ps] for p in self.parts],
+            "ps": list(self.ps),
+        }
+
+    @staticmethod
+    def from_wire(data: Mapping[str, Any]) -> Plan:
+        """Raises ProtocolError for a plan that does not fit itself."""
+        try:
+            variables = tuple(
+                VariableSpec(str(n), tuple(map(int, s)), np.dtype(d).str, o, bool(x))
+                for n, s, d, o, x in data["variables"]
+            )
+            parts = tuple(
+                Part(i, int(v), str(n), tuple(map(int, s)), int(r), int(k))
+                for i, (v, n, s, r, k) in enumerate(data["parts"])
+            )
+            plan = Plan(variables, parts, tuple(int(k) for k in data["ps"]))
+            plan._check()
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"not a plan: {error}") from None
+        return plan
+
+    def _check(self) -> None:
+        rows: dict[int, int] = {}
+        for part in self.parts:
+            spec = self.variables[part.variable]
+            if part.ps not in self.ps or any(n < 0 for n in part.shape) or part.row0 != rows.get(part.variable, 0):
+                raise ValueError(f"part {part.name} does not fit")
+            if spec.shape and (not part.shape or part.shape[1:] != spec.shape[1:]):
+                raise ValueError(f"part {part.name} has shape {part.shape} of {spec.shape}")
+            rows[part.variable] = part.row0 + (part.shape[0] if part.shape else 1)
+        for index, spec in enumerate(self.variables):
+            if rows.get(index, -1) != (spec.shape[0] if spec.shape else 1):
+                raise ValueError(f"the parts of {spec.name} do not make it up")
+
+    @functools.cached_property
+    def by_name(self) -> dict[str, int]:
+        """Index of each variable by its name."""
+        return {spec.name: index for index, spec in enumerate(self.variables)}
+
+    @functools.cached_property
+    def parts_of(self) -> tuple[tuple[Part, ...], ...]:
+        """The parts of each variable, in row order."""
+        found: list[list[Part]] = [[] for _ in self.variables]
+        for part in self.parts:
+            found[part.variable].append(part)
+        return tuple(tuple(parts) for parts in found)
+
+    @functools.cached_property
+    def layouts(self) -> dict[int, ShardLayout]:
+        """The layout of each ps."""
+        return {ps: ShardLayout.of(self, ps) for ps in self.ps}
+
+    def bytes_per_ps(self) -> dict[int, int]:
+        return {ps: sum(a.nbytes for a in layout.arenas) for ps, layout in self.layouts.items()}
+
+    def differs(self, other: Plan) -> str:
+        """The first difference in names, shapes, dtypes or optimizers, as a sentence; "" when there is none."""
+        mine, theirs = [v.name for v in self.variables], [v.name for v in other.variables]
+        if mine != theirs:
+            only = sorted(set(mine) ^ set(theirs))
+            return f"the variables differ: {only[:5]}" if only else "the variables come in another order"
+        for a, b in zip(self.variables, other.variables, strict=True):
+            if (a.shape, a.dtype) != (b.shape, b.dtype):
+                return f"{a.name} is {a.dtype} {a.shape} here and {b.dtype} {b.shape} there"
+            if a.optimizer != b.optimizer:
+                return f"the optimizer of {a.name} is {a.optimizer} here and {b.optimizer} there"
+        return ""
+
+
+Place = Callable[[str, tuple[int, ...], str], int]
+"""A ps task for a part, called in creation order with its name, shape and dtype."""
+
+
+def make_plan(
+    variables: list[VariableSpec],
+    ps: tuple[int, ...],
+    place: Place,
+    partitioner: Callable[[tuple[int, ...], str], int] | None,
+) -> Plan:
+    """Split and place all variables. Raises PlacementError when a policy returns nonsense."""
+    parts: list[Part] = []
+    for index, spec in enumerate(variables):
+        shards = 1
+        if partitioner is not None and spec.shape and spec.shape[0] > 0:
+            shards = partitioner(spec.shape, spec.dtype)
+            if not isinstance(shards, int) or not 1 <= shards <= spec.shape[0]:
+                raise PlacementError(
+                    f"the partitioner returned {shards!r} for {spec.name} {spec.shape}; "
+                    f"wanted an int from 1 to {spec.shape[0]}"
+                )
+        row0 = 0
+        for i, rows in enumerate(split_rows(spec.shape[0], shards) if shards > 1 else [0]):
+            name, shape = (f"{spec.name}/part_{i}", (rows, *spec.shape[1:])) if shards > 1 else (spec.name, spec.shape)
+            task = place(name, shape, spec.dtype)
+            if task not in ps:
+                raise PlacementError(f"the placement put {name} on ps task {task!r}; the ps tasks are {list(ps)}")
+            parts.append(Part(len(parts), index, name, shape, row0, task))
+            row0 += rows
+    return Plan(tuple(variables), tuple(parts), ps)
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Parts of one dtype and optimizer, one after the other: `size` elements from byte `offset` of the run."""
+
+    dtype: str
+    optimizer: dict[str, Any] | None
+    sparse: bool
+    offset: int
+    size: int
+    parts: tuple[Part, ...]
+    starts: tuple[int, ...]
+    """First element of each part."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class ShardLayout:
+    """The run of one ps: its arenas, each at a multiple of 64 bytes. Agreed on with the plan, once an epoch."""
+
+    arenas: tuple[Arena, ...]
+    nbytes: int
+
+    @staticmethod
+    def of(plan: Plan, ps: int) -> ShardLayout:
+        groups: dict[str, list[Part]] = {}
+        for part in plan.parts:
+            if part.ps == ps:
+                spec = plan.variables[part.variable]
+                own = part.index if spec.sparse else -1
+                groups.setdefault(json.dumps([spec.dtype, spec.optimizer, own], sort_keys=True), []).append(part)
+        arenas: list[Arena] = []
+        offset = 0
+        for parts in groups.values():
+            spec = plan.variables[parts[0].variable]
+            starts, size = [], 0
+            for part in parts:
+                starts.append(size)
+                size += part.size
+            arena = Arena(spec.dtype, spec.optimizer, spec.sparse, offset, size, tuple(parts), tuple(starts))
+            arenas.append(arena)
+            offset += -(-arena.nbytes // ALIGN) * ALIGN
+        return ShardLayout(tuple(arenas), offset)
+
+    @functools.cached_property
+    def place(self) -> dict[int, tuple[int, int]]:
+        """For each part here, by its index: its arena's number and its first element there."""
+        return {
+            p.index: (a, start)
+            for a, arena in enumerate(self.arenas)
+            for p, start in zip(arena.parts, arena.starts, strict=True)
+        }
+
+    @functools.cached_property
+    def data_nbytes(self) -> int:
+        """Bytes of all arenas without the padding between them."""
+        return sum(arena.nbytes for arena in self.arenas)
+
+    @functools.cached_property
+    def gradient_nbytes(self) -> int:
+        """Bytes of the arenas that are trained: what a dense push moves."""
+        return sum(arena.nbytes for arena in self.arenas if arena.optimizer is not None)
+
+    def pieces(self, piece_nbytes: int, trained_only: bool = False) -> list[list[tuple[int, int]]]:
+        """The run cut for travel: each piece is a list of (offset, nbytes), at most `piece_nbytes` in all."""
+        pieces: list[list[tuple[int, int]]] = [[]]
+        room = piece_nbytes
+        for arena in self.arenas:
+            if trained_only and arena.optimizer is None:
+                continue
+            at, end = arena.offset, arena.offset + arena.nbytes
+            item = np.dtype(arena.dtype).itemsize
+            while at < end:
+                if room < item:
+                    pieces.append([])
+                    room = max(piece_nbytes, item)
+                n = min(room // item * item, end - at)
+                pieces[-1].append((at, n))
+                at, room = at + n, room - n
+        return pieces
+
+    def views(self, run: Array) -> dict[int, Array]:
+        """The parts as arrays in a run of bytes (uint8, `nbytes` long), by part index."""
+        found: dict[int, Array] = {}
+        for arena in self.arenas:
+            flat = run[arena.offset : arena.offset + arena.nbytes].view(arena.dtype)
+            for part, start in zip(arena.parts, arena.starts, strict=True):
+                found[part.index] = flat[start : start + part.size].reshape(part.shape)
+        return found
+
+    def check_range(self, offset: int, nbytes: int) -> None:
+        """Raises ProtocolError unless the bytes lie within one arena, on element boundaries."""
+        for arena in self.arenas:
+            if arena.offset <= offset and offset + nbytes <= arena.offset + arena.nbytes:
+                item = np.dtype(arena.dtype).itemsize
+                if (offset - arena.offset) % item or nbytes % item:
+                    break
+                return
+        raise ProtocolError(f"bytes {offset} to {offset + nbytes} are no piece of a run of {self.nbytes} bytes")

@@ -1,0 +1,118 @@
+"""Nested dicts, lists and tuples of arrays as flat lists of named leaves, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dps.cluster.device import Device, current_device
+from dps.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A leaf with settings of its own: `dps.Variable(array, optimizer=..., trainable=True)`.
+
+    `sparse` marks a table that is read and updated by rows (embedding): it gets memory of its own on its ps.
+    `device` pins it, as does a `dps.device` scope around its making.
+    """
+
+    value: Any
+    optimizer: Optimizer | None = None
+    trainable: bool = True
+    sparse: bool = False
+    device: Device | None = field(default_factory=current_device)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A gradient for some rows of a variable: `indices` (n,) integers, `values` (n, ...) of its dtype.
+
+    The same row may come several times; its gradients are summed.
+    """
+
+    indices: Any
+    values: Any
+
+
+def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    """All leaves with their paths ("hidden/w", "layers/0"), in creation order.
+
+    Raises TypeError for keys that are no strings and ValueError for keys that are empty or contain "/".
+    """
+    yield from _walk(tree, "")
+
+
+def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping):
+        for key, child in node.items():
+            yield from _walk(child, _join(path, key))
+    elif isinstance(node, list | tuple):
+        for index, child in enumerate(node):
+            yield from _walk(child, _join(path, str(index)))
+    else:
+        yield path or "value", node
+
+
+def _join(path: str, key: object) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"names of variables are strings, got the key {key!r} ({type(key).__name__}) under {path!r}")
+    if not key or "/" in key or "@" in key:
+        raise ValueError(f"the key {key!r} under {path!r} cannot be a name: it must not be empty or contain '/' or '@'")
+    return f"{path}/{key}" if path else key
+
+
+def builder(tree: Any) -> Callable[[Callable[[str], Any]], Any]:
+    """A function that builds the same nesting anew, asking for each leaf by its path."""
+
+    def build(node: Any, path: str, leaf: Callable[[str], Any]) -> Any:
+        if isinstance(node, Mapping):
+            return {key: build(child, _join(path, key), leaf) for key, child in node.items()}
+        if isinstance(node, list | tuple):
+            children = [build(child, _join(path, str(i)), leaf) for i, child in enumerate(node)]
+            if isinstance(node, list):
+                return children
+            return type(node)(*children) if hasattr(node, "_fields") else tuple(children)
+        return leaf(path or "value")
+
+    shape = _skeleton(tree)
+    return lambda leaf: build(shape, "", leaf)
+
+
+def _skeleton(node: Any) -> Any:
+    """The nesting without its arrays, so that a builder does not keep them alive."""
+    if isinstance(node, Mapping):
+        return {key: _skeleton(child) for key, child in node.items()}
+    if isinstance(node, list | tuple):
+        children = [_skeleton(child) for child in node]
+        if isinstance(node, list):
+            return children
+        return type(node)(*children) if hasattr(node, "_fields") else tuple(children)
+    return None
+
+
+def nested(names: list[str]) -> Any:
+    """The nesting that paths describe, as dicts: what a reader without variables of its own gets."""
+    tree: dict[str, Any] = {}
+    for name in names:
+        node = tree
+        *folders, last = name.split("/")
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[last] = None
+    return tree
+
+
+def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """A leaf as a C-contiguous array without a copy where it is one; TypeError names what cannot be one."""
+    if isinstance(value, Variable):
+        value = value.value
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{name} is {type(value).__name__} of dtype {array.dtype}; wanted an array of numbers")
+    return np.ascontiguousarray(array).reshape(array.shape)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dps.checkpoint import Journal, JournalState, LocalStorage, MemoryStorage
+from dps.checkpoint.sealed import seal
+from dps.errors import CheckpointError
+
+STATE = JournalState(
+    run_epoch=3,
+    next_incarnation=12,
+    ended=((1, 4), (7, 7)),
+    members={"worker:0": 9, "ps:1": 11},
+    finished=("worker:2",),
+    settings={"update": {"mode": "sync", "replicas": 4}},
+)
+
+
+def test_before_the_first_run_there_is_no_journal(tmp_path: Path) -> None:
+    assert Journal(LocalStorage(), str(tmp_path / "run")).load() is None
+
+
+def test_a_journal_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    Journal(LocalStorage(), str(tmp_path / "run")).save(STATE)
+    assert Journal(LocalStorage(), str(tmp_path / "run")).load() == STATE
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["journal.json"]
+
+
+def test_the_last_save_counts() -> None:
+    journal = Journal(MemoryStorage(), "run")
+    journal.save(JournalState())
+    assert journal.load() == JournalState()
+    journal.save(STATE)
+    assert journal.load() == STATE
+
+
+def test_a_journal_damaged_anywhere_is_refused_with_what_to_try() -> None:
+    storage = MemoryStorage()
+    journal = Journal(storage, "run")
+    journal.save(STATE)
+    size = storage.size("run/journal.json")
+    for offset in [0, size // 2, size - 1]:
+        journal.save(STATE)
+        storage.corrupt("run/journal.json", offset)
+        with pytest.raises(CheckpointError, match=r"altered.*stop every task of the earlier run and then delete it"):
+            journal.load()
+        journal.save(STATE)
+        storage.truncate("run/journal.json", offset)
+        with pytest.raises(CheckpointError, match=r"truncated.*put back a copy"):
+            journal.load()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"format_version": 1},
+        {"format_version": 1, "run_epoch": "3", "next_incarnation": 1, "ended": [], "members": {}, "finished": [],
+         "settings": {}},
+        {"format_version": 1, "run_epoch": 3, "next_incarnation": 1, "ended": [[4, 2]], "members": {}, "finished": [],
+         "settings": {}},
+        {"format_version": 1, "run_epoch": 3, "next_incarnation": 1, "ended": [], "members": [7], "finished": [],
+         "settings": {}},
+    ],
+)  # fmt: skip
+def test_a_sealed_document_that_is_no_journal_is_refused(body: dict[str, object]) -> None:
+    storage = MemoryStorage()
+    storage.write("run/journal.json", [seal(body)])
+    with pytest.raises(CheckpointError, match="is not a journal"):
+        Journal(storage, "run").load()
+
+
+def test_a_journal_of_a_newer_dps_is_refused() -> None:
+    storage = MemoryStorage()
+    storage.write("run/journal.json", [seal({"format_version": 2})])
+    with pytest.raises(CheckpointError, match="of a newer dps"):
+        Journal(storage, "run").load()
+
+
+def test_a_full_disk_keeps_the_journal_that_was_there() -> None:
+    def full(path: str, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    storage = MemoryStorage()
+    journal = Journal(storage, "run")
+    journal.save(STATE)
+    storage.before_write = full
+    with pytest.raises(CheckpointError, match="ENOSPC"):
+        journal.save(JournalState(run_epoch=4))
+    assert journal.load() == STATE
+
+
+def test_ended_incarnations_join_into_ranges() -> None:
+    state = JournalState()
+    for incarnation in [1, 3, 5, 4, 3]:
+        state = state.with_ended(incarnation)
+    assert state.ended == ((1, 1), (3, 5))
+    assert state.with_ended(2).ended == ((1, 5),)
+
+
+@given(st.lists(st.integers(0, 30)))
+def test_exactly_the_incarnations_that_were_ended_have_ended(incarnations: list[int]) -> None:
+    state = JournalState()
+    for incarnation in incarnations:
+        state = state.with_ended(incarnation)
+    assert {n for n in range(32) if state.has_ended(n)} == set(incarnations)
+
+
+@pytest.mark.parametrize("ended", [((2, 1),), ((1, 2), (3, 4)), ((5, 6), (1, 2)), ((-1, 2),)])
+def test_ranges_out_of_order_are_a_value_error(ended: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ValueError):
+        JournalState(ended=ended)
