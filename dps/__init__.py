@@ -1,0 +1,84 @@
+"""dps: a parameter server for Python. Names are loaded when they are first used, so that the import is quick."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_NAMES = {
+    "ClusterSpec": "dps.cluster.spec", "Device": "dps.cluster.device", "device": "dps.cluster.device",
+    "replica_device_setter": "dps.cluster.setter", "resolve": "dps.cluster.resolve",
+    "Server": "dps.server", "Session": "dps.session", "FOREVER": "dps.session",
+    "Variable": "dps.variables.tree", "Rows": "dps.variables.tree",
+    "Async": "dps.update", "SyncReplicas": "dps.update", "Bounded": "dps.update",
+    "Push": "dps.reply", "Reply": "dps.reply", "Version": "dps.reply",
+    "Hook": "dps.hooks", "StopAtStep": "dps.hooks", "CheckpointSaver": "dps.hooks", "StepCounter": "dps.hooks",
+    "LogMetrics": "dps.hooks", "NanGuard": "dps.hooks",
+    "LocalCluster": "dps.launch.local", "simulate": "dps.launch.simulate",
+    "DpsError": "dps.errors", "DeadlineExceeded": "dps.errors", "TaskLost": "dps.errors",
+    "Unavailable": "dps.errors", "Aborted": "dps.errors", "Cancelled": "dps.errors", "ProtocolError": "dps.errors",
+    "NotAuthenticated": "dps.errors", "CheckpointError": "dps.errors", "PlacementError": "dps.errors",
+    "ConfigError": "dps.errors", "RemoteError": "dps.errors",
+}  # fmt: skip
+_MODULES = {
+    "optim": "dps.optim", "placement": "dps.cluster.placement", "partition": "dps.cluster.partition", "sim": "dps.transport.sim",
+}  # fmt: skip
+
+__all__ = [*_NAMES, *_MODULES]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from dps import optim as optim
+    from dps.cluster import partition as partition
+    from dps.cluster import placement as placement
+    from dps.cluster.device import Device as Device
+    from dps.cluster.device import device as device
+    from dps.cluster.resolve import resolve as resolve
+    from dps.cluster.setter import replica_device_setter as replica_device_setter
+    from dps.cluster.spec import ClusterSpec as ClusterSpec
+    from dps.errors import Aborted as Aborted
+    from dps.errors import Cancelled as Cancelled
+    from dps.errors import CheckpointError as CheckpointError
+    from dps.errors import ConfigError as ConfigError
+    from dps.errors import DeadlineExceeded as DeadlineExceeded
+    from dps.errors import DpsError as DpsError
+    from dps.errors import NotAuthenticated as NotAuthenticated
+    from dps.errors import PlacementError as PlacementError
+    from dps.errors import ProtocolError as ProtocolError
+    from dps.errors import RemoteError as RemoteError
+    from dps.errors import TaskLost as TaskLost
+    from dps.errors import Unavailable as Unavailable
+    from dps.hooks import CheckpointSaver as CheckpointSaver
+    from dps.hooks import Hook as Hook
+    from dps.hooks import LogMetrics as LogMetrics
+    from dps.hooks import NanGuard as NanGuard
+    from dps.hooks import StepCounter as StepCounter
+    from dps.hooks import StopAtStep as StopAtStep
+    from dps.reply import Push as Push
+    from dps.reply import Reply as Reply
+    from dps.reply import Version as Version
+    from dps.server import Server as Server
+    from dps.session import FOREVER as FOREVER
+    from dps.session import Session as Session
+    from dps.transport import sim as sim
+    from dps.update import Async as Async
+    from dps.update import Bounded as Bounded
+    from dps.update import SyncReplicas as SyncReplicas
+    from dps.variables.tree import Rows as Rows
+    from dps.variables.tree import Variable as Variable
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        value = getattr(importlib.import_module(_NAMES[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
+    else:
+        raise AttributeError(f"module 'dps' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

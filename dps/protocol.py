@@ -192,7 +192,7 @@ class Report(Message):
 class Decide(Message):
     """Entry `index` of the step ps's decisions, carried out in order by every ps: apply `chosen` (lists of
     [task, incarnation, number]) as step `step`, drop `dropped`, refuse `refused` (with a reason each), forget
-    the staged pushes of `ended` incarnations, save under `save` (a checkpoint's name, "" for none)."""
+    the staged pushes of `ended` incarnations, copy the shard for the checkpoint `cut` ("" for none)."""
 
     epoch: int
     index: int
@@ -201,7 +201,7 @@ class Decide(Message):
     dropped: list[Any]
     refused: list[Any]
     ended: list[int]
-    save: str
+    cut: str
 
 
 # -- chief to ps ------------------------------------------------------------------------------------------
@@ -260,10 +260,31 @@ class Members(Message):
 
 @kind(44)
 @dataclass(frozen=True, slots=True)
-class SaveShard(Message):
-    """Write the shard into a checkpoint's folder; in sync mode at the decision that bears its name."""
+class CutShard(Message):
+    """Copy the shard for a checkpoint: in sync mode between the same two steps on every ps, else at once."""
 
     epoch: int
+    cut: str
+
+
+@kind(49)
+@dataclass(frozen=True, slots=True)
+class ShardCut(Message):
+    """The shard is copied, at this step and version; `applied` is, for each part of the shard in the order of its
+    layout, how often its optimizer was applied."""
+
+    step: int
+    counter: int
+    applied: list[int]
+
+
+@kind(50)
+@dataclass(frozen=True, slots=True)
+class SaveShard(Message):
+    """Write a copied shard into a checkpoint's folder."""
+
+    epoch: int
+    cut: str
     checkpoint_dir: str
     name: str
 
@@ -276,10 +297,6 @@ class ShardSaved(Message):
     file: str
     nbytes: int
     digest: str
-    counter: int
-    step: int
-    applied: list[int]
-    """For each part of the shard, how often its optimizer was applied."""
 
 
 @kind(46)
@@ -366,7 +383,7 @@ class SessionOpened(Message):
 @kind(64)
 @dataclass(frozen=True, slots=True)
 class Initialised(Message):
-    """The chosen session has sent all first values."""
+    """The chosen session has sent all first values to every ps."""
 
     epoch: int
     session: int
@@ -415,3 +432,19 @@ class Saved(Message):
 
     name: str
     step: int
+
+
+@kind(70)
+@dataclass(frozen=True, slots=True)
+class AskCluster(Message):
+    """Which tasks are there? Answered at once."""
+
+
+@kind(71)
+@dataclass(frozen=True, slots=True)
+class ClusterIs(Message):
+    """The tasks by job; `complete` when all expected ps have registered, else `text` says who is missing."""
+
+    cluster: dict[str, Any]
+    complete: bool
+    text: str

@@ -52,7 +52,12 @@ class Caller:
     def ask(self, to: Ref, message: Message, timeout_s: float) -> Message:
         """Send until an answer comes and return it, or raise what it carries. Blocks up to `timeout_s`."""
         answers: list[Message] = []
-        request = self.start(to, message, lambda answer: answers.append(answer) is None)
+
+        def feed(answer: Message) -> bool:
+            answers.append(answer)
+            return True
+
+        request = self.start(to, message, feed)
         if not self.wait([request], timeout_s):
             self.drop(request)
             raise DeadlineExceeded(f"{to} did not answer {type(message).__name__} for {timeout_s:.1f} s")

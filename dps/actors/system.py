@@ -7,8 +7,11 @@ import itertools
 import logging
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from dps.actors.actor import Actor
 from dps.actors.messages import Done, Failed
@@ -22,6 +25,14 @@ from dps.transport.wire import Envelope, Message, decode, encode, peek
 log = logging.getLogger("dps")
 
 Then = Callable[[Message | Exception], None]
+
+_local: WeakKeyDictionary[Runtime, dict[str, Node]] = WeakKeyDictionary()
+
+
+def local_actor(runtime: Runtime, address: str, name: str) -> Actor | None:
+    """An actor on a node of this very process, for reads in place; None when its node is elsewhere."""
+    node = _local.get(runtime, {}).get(address)
+    return None if node is None else node.actors.get(name)
 
 
 @dataclass(order=True, slots=True)
@@ -68,6 +79,7 @@ class Node:
 
     def start(self) -> None:
         """Run the node on a thread of its own."""
+        _local.setdefault(self.runtime, {})[self.address] = self
         self._task = self.runtime.spawn(f"node {self.name}", self._run)
 
     def post(self, call: Callable[[], None]) -> None:
@@ -152,6 +164,7 @@ class Node:
         except Exception:
             log.critical("%s: the node failed\n%s", self.name, traceback.format_exc())
         finally:
+            _local.get(self.runtime, {}).pop(self.address, None)
             self._endpoint.close()
 
     def _wait_s(self) -> float:
@@ -252,7 +265,7 @@ class Node:
 
     def _deliver_local(self, envelope: Envelope, done: Callable[[], None] | None) -> None:
         header, arrays = encode(envelope)
-        frames: Sequence[memoryview] = [memoryview(a).cast("B") if a.nbytes else memoryview(b"") for a in arrays]
-        self._deliver(Delivery(self.address, header, list(frames)))
+        frames = [a.reshape(-1).view(np.uint8).data if a.nbytes else memoryview(b"") for a in arrays]
+        self._deliver(Delivery(self.address, header, frames))
         if done is not None:
             done()

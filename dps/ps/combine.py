@@ -36,7 +36,7 @@ def _mean(arrays: list[Array]) -> Array:
     for array in arrays[1:]:
         cpu.add(total, total, array)
     if len(arrays) > 1:
-        cpu.divide(total, total, len(arrays))
+        cpu.divide(total, total, total.dtype.type(len(arrays)))
     return total
 
 

@@ -60,6 +60,9 @@ class AsyncMode:
             self.shard.forget(incarnation)
             self._backups.pop(incarnation, None)
 
+    def cut(self, name: str) -> None:
+        self.shard.saving.cut(name)
+
     def waiting_for(self) -> str:
         return ""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,9 +12,10 @@ from dps.actors.ref import Ref, Sender
 from dps.actors.system import Node
 from dps.errors import Aborted
 from dps.protocol import WINDOW, Lookup, Members, NotNewer, Pull, Pushed, Rows, Values
+from dps.ps.saving import Saving
 from dps.ps.staging import Ledger, Staged
 from dps.ps.store import Lease, Store
-from dps.transport.wire import Array, Message
+from dps.transport.wire import Array
 from dps.variables.plan import Plan
 
 
@@ -40,6 +40,9 @@ class Mode(Protocol):
     def members(self, message: Members) -> None:
         """Who takes part has changed; the ledgers of new sessions are there."""
 
+    def cut(self, name: str) -> None:
+        """A checkpoint is wanted: have `shard.saving.cut(name)` called at the right moment."""
+
     def waiting_for(self) -> str:
         """Who is waited for now, for errors and status; "" when nobody is."""
 
@@ -63,6 +66,9 @@ class Shard:
         self.ready = False
         self.ledgers: dict[int, Ledger] = {}
         self.members_version = -1
+        self.saving = Saving(self.store, plan, ps, node)
+        self.ended = False
+        """A newer run epoch has replaced this shard; what it still asked for is moot."""
         self.mode: Mode
         self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
         self.staleness: dict[str, int] = {}
@@ -232,5 +238,3 @@ def cut(ranges: list[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]
             pieces[-1].append((offset, n))
             offset, nbytes, room = offset + n, nbytes - n, room - n
     return pieces
-
-

@@ -38,7 +38,7 @@ class SyncMode:
         self._issued = 0
         self._askers: dict[tuple[int, int], Sender] = {}
         self._granted: dict[tuple[int, int], Pushed] = {}
-        self._saves: dict[str, Any] = {}
+        self._cuts: list[str] = []
 
     # -- Mode -------------------------------------------------------------------------------------------------
 
@@ -100,15 +100,10 @@ class SyncMode:
             self._carry_out_one(decision)
         self.shard.wake_reads()
 
-    def save(self, name: str, snapshot: Any) -> None:
-        """Call `snapshot` at the cut between two steps that is the same on every ps."""
-        if name in self._saves:
-            cut = self._saves.pop(name)
-            if cut is True:
-                snapshot()
-                return
-        self._saves[name] = snapshot
-        if self.quorum is not None:
+    def cut(self, name: str) -> None:
+        """Copy the shard between two steps, the same two on every ps: the step ps numbers the cut as a decision."""
+        if self.quorum is not None and name not in self._cuts:
+            self._cuts.append(name)
             self._issue(Decision(self.quorum.step), name)
 
     def _report(self, pushes: list[list[Any]]) -> None:
@@ -125,8 +120,8 @@ class SyncMode:
         shard = self.shard
 
         def answered(answer: Message | Exception) -> None:
-            if isinstance(answer, Exception) and shard.ready and shard.current():
-                shard.node.after(0.05, lambda: shard.current() and self._tell_until_done(ps, message))
+            if isinstance(answer, Exception) and not shard.ended:
+                shard.node.after(0.05, lambda: None if shard.ended else self._tell_until_done(ps, message))
 
         shard.node.ask(shard.peers[ps], message, PEER_TIMEOUT_S, answered)
 
@@ -139,13 +134,13 @@ class SyncMode:
         if actions:
             self.shard.wake_reads()
 
-    def _issue(self, decision: Decision, save: str = "") -> None:
+    def _issue(self, decision: Decision, cut: str = "") -> None:
         """Number a decision, tell it to the others, carry it out here."""
         self._issued += 1
         message = Decide(
             self.shard.epoch, self._issued, decision.step, [list(p) for p in decision.chosen],
             [list(p) for p in decision.dropped], [[list(p), reason] for p, reason in decision.refused],
-            list(decision.ended), save,
+            list(decision.ended), cut,
         )  # fmt: skip
         for ps in self.shard.plan.ps:
             if ps != self.shard.ps:
@@ -161,18 +156,8 @@ class SyncMode:
             self._result((push[0], push[1], push[2]), REFUSED, reason)
         for incarnation in decision.ended:
             self._forget(incarnation)
-        if decision.save:
-            snapshot = self._saves.pop(decision.save, None)
-            if snapshot is None:
-                self._saves[decision.save] = True
-                self._snapshot_early(decision.save)
-            else:
-                snapshot()
-
-    def _snapshot_early(self, name: str) -> None:
-        """The decision came before the chief's own message: keep the cut for it."""
-        self._saves[name] = True
-        self.shard.keep_cut(name)
+        if decision.cut:
+            self.shard.saving.cut(decision.cut)
 
     def _apply(self, chosen: list[PushId], step: int) -> None:
         shard = self.shard
@@ -215,7 +200,7 @@ class SyncMode:
         self.shard.forget(incarnation)
         for table in (self._askers, self._granted):
             for key in [k for k in table if k[0] == incarnation]:
-                del table[key]  # type: ignore[attr-defined]
+                del table[key]
 
     def _held(self, number: int) -> PushHeld:
         return PushHeld(number, False, self.waiting_for())

@@ -131,31 +131,26 @@ class Plan:
         return ""
 
 
-Place = Callable[[str, tuple[int, ...], str], int]
-"""A ps task for a part, called in creation order with its name, shape and dtype."""
+Place = Callable[[str, str, tuple[int, ...], str], int]
+"""A ps task for a part, called in creation order with its variable's name, its own name, shape and dtype."""
+Split = Callable[[str, tuple[int, ...], str], int]
+"""The number of parts of a variable, by name, shape and dtype."""
 
 
 def make_plan(
     variables: list[VariableSpec],
     ps: tuple[int, ...],
     place: Place,
-    partitioner: Callable[[tuple[int, ...], str], int] | None,
+    split: Split | None,
 ) -> Plan:
     """Split and place all variables. Raises PlacementError when a policy returns nonsense."""
     parts: list[Part] = []
     for index, spec in enumerate(variables):
-        shards = 1
-        if partitioner is not None and spec.shape and spec.shape[0] > 0:
-            shards = partitioner(spec.shape, spec.dtype)
-            if not isinstance(shards, int) or not 1 <= shards <= spec.shape[0]:
-                raise PlacementError(
-                    f"the partitioner returned {shards!r} for {spec.name} {spec.shape}; "
-                    f"wanted an int from 1 to {spec.shape[0]}"
-                )
+        shards = split(spec.name, spec.shape, spec.dtype) if split is not None and spec.shape and spec.shape[0] else 1
         row0 = 0
         for i, rows in enumerate(split_rows(spec.shape[0], shards) if shards > 1 else [0]):
             name, shape = (f"{spec.name}/part_{i}", (rows, *spec.shape[1:])) if shards > 1 else (spec.name, spec.shape)
-            task = place(name, shape, spec.dtype)
+            task = place(spec.name, name, shape, spec.dtype)
             if task not in ps:
                 raise PlacementError(f"the placement put {name} on ps task {task!r}; the ps tasks are {list(ps)}")
             parts.append(Part(len(parts), index, name, shape, row0, task))

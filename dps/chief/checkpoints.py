@@ -1,0 +1,140 @@
+"""Checkpoints of the run: all shards are copied at one cut, written, and committed with a manifest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from dps.actors.messages import Done
+from dps.actors.ref import Ref
+from dps.actors.system import Node
+from dps.checkpoint import Manifest, SavedPart, SavedShard, SavedVariable, ShardFile, commit, folder_name, retain
+from dps.errors import CheckpointError, DpsError
+from dps.optim import from_wire
+from dps.protocol import CutShard, SaveShard, ShardCut, ShardSaved
+from dps.transport.wire import Message
+from dps.variables.plan import Plan
+
+log = logging.getLogger("dps")
+
+SAVE_TIMEOUT_S = 120.0
+
+Result = Callable[[str | Exception, int], None]
+"""Gets the checkpoint's name and step, or the error."""
+
+
+class Checkpoints:
+    """Saves one at a time; whoever asks during a save gets the next one, together."""
+
+    def __init__(
+        self, node: Node, epoch: int, plan: Plan, ps: dict[int, Ref], checkpoint_dir: str, keep: int, settings: dict[str, Any]
+    ) -> None:
+        self.node, self.epoch, self.plan, self.ps = node, epoch, plan, ps
+        self.checkpoint_dir, self.keep, self.settings = checkpoint_dir, keep, settings
+        self.saved_name, self.saved_step = "", -1
+        self._number = 0
+        self._busy = False
+        self._ended = False
+        self._now: list[Result] = []
+        self._next: list[Result] = []
+
+    @property
+    def busy(self) -> bool:
+        return self._busy
+
+    def save(self, then: Result) -> None:
+        """Write a checkpoint, unless the step is saved already; `then` is told on the node's thread."""
+        if self._busy:
+            self._next.append(then)
+            return
+        self._busy = True
+        self._now = [then]
+        self._number += 1
+        cut = str(self._number)
+        self._ask_all({ps: CutShard(self.epoch, cut) for ps in self.ps}, ShardCut, lambda cuts: self._write(cut, cuts))
+
+    def end(self) -> None:
+        """The run epoch is over; nothing of this is wanted any longer."""
+        self._ended = True
+        for then in [*self._now, *self._next]:
+            then(CheckpointError("the checkpoint was cut short by a new run epoch"), -1)
+        self._now, self._next = [], []
+
+    def _write(self, cut: str, cuts: dict[int, Any]) -> None:
+        step = cuts[self.plan.ps[0]].step
+        name = folder_name(step, self.epoch)
+        if name == self.saved_name:
+            self._done(name, step)
+            return
+        orders: dict[int, Message] = {ps: SaveShard(self.epoch, cut, self.checkpoint_dir, name) for ps in self.ps}
+        self._ask_all(orders, ShardSaved, lambda files: self._commit(step, cuts, files))
+
+    def _commit(self, step: int, cuts: dict[int, Any], files: dict[int, Any]) -> None:
+        storage = self.node.runtime.storage
+        try:
+            manifest = self._manifest(step, cuts, files)
+            commit(storage, self.checkpoint_dir, manifest)
+            retain(storage, self.checkpoint_dir, self.keep)
+        except (DpsError, ValueError, OSError) as error:
+            self._failed(error)
+            return
+        self.saved_name, self.saved_step = manifest.name, step
+        self.node.runtime.record("saved", name=manifest.name, epoch=self.epoch, step=step)
+        log.info("%s: saved %s/%s", self.node.name, self.checkpoint_dir, manifest.name)
+        self._done(manifest.name, step)
+
+    def _manifest(self, step: int, cuts: dict[int, Any], files: dict[int, Any]) -> Manifest:
+        applied: dict[int, int] = {}
+        for ps, layout in self.plan.layouts.items():
+            here = [part for arena in layout.arenas for part in arena.parts]
+            applied |= {part.index: t for part, t in zip(here, cuts[ps].applied, strict=True)}
+        variables = []
+        for spec, parts in zip(self.plan.variables, self.plan.parts_of, strict=True):
+            saved = tuple(
+                SavedPart(i, p.row0, p.shape[0] if p.shape else 1, self.plan.ps.index(p.ps), applied[p.index])
+                for i, p in enumerate(parts)
+            )
+            slots = () if spec.optimizer is None else from_wire(spec.optimizer).slots
+            variables.append(SavedVariable(spec.name, spec.dtype, spec.shape, saved, spec.optimizer, tuple(slots)))
+        shards = tuple(
+            SavedShard(ShardFile(files[ps].file, files[ps].nbytes, files[ps].digest), cuts[ps].counter)
+            for ps in self.plan.ps
+        )
+        return Manifest(step, self.epoch, shards, tuple(variables), self.settings)
+
+    def _ask_all(
+        self, messages: dict[int, Any], wanted: type[Message], then: Callable[[dict[int, Any]], None]
+    ) -> None:
+        answers: dict[int, Message] = {}
+        failed = False
+
+        def answered(ps: int, answer: Message | Exception) -> None:
+            nonlocal failed
+            if failed or self._ended:
+                return
+            if isinstance(answer, Exception):
+                failed = True
+                self._failed(answer)
+            elif isinstance(answer, wanted | Done):
+                answers[ps] = answer
+                if len(answers) == len(messages):
+                    then(answers)
+
+        for ps, message in messages.items():
+            self.node.ask(self.ps[ps], message, SAVE_TIMEOUT_S, lambda answer, ps=ps: answered(ps, answer))  # type: ignore[misc]
+
+    def _done(self, name: str | Exception, step: int) -> None:
+        told, self._now = self._now, self._next
+        self._next = []
+        self._busy = False
+        for then in told:
+            then(name, step)
+        if self._now and not self._ended:
+            again, self._now = self._now, []
+            for then in again:
+                self.save(then)
+
+    def _failed(self, error: Exception) -> None:
+        log.warning("%s: the checkpoint failed: %s", self.node.name, error)
+        self._done(error, -1)

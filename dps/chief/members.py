@@ -1,0 +1,100 @@
+"""Who takes part in the run, as a state machine: admissions, ends, and when all are done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Live:
+    """An admitted session."""
+
+    session: int
+    name: str
+    """Its task, as "worker:3"."""
+    task: int
+    worker: bool
+
+
+class Membership:
+    """Incarnations rise and are never used again. `version` counts the changes within a run epoch.
+
+    A worker is expected when the cluster names it, or, where the number is not known, from its first session on.
+    It is finished when its last session ended well, and given up when it was lost or never came.
+    """
+
+    def __init__(self, expected: Sequence[str] = (), next_incarnation: int = 1) -> None:
+        self.expected = list(expected)
+        self.next_incarnation = next_incarnation
+        self.version = 0
+        self.live: dict[int, Live] = {}
+        self.joined: list[str] = []
+        self.finished: list[str] = []
+        self.given_up: list[str] = []
+        self.failed: list[str] = []
+        """Workers whose program ended with an error; they are finished, too."""
+
+    def new_epoch(self) -> None:
+        """Everybody has to join again."""
+        self.live = {}
+        self.version += 1
+
+    def admit(self, session: int, name: str, task: int, worker: bool) -> int:
+        """A new incarnation for a session; one that it had, and others of a task that came back, end."""
+        for incarnation in [i for i, live in self.live.items() if live.session == session]:
+            del self.live[incarnation]
+        incarnation = self.next_incarnation
+        self.next_incarnation += 1
+        self.live[incarnation] = Live(session, name, task, worker)
+        if worker:
+            if name not in self.joined:
+                self.joined.append(name)
+            self.finished = [n for n in self.finished if n != name]
+            self.given_up = [n for n in self.given_up if n != name]
+        self.version += 1
+        return incarnation
+
+    def end(self, incarnation: int, lost: bool, failed: bool = False) -> None:
+        """A session left (or was lost); its worker is done unless it has another session."""
+        live = self.live.pop(incarnation, None)
+        if live is None:
+            return
+        self.version += 1
+        if not live.worker or any(other.name == live.name for other in self.live.values()):
+            return
+        (self.given_up if lost else self.finished).append(live.name)
+        if failed and live.name not in self.failed:
+            self.failed.append(live.name)
+
+    def give_up(self, name: str) -> None:
+        """A worker that is away, or never came, is not waited for any longer."""
+        for incarnation in [i for i, live in self.live.items() if live.name == name]:
+            self.end(incarnation, lost=True)
+        if name not in self.given_up and name not in self.finished and (name in self.expected or name in self.joined):
+            self.given_up.append(name)
+            self.version += 1
+
+    def incarnation_of(self, session: int) -> int | None:
+        """The live incarnation of a session."""
+        return next((i for i, live in self.live.items() if live.session == session), None)
+
+    def waiting(self) -> list[str]:
+        """Workers that are expected, or took part before, and have no live session now."""
+        there = {live.name for live in self.live.values()}
+        gone = {*self.finished, *self.given_up}
+        known = list(dict.fromkeys([*self.expected, *self.joined]))
+        return [name for name in known if name not in there and name not in gone]
+
+    def gone(self) -> int:
+        """Workers that finished or were given up."""
+        return len(set(self.finished) | set(self.given_up))
+
+    def all_done(self) -> bool:
+        """Each worker has joined and left, or is given up, and at least one has joined."""
+        return bool(self.joined) and not self.waiting() and not any(live.worker for live in self.live.values())
+
+    def leader(self) -> int | None:
+        """The session of the lowest living worker task; without workers, the first of the others."""
+        order = sorted((not live.worker, live.task, i) for i, live in self.live.items())
+        return self.live[order[0][2]].session if order else None

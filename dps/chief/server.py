@@ -1,0 +1,617 @@
+"""The chief as an actor: gathers the cluster, starts run epochs, admits sessions, commits checkpoints, ends the run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dps import update
+from dps.actors.actor import Actor
+from dps.actors.messages import Waiting
+from dps.actors.ref import Ref, Sender
+from dps.checkpoint import Journal, JournalState, candidates, newest_whole, parse_folder_name
+from dps.chief.checkpoints import Checkpoints
+from dps.chief.cluster import Nodes
+from dps.chief.members import Membership
+from dps.errors import Aborted, CheckpointError, ConfigError, DpsError, TaskLost, Unavailable
+from dps.protocol import (
+    AGENT,
+    PS,
+    AskCluster,
+    AskState,
+    AskStats,
+    CloseSession,
+    ClusterIs,
+    Configure,
+    Configured,
+    Initialised,
+    Members,
+    OpenSession,
+    Register,
+    Registered,
+    Save,
+    Saved,
+    SessionOpened,
+    State,
+    Stats,
+    StopTask,
+)
+from dps.transport.wire import Message
+from dps.variables.plan import Plan
+
+log = logging.getLogger("dps")
+
+GRACE_S = 1.0
+"""How long a node may be disconnected before it counts as lost."""
+RESTART_S = 60.0
+"""How long a lost ps may take to come back."""
+CONFIGURE_S = 120.0
+MEMBERS_S = 5.0
+GATHER, OPEN, CONFIGURE, INITIALISE, RUN, END, FAILED = (
+    "gathering the ps", "waiting for a session", "configuring the ps", "initialising", "training", "ending", "failed",
+)  # fmt: skip
+
+
+@dataclass
+class _Session:
+    """A client session that the chief knows, whether it has an incarnation now or not."""
+
+    number: int
+    name: str
+    job: str
+    task: int
+    address: str
+    opened: Sender | None = None
+    request: OpenSession | None = None
+    version: int = 0
+    """Members version that every ps must have before the session is told its incarnation."""
+
+
+@dataclass
+class _Run:
+    """What the first session with variables brought."""
+
+    plan: Plan
+    settings: dict[str, Any]
+    checkpoint_dir: str
+    restore: str = ""
+    step: int = 0
+    configured: dict[int, int] = field(default_factory=dict)
+    lost_steps: int = 0
+
+
+class ChiefActor(Actor):
+    """One run: from the first ps to the last worker. `ended` is called once, with exit code and reason."""
+
+    def __init__(
+        self,
+        ps: Sequence[int],
+        workers: Sequence[int],
+        update_mode: dict[str, Any] | None,
+        ended: Callable[[int, str], None],
+        owned: bool = False,
+    ) -> None:
+        """`ps`, `workers`: expected task indices; workers may be empty (those that join). `owned`: only a stop from
+        outside ends the run."""
+        self.phase = GATHER
+        self.epoch = 0
+        self.nodes = {"ps": Nodes("ps", ps), "worker": Nodes("worker", workers)}
+        self.members = Membership([f"worker:{t}" for t in workers])
+        self.sessions: dict[int, _Session] = {}
+        self.run: _Run | None = None
+        self.checkpoints: Checkpoints | None = None
+        self.reason = ""
+        self._update = update_mode
+        self._update_from = "the chief"
+        self._ended, self._owned = ended, owned
+        self._acked: dict[int, int] = {}
+        self._telling: set[int] = set()
+        self._initialiser: int | None = None
+        self._lost_since: dict[int, float] = {}
+        self._closed: set[int] = set()
+
+    # -- nodes ------------------------------------------------------------------------------------------------
+
+    def on_Register(self, message: Register, sender: Sender) -> None:
+        if self.phase == FAILED:
+            raise TaskLost(self.reason)
+        if self.phase == END:
+            raise Unavailable("the run has ended")
+        self._compare_update(message)
+        if message.job not in self.nodes:
+            self.node.answer(sender, Registered(max(message.task, 0), self._cluster()))
+            return
+        nodes = self.nodes[message.job]
+        task, replaced = nodes.register(message.task, message.address, message.process)
+        self.epoch = max(self.epoch, message.epoch)
+        self.node.watch(message.address, GRACE_S)
+        self.node.answer(sender, Registered(task, self._cluster()))
+        if message.job == "ps":
+            self._lost_since.pop(task, None)
+            if replaced:
+                self._ps_lost(task, "was restarted")
+            self._advance()
+        elif replaced:
+            self._worker_lost(f"worker:{task}", "was restarted")
+
+    def _compare_update(self, message: Register) -> None:
+        if not message.update:
+            return
+        if self._update is None:
+            self._update, self._update_from = message.update, f"{message.job}:{message.task}"
+        elif self._update != message.update:
+            raise ConfigError(
+                f"{message.job}:{message.task} wants {update.describe(message.update)}, {self._update_from} has "
+                f"{update.describe(self._update)}; give all the same --update"
+            )
+
+    def _cluster(self) -> dict[str, Any]:
+        return {job: {str(t): a for t, a in nodes.addresses().items()} for job, nodes in self.nodes.items()}
+
+    def lost(self, address: str, silent_s: float) -> None:
+        ps = self.nodes["ps"].at(address)
+        if ps is not None:
+            self.nodes["ps"].known[ps].alive = False
+            self._ps_lost(ps, f"was silent for {silent_s:.1f} s")
+        worker = self.nodes["worker"].at(address)
+        if worker is not None:
+            self.nodes["worker"].known[worker].alive = False
+            self._worker_lost(f"worker:{worker}", f"was silent for {silent_s:.1f} s")
+        for session in [s for s in self.sessions.values() if s.address == address]:
+            self._end_session(session, lost=True)
+        self.node.unwatch(address)
+        self._finish_if_done()
+
+    def _worker_lost(self, name: str, why: str) -> None:
+        if self.phase in (END, FAILED):
+            return
+        log.warning("%s: %s %s; the others go on without it", self.node.name, name, why)
+        self.node.runtime.record("worker lost", name=name, why=why)
+        for session in [s for s in self.sessions.values() if s.name == name]:
+            self._end_session(session, lost=True)
+        self.members.give_up(name)
+        self._changed()
+
+    def _ps_lost(self, task: int, why: str) -> None:
+        name = f"ps:{task}"
+        if self.phase in (END, FAILED):
+            return
+        log.warning("%s: %s %s", self.node.name, name, why)
+        self.node.runtime.record("ps lost", name=name, why=why)
+        now = self.node.runtime.now()
+        if not self.nodes["ps"].known[task].alive:
+            self._lost_since.setdefault(task, now)
+            self.node.after(RESTART_S, lambda: self._give_up_ps(task, why))
+        if self.phase in (GATHER, OPEN):
+            self.phase = GATHER
+            return
+        assert self.run is not None
+        if self.phase == RUN and not self.run.checkpoint_dir:
+            self._fail(
+                f"{name} {why} and its values are gone: at durability none without a checkpoint_dir nothing can be "
+                "restored; give the session a checkpoint_dir"
+            )
+            return
+        self._new_epoch()
+
+    def _give_up_ps(self, task: int, why: str) -> None:
+        since = self._lost_since.get(task)
+        if since is not None and self.node.runtime.now() - since >= RESTART_S - 0.01:
+            self._fail(f"ps:{task} {why} and did not come back within {RESTART_S:.0f} s")
+
+    # -- run epochs -------------------------------------------------------------------------------------------
+
+    def _new_epoch(self) -> None:
+        """Back to a whole checkpoint, or to fresh values where none were published yet."""
+        if self.checkpoints is not None:
+            self.checkpoints.end()
+            self.checkpoints = None
+        self.phase = GATHER
+        self.members.new_epoch()
+        self._initialiser = None
+        self._advance()
+
+    def _advance(self) -> None:
+        """Go on as far as it is possible now."""
+        if self.phase == GATHER and self.nodes["ps"].known and not self.nodes["ps"].missing():
+            self.phase = OPEN
+        if self.phase == OPEN and self.run is None:
+            first = next((s for s in self.sessions.values() if s.opened and s.request and s.request.plan), None)
+            if first is not None:
+                self._adopt(first)
+        if self.phase == OPEN and self.run is not None and any(s.opened for s in self.sessions.values()):
+            self._configure()
+        if self.phase == RUN:
+            self._admit_waiting()
+
+    def _adopt(self, session: _Session) -> None:
+        """Take plan and settings from the first session that has variables."""
+        assert session.request is not None
+        settings = dict(session.request.settings)
+        try:
+            plan = Plan.from_wire(session.request.plan)
+            if set(plan.ps) != set(self.nodes["ps"].known):
+                raise ConfigError(
+                    f"{session.name} places variables on ps {sorted(plan.ps)}; the cluster has {sorted(self.nodes['ps'].known)}"
+                )
+            settings["update"] = self._agreed_update(session.name, settings.get("update"))
+            checkpoint_dir = str(settings.get("checkpoint_dir") or "")
+            if checkpoint_dir:
+                self.node.runtime.storage.check_writable(checkpoint_dir)
+                self._read_journal(checkpoint_dir)
+        except (DpsError, ValueError) as error:
+            self._refuse(session, error)
+            self._advance()
+            return
+        self.run = _Run(plan, settings, checkpoint_dir)
+
+    def _agreed_update(self, name: str, wanted: dict[str, Any] | None) -> dict[str, Any]:
+        if wanted and self._update and wanted != self._update:
+            raise ConfigError(
+                f"{name} wants {update.describe(wanted)}, {self._update_from} has {update.describe(self._update)}; "
+                "leave one of them out or give both the same"
+            )
+        if wanted and not self._update:
+            self._update, self._update_from = wanted, name
+        return self._update or update.to_wire(update.Async())
+
+    def _read_journal(self, checkpoint_dir: str) -> None:
+        state = Journal(self.node.runtime.storage, checkpoint_dir).load()
+        found = [parse_folder_name(n) for n in candidates(self.node.runtime.storage, checkpoint_dir)]
+        self.epoch = max([self.epoch, *(epoch for epoch, _ in (f for f in found if f))])
+        if state is None:
+            return
+        self.epoch = max(self.epoch, state.run_epoch)
+        self.members.next_incarnation = max(self.members.next_incarnation, state.next_incarnation)
+        if state.settings.get("ended") is False:
+            for name in state.finished:
+                if name not in self.members.joined:
+                    self.members.joined.append(name)
+                    self.members.finished.append(name)
+
+    def _journal(self, ended: bool = False) -> None:
+        assert self.run is not None
+        if not self.run.checkpoint_dir:
+            return
+        members = {live.name: i for i, live in self.members.live.items()}
+        state = JournalState(
+            run_epoch=self.epoch, next_incarnation=self.members.next_incarnation, members=members,
+            ended=((1, self.members.next_incarnation - 1),) if not members and self.members.next_incarnation > 1 else (),
+            finished=tuple(self.members.finished), settings={"ended": ended},
+        )  # fmt: skip
+        try:
+            Journal(self.node.runtime.storage, self.run.checkpoint_dir).save(state)
+        except CheckpointError as error:
+            log.error("%s: the journal could not be written, training goes on: %s", self.node.name, error)
+
+    def _configure(self) -> None:
+        """Begin a run epoch: all ps get their shard of the plan, restored or to be filled."""
+        assert self.run is not None
+        run = self.run
+        before, self.epoch = run.step, self.epoch + 1
+        self.phase = CONFIGURE
+        run.configured, run.restore = {}, ""
+        self._acked, self._telling = {}, set()
+        self._journal()
+        if run.checkpoint_dir:
+            manifest = newest_whole(self.node.runtime.storage, run.checkpoint_dir, log.warning)
+            if manifest is not None:
+                run.restore, run.step = manifest.name, manifest.step
+        self.node.runtime.record("epoch", epoch=self.epoch, restore=run.restore, step=run.step)
+        if run.restore:
+            lost = f", {before - run.step} steps lost" if before > run.step else ""
+            log.warning("%s: run epoch %d starts from %s%s", self.node.name, self.epoch, run.restore, lost)
+        addresses = [[t, a] for t, a in self.nodes["ps"].addresses().items() if t in run.plan.ps]
+        for task in run.plan.ps:
+            self._configure_one(task, addresses)
+
+    def _configure_one(self, task: int, addresses: list[Any]) -> None:
+        assert self.run is not None
+        run, epoch = self.run, self.epoch
+        message = Configure(epoch, run.plan.to_wire(), task, run.settings, addresses, run.checkpoint_dir, run.restore)
+
+        def configured(answer: Message | Exception) -> None:
+            if self.epoch != epoch or self.phase != CONFIGURE:
+                return
+            if isinstance(answer, Configured):
+                run.configured[task] = answer.step
+                if len(run.configured) == len(run.plan.ps):
+                    self._configured()
+            else:
+                self._fail(f"ps:{task} cannot take run epoch {epoch}: {answer}")
+
+        self.node.ask(self._ps(task), message, CONFIGURE_S, configured)
+
+    def _configured(self) -> None:
+        assert self.run is not None
+        run = self.run
+        refs = {task: self._ps(task) for task in run.plan.ps}
+        if run.checkpoint_dir:
+            keep = int(run.settings.get("keep", 5))
+            self.checkpoints = Checkpoints(self.node, self.epoch, run.plan, refs, run.checkpoint_dir, keep, run.settings)
+            self.checkpoints.saved_step = run.step if run.restore else -1
+        if run.restore:
+            self._start()
+            return
+        self.phase = INITIALISE
+        run.step = 0
+        chosen = next((s for s in self.sessions.values() if s.opened and s.request and s.request.plan), None)
+        if chosen is None:
+            self.phase = OPEN
+            return
+        self._initialiser = chosen.number
+        self._answer_opened(chosen, 0, initialise=True)
+
+    def on_Initialised(self, message: Initialised, sender: Sender) -> None:
+        if self.phase == INITIALISE and message.session == self._initialiser and message.epoch == self.epoch:
+            self._initialiser = None
+            if self.checkpoints is not None:
+                self.phase = CONFIGURE
+                epoch = self.epoch
+                self.checkpoints.save(lambda name, step: self._first_saved(epoch, name))
+            else:
+                self._start()
+        self.node.answer(sender)
+
+    def _first_saved(self, epoch: int, name: str | Exception) -> None:
+        if epoch != self.epoch or self.phase != CONFIGURE:
+            return
+        if isinstance(name, Exception):
+            for session in [s for s in self.sessions.values() if s.opened]:
+                self._refuse(session, CheckpointError(f"the first checkpoint cannot be written: {name}"))
+            self.run = None
+            self._new_epoch()
+            return
+        self._start()
+
+    def _start(self) -> None:
+        self.phase = RUN
+        self._admit_waiting()
+        self._tell_members()
+
+    # -- sessions ---------------------------------------------------------------------------------------------
+
+    def on_OpenSession(self, message: OpenSession, sender: Sender) -> None:
+        if self.phase == FAILED:
+            raise TaskLost(self.reason)
+        if self.phase == END:
+            raise Unavailable("the run has ended; start it again to train on")
+        if message.session in self._closed:
+            raise Aborted("this session has closed")
+        known = self.nodes[message.job].known.get(message.task) if message.job in self.nodes else None
+        if message.job in self.nodes and (known is None or known.process != message.process):
+            self.node.answer(sender, Waiting(f"{message.job}:{message.task} has not registered yet"))
+            return
+        name = f"{message.job}:{message.task}"
+        session = self.sessions.get(message.session)
+        if session is None:
+            session = _Session(message.session, name, message.job, message.task, message.address)
+            self.sessions[message.session] = session
+            if message.address:
+                self.node.watch(message.address, GRACE_S)
+        session.opened, session.request = sender, message
+        if self._differs(session, message):
+            return
+        incarnation = self.members.incarnation_of(message.session)
+        if incarnation is not None and self.phase == RUN and incarnation == sender.incarnation and message.epoch == self.epoch:
+            self.members.end(incarnation, lost=True)
+        self._advance()
+        if self._initialiser == message.session and self.phase == INITIALISE:
+            self._answer_opened(session, 0, initialise=True)
+        elif session.opened is not None:
+            self.node.answer(sender, Waiting(self._state_text()))
+
+    def _differs(self, session: _Session, message: OpenSession) -> bool:
+        """Refuse a session whose layout or settings are not those of the run."""
+        if self.run is None:
+            return False
+        try:
+            if message.plan and (difference := self.run.plan.differs(Plan.from_wire(message.plan))):
+                raise ConfigError(f"{session.name} does not fit the run: {difference}")
+            for key in ("update", "durability", "checkpoint_dir"):
+                wanted, has = message.settings.get(key), self.run.settings.get(key)
+                if wanted and wanted != has:
+                    raise ConfigError(f"{session.name} wants {key} {wanted!r}; the run has {has!r}")
+        except (DpsError, ValueError) as error:
+            self._refuse(session, error)
+            return True
+        return False
+
+    def _refuse(self, session: _Session, error: Exception) -> None:
+        if session.opened is not None:
+            self.node.answer(session.opened, error)
+        self.sessions.pop(session.number, None)
+
+    def _admit_waiting(self) -> None:
+        changed = False
+        for session in [s for s in self.sessions.values() if s.opened is not None]:
+            if self.members.incarnation_of(session.number) is None:
+                assert session.request is not None
+                worker = session.job in ("worker", "chief") and bool(session.request.plan)
+                incarnation = self.members.admit(session.number, session.name, session.task, worker)
+                self.node.runtime.record("admitted", incarnation=incarnation, name=session.name, epoch=self.epoch)
+                session.version = self.members.version
+                changed = True
+        if changed:
+            self._changed()
+        self._answer_admitted()
+
+    def _answer_admitted(self) -> None:
+        """Tell sessions their incarnation once every ps knows it."""
+        assert self.run is not None
+        if self.phase != RUN or not self.run.plan.ps:
+            return
+        known = min(self._acked.get(ps, -1) for ps in self.run.plan.ps)
+        for session in list(self.sessions.values()):
+            incarnation = self.members.incarnation_of(session.number)
+            if session.opened is not None and incarnation is not None and session.version <= known:
+                self._answer_opened(session, incarnation, initialise=False)
+                session.opened = None
+
+    def _answer_opened(self, session: _Session, incarnation: int, initialise: bool) -> None:
+        assert self.run is not None and session.opened is not None
+        run = self.run
+        addresses = [[t, a] for t, a in self.nodes["ps"].addresses().items() if t in run.plan.ps]
+        answer = SessionOpened(
+            self.epoch, incarnation, run.step, initialise, run.plan.to_wire(), run.settings, addresses, run.restore
+        )
+        self.node.answer(session.opened, answer)
+
+    def on_CloseSession(self, message: CloseSession, sender: Sender) -> None:
+        session = self.sessions.get(message.session)
+        self._closed.add(message.session)
+        if session is not None:
+            self._end_session(session, lost=False, failed=bool(message.error))
+        self.node.answer(sender)
+        self._finish_if_done()
+
+    def _end_session(self, session: _Session, lost: bool, failed: bool = False) -> None:
+        incarnation = self.members.incarnation_of(session.number)
+        self.sessions.pop(session.number, None)
+        if incarnation is not None:
+            self.members.end(incarnation, lost, failed)
+            self.node.runtime.record("ended", incarnation=incarnation, name=session.name, lost=lost)
+            self._changed()
+        elif session.job == "worker" and session.name in self.members.joined and not lost:
+            self.members.finished.append(session.name)
+        if self._initialiser == session.number and self.phase == INITIALISE:
+            self._new_epoch()
+
+    def _changed(self) -> None:
+        """Membership has changed: write it down, tell every ps."""
+        if self.run is not None and self.phase == RUN:
+            self._journal()
+            self._tell_members()
+
+    def _tell_members(self) -> None:
+        assert self.run is not None
+        for ps in self.run.plan.ps:
+            if ps not in self._telling and self._acked.get(ps, -1) < self.members.version:
+                self._tell_one(ps)
+
+    def _tell_one(self, ps: int) -> None:
+        epoch, version = self.epoch, self.members.version
+        live = [[i, m.name, m.task, m.worker] for i, m in self.members.live.items()]
+        message = Members(epoch, version, live, self.members.waiting(), self.members.gone())
+        self._telling.add(ps)
+
+        def told(answer: Message | Exception) -> None:
+            if epoch != self.epoch or self.phase not in (RUN, END):
+                return
+            self._telling.discard(ps)
+            if isinstance(answer, Exception):
+                if type(answer).__name__ == "Aborted":
+                    self._ps_lost(ps, f"does not serve run epoch {epoch} any more")
+                    return
+            else:
+                self._acked[ps] = max(version, self._acked.get(ps, -1))
+                self._answer_admitted()
+            if self._acked.get(ps, -1) < self.members.version:
+                self._tell_one(ps)
+
+        self.node.ask(self._ps(ps), message, MEMBERS_S, told)
+
+    def on_AskState(self, message: AskState, sender: Sender) -> None:
+        known = message.session in self.sessions
+        running = self.phase == RUN and known and self.members.incarnation_of(message.session) is not None
+        if self.phase == FAILED:
+            raise TaskLost(self.reason)
+        leads = self.members.leader() == message.session
+        self.node.answer(sender, State(self.epoch, running, leads, self._state_text()))
+
+    def on_AskCluster(self, message: AskCluster, sender: Sender) -> None:
+        ps = self.nodes["ps"]
+        complete = bool(ps.known) and not ps.missing()
+        self.node.answer(sender, ClusterIs(self._cluster(), complete, "" if complete else self._state_text()))
+
+    def on_AskStats(self, message: AskStats, sender: Sender) -> None:
+        values = {
+            "phase": self.phase, "epoch": self.epoch, "text": self._state_text(),
+            "cluster": self._cluster(), "live": [m.name for m in self.members.live.values()],
+            "waiting": self.members.waiting(), "finished": self.members.finished, "given_up": self.members.given_up,
+            "saved": self.checkpoints.saved_name if self.checkpoints else "",
+        }  # fmt: skip
+        self.node.answer(sender, Stats(values))
+
+    def _state_text(self) -> str:
+        missing = [f"ps:{t}" for t in self.nodes["ps"].missing()]
+        if self.phase == GATHER and (missing or not self.nodes["ps"].known):
+            now = self.node.runtime.now()
+            silent = [f"{n} ({now - self._lost_since[t]:.0f} s)" if (t := int(n[3:])) in self._lost_since else n for n in missing]
+            return f"the chief waits for {', '.join(silent) or 'a ps'}"
+        if self.phase == OPEN:
+            return "the chief waits for a session that brings variables"
+        if self.phase == CONFIGURE and self.run is not None:
+            waits = [f"ps:{t}" for t in self.run.plan.ps if t not in self.run.configured]
+            return f"the chief waits for {', '.join(waits) or 'the first checkpoint'}"
+        if self.phase == INITIALISE and self._initialiser in self.sessions:
+            return f"the chief waits for {self.sessions[self._initialiser].name} to send the first values"
+        if self.phase == RUN and self.run is not None:
+            behind = [f"ps:{t}" for t in self.run.plan.ps if self._acked.get(t, -1) < self.members.version]
+            return f"training; the chief waits for {', '.join(behind)}" if behind else "training"
+        return self.reason or self.phase
+
+    # -- checkpoints and the end ------------------------------------------------------------------------------
+
+    def on_Save(self, message: Save, sender: Sender) -> None:
+        if self.run is not None and not self.run.checkpoint_dir:
+            raise ValueError("nothing to save to: the run has no checkpoint_dir; give the first session one")
+        if self.phase != RUN or self.checkpoints is None:
+            self.node.answer(sender, Waiting(self._state_text()))
+            return
+
+        def saved(name: str | Exception, step: int) -> None:
+            self.node.answer(sender, name if isinstance(name, Exception) else Saved(name, step))
+
+        self.checkpoints.save(saved)
+
+    def _finish_if_done(self) -> None:
+        if self._owned or self.phase != RUN or not self.members.all_done():
+            return
+        self.phase = END
+        if self.checkpoints is None:
+            self._stop_all(0, "")
+            return
+        self.checkpoints.save(lambda name, step: self._stop_all(0, ""))
+
+    def _stop_all(self, code: int, reason: str) -> None:
+        """Tell every node, and end when all have heard it or two tries were made."""
+        if self.run is not None:
+            self._journal(ended=code == 0)
+        waiting: set[str] = set()
+
+        def told(address: str) -> None:
+            waiting.discard(address)
+            if not waiting:
+                self._ended(code, reason)
+
+        addresses = [n.address for nodes in self.nodes.values() for n in nodes.known.values() if n.alive]
+        for address in dict.fromkeys(addresses):
+            if address != self.node.address:
+                waiting.add(address)
+                self.node.ask(Ref(address, AGENT), StopTask(code, reason), 1.0, lambda _, a=address: told(a))  # type: ignore[misc]
+        if not waiting:
+            self._ended(code, reason)
+
+    def stop_run(self) -> None:
+        """End the run from this side (`Server.stop` of the chief); nothing is saved."""
+        if self.phase not in (END, FAILED):
+            self.phase = END
+            self._stop_all(0, "")
+
+    def _fail(self, reason: str) -> None:
+        """The run cannot go on; everybody is told why."""
+        if self.phase == FAILED:
+            return
+        log.error("%s: %s", self.node.name, reason)
+        self.node.runtime.record("failed", reason=reason)
+        self.phase, self.reason = FAILED, reason
+        for session in list(self.sessions.values()):
+            if session.opened is not None:
+                self.node.answer(session.opened, TaskLost(reason))
+        self._stop_all(3, reason)
+
+    def _ps(self, task: int) -> Ref:
+        return Ref(self.nodes["ps"].known[task].address, PS)

@@ -1,0 +1,8 @@
+"""Settings of this process that are made once, by its entry point."""
+
+from __future__ import annotations
+
+import threading
+
+stop_requested = threading.Event()
+"""Set by the first Ctrl-C (or SIGTERM): training loops drain, `session.should_stop()` is true."""

@@ -1,0 +1,316 @@
+"""A session's connection to the run: joins at the chief, sends first values, joins again after a rollback."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dps.actors.caller import Caller
+from dps.actors.messages import Done, Failed, Waiting
+from dps.actors.ref import Ref
+from dps.actors.requests import Request
+from dps.errors import Aborted, DeadlineExceeded, DpsError, TaskLost
+from dps.protocol import (
+    CHIEF,
+    PS,
+    AskCluster,
+    AskState,
+    AskStats,
+    CloseSession,
+    ClusterIs,
+    Enter,
+    Init,
+    Initialised,
+    OpenSession,
+    SessionOpened,
+    State,
+    Stats,
+    Token,
+)
+from dps.transport.endpoint import Runtime
+from dps.transport.wire import Array, Message
+from dps.variables.layout import split
+from dps.variables.plan import Plan
+
+log = logging.getLogger("dps")
+
+SLICE_S = 0.5
+"""How long a wait goes on before it looks at the chief and at its own node."""
+
+
+class Connection:
+    """Knows the run epoch, this session's incarnation in it and the ps; belongs to the user's thread.
+
+    `over` tells whether this node was told to end: (exit code, reason), else None.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        name: str,
+        job: str,
+        task: int,
+        node_address: str,
+        process: int,
+        chief: str,
+        over: Callable[[], tuple[int, str] | None],
+    ) -> None:
+        self.runtime, self.name, self.job, self.task = runtime, name, job, task
+        self.caller = Caller(runtime, name)
+        self.chief = Ref(chief, CHIEF)
+        self.number = runtime.random.getrandbits(61) + 1
+        self._node_address, self._process, self._over = node_address, process, over
+        self.epoch, self.step, self.local_step = 0, 0, 0
+        self.plan: Plan
+        self.settings: dict[str, Any] = {}
+        self.refs: dict[int, Ref] = {}
+        self.aborted = False
+        """A ps has said that this epoch or incarnation is over; `reopen` is due."""
+        self.leads = False
+        self._values: dict[str, Array] = {}
+        self._wire_plan: dict[str, Any] = {}
+        self._wanted: dict[str, Any] = {}
+        self._asked_state: Request | None = None
+        self._state_at = 0.0
+        self.caller.connect(chief)
+
+    @property
+    def sync(self) -> bool:
+        return bool(self.settings.get("update", {}).get("mode") == "sync")
+
+    @property
+    def bounded(self) -> bool:
+        return bool(self.settings.get("update", {}).get("mode") == "bounded")
+
+    @property
+    def step_ps(self) -> int:
+        return self.plan.ps[0]
+
+    # -- joining ----------------------------------------------------------------------------------------------
+
+    def ps_tasks(self, deadline: float) -> list[int]:
+        """The ps tasks of the cluster, once the chief knows all of them. Blocks until the deadline."""
+        while True:
+            answer = self.ask(AskCluster(), deadline, "the chief")
+            assert isinstance(answer, ClusterIs)
+            if answer.complete:
+                return sorted(int(task) for task in answer.cluster["ps"])
+            if self.runtime.now() >= deadline:
+                raise DeadlineExceeded(f"{self.name}: {answer.text}")
+            self.runtime.sleep(0.05)
+
+    def open(self, plan: Plan | None, values: dict[str, Array], settings: dict[str, Any], deadline: float) -> None:
+        """Join the run; the first session with a plan may be asked for the first values. Blocks."""
+        self._values, self._wanted = values, settings
+        self._wire_plan = {} if plan is None else plan.to_wire()
+        self._join(deadline)
+        self._values = {}
+
+    def reopen(self, deadline: float) -> None:
+        """Join again after the epoch or the incarnation has ended. Blocks."""
+        self._join(deadline)
+
+    def _join(self, deadline: float) -> None:
+        while True:
+            self.aborted = False
+            opened = self._open_once(deadline)
+            self.epoch, self.step = opened.epoch, opened.step
+            self.local_step = opened.step
+            self.caller.incarnation = opened.incarnation
+            try:
+                if self.sync and self._wire_plan:
+                    self._enter(deadline)
+                return
+            except Aborted:
+                continue
+
+    def _open_once(self, deadline: float) -> SessionOpened:
+        message = OpenSession(
+            self.number, self.job, self.task, self._process, self._node_address, self.epoch, self._wire_plan, self._wanted
+        )
+        state: dict[str, Any] = {"text": "the chief has not answered", "opened": None, "error": None, "initialise": None}
+
+        def feed(answer: Message) -> bool:
+            if isinstance(answer, Waiting):
+                state["text"] = answer.reason
+            elif isinstance(answer, Failed):
+                state["error"] = answer.exception()
+            elif isinstance(answer, SessionOpened) and answer.initialise:
+                state["initialise"] = answer
+            elif isinstance(answer, SessionOpened):
+                state["opened"] = answer
+            return state["opened"] is not None or state["error"] is not None
+
+        request = self.caller.start(self.chief, message, feed)
+        sent = 0
+        while not request.complete:
+            self.check_node()
+            first = state["initialise"]
+            if first is not None and first.epoch > sent:
+                sent = first.epoch
+                self._take(first)
+                self._send_first_values(first.epoch, deadline)
+            left = deadline - self.runtime.now()
+            if left <= 0:
+                self.caller.drop(request)
+                raise DeadlineExceeded(f"{self.name} could not join the run at {self.chief.address}: {state['text']}")
+            self.caller.wait([request], min(left, SLICE_S), stop=lambda: state["initialise"] is not first)
+        if state["error"] is not None:
+            raise state["error"]
+        opened: SessionOpened = state["opened"]
+        self._take(opened)
+        return opened
+
+    def _take(self, opened: SessionOpened) -> None:
+        self.plan = Plan.from_wire(opened.plan)
+        self.settings = opened.settings
+        refs = {int(task): Ref(str(address), PS) for task, address in opened.addresses}
+        for task, ref in self.refs.items():
+            if refs.get(task) != ref:
+                self.caller.disconnect(ref.address)
+        self.refs = refs
+
+    def _send_first_values(self, epoch: int, deadline: float) -> None:
+        """All parts of all shards, in pieces; then tell the chief. An epoch that ends meanwhile ends this too."""
+        requests: list[Request] = []
+        errors: list[Exception] = []
+
+        def feed(answer: Message) -> bool:
+            if isinstance(answer, Failed):
+                errors.append(answer.exception())
+            return isinstance(answer, Done | Failed)
+
+        for ps, layout in self.plan.layouts.items():
+            run = np.zeros(layout.nbytes, np.uint8)
+            for index, view in layout.views(run).items():
+                part = self.plan.parts[index]
+                value = self._values[self.plan.variables[part.variable].name]
+                view[...] = split(value, part, len(self.plan.parts_of[part.variable]))
+            for piece in layout.pieces(self.runtime.piece_nbytes):
+                arrays = tuple(run[offset : offset + n] for offset, n in piece)
+                message = Init(epoch, layout.nbytes, [offset for offset, _ in piece], arrays)
+                requests.append(self.caller.start(self.refs[ps], message, feed, resend_s=1.0))
+        self._wait_all(requests, errors, deadline, "the ps to take the first values")
+        if not errors:
+            done = self.caller.start(self.chief, Initialised(epoch, self.number), feed)
+            self._wait_all([done], errors, deadline, "the chief")
+
+    def _wait_all(self, requests: list[Request], errors: list[Exception], deadline: float, whom: str) -> None:
+        while not self.caller.wait(requests, min(SLICE_S, max(0.0, deadline - self.runtime.now())), lambda: bool(errors)):
+            self.check_node()
+            if errors or self.runtime.now() >= deadline:
+                break
+        for request in requests:
+            self.caller.drop(request)
+        if not errors and self.runtime.now() >= deadline:
+            raise DeadlineExceeded(f"{self.name} waited for {whom}")
+        for error in errors:
+            if not isinstance(error, Aborted):
+                raise error
+
+    def _enter(self, deadline: float) -> None:
+        """Take part in synchronous steps; the local step comes from the step ps."""
+        answer = self.ask(Enter(self.epoch), deadline, f"ps:{self.step_ps}", self.refs[self.step_ps])
+        assert isinstance(answer, Token)
+        self.local_step = self.step = answer.step
+
+    def ask(self, message: Message, deadline: float, whom: str, ref: Ref | None = None) -> Message:
+        """Ask the chief (or a ps) until the deadline, minding this node's own end and new epochs."""
+        answers: list[Message] = []
+        text = [f"{whom} has not answered"]
+
+        def feed(answer: Message) -> bool:
+            if isinstance(answer, Waiting):
+                text[0] = answer.reason
+                return False
+            answers.append(answer)
+            return True
+
+        request = self.caller.start(ref or self.chief, message, feed)
+        while not self.caller.wait([request], min(SLICE_S, max(0.0, deadline - self.runtime.now()))):
+            self.check_node()
+            if ref is not None:
+                self.look_at_chief()
+                if self.aborted:
+                    self.caller.drop(request)
+                    raise Aborted(f"run epoch {self.epoch} is over")
+            if self.runtime.now() >= deadline:
+                self.caller.drop(request)
+                raise DeadlineExceeded(f"{self.name}: {text[0]}")
+        if isinstance(answers[0], Failed):
+            raise answers[0].exception()
+        return answers[0]
+
+    # -- while it is open -------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """A ps has refused this epoch or incarnation."""
+        self.aborted = True
+
+    def check_node(self) -> None:
+        """Raise TaskLost when this node was told to end while the session still works."""
+        over = self._over()
+        if over is not None:
+            code, reason = over
+            raise TaskLost(reason or "the run has ended") if code in (0, 3) else DpsError(reason)
+
+    def look_at_chief(self) -> None:
+        """Ask the chief, at most every half second and without waiting, whether this epoch still runs."""
+        now = self.runtime.now()
+        if now - self._state_at < SLICE_S:
+            return
+        self._state_at = now
+        if self._asked_state is not None:
+            self.caller.drop(self._asked_state)
+        epoch = self.epoch
+
+        def feed(answer: Message) -> bool:
+            if isinstance(answer, State):
+                self.leads = answer.leads
+                if not answer.running or answer.epoch != epoch:
+                    self.aborted = self.epoch == epoch or self.aborted
+            return True
+
+        self._asked_state = self.caller.start(self.chief, AskState(self.number), feed)
+
+    def asks_leads(self, timeout_s: float) -> bool:
+        """Whether this session leads now; the last known answer when the chief is away. Blocks up to `timeout_s`."""
+        try:
+            answer = self.caller.ask(self.chief, AskState(self.number), timeout_s)
+        except DpsError:
+            return self.leads
+        if isinstance(answer, State):
+            self.leads = answer.leads
+        return self.leads
+
+    def silent(self) -> str:
+        """Which ps are disconnected, and since when, for error messages."""
+        now = self.runtime.now()
+        away = self.caller.away
+        names = [f"ps:{t} (away for {now - away[r.address]:.0f} s)" for t, r in self.refs.items() if r.address in away]
+        if self.chief.address in away:
+            names.append(f"the chief (away for {now - away[self.chief.address]:.0f} s)")
+        return ", ".join(names)
+
+    def stats(self, deadline: float) -> dict[str, Any]:
+        """Counters of the chief and of every ps, by task name. Blocks."""
+        refs = {"chief": self.chief, **{f"ps:{task}": ref for task, ref in self.refs.items()}}
+        found: dict[str, Any] = {}
+        for name, ref in refs.items():
+            answer = self.ask(AskStats(), deadline, name, None if ref is self.chief else ref)
+            assert isinstance(answer, Stats)
+            found[name] = answer.values
+        return found
+
+    def close(self, error: str, timeout_s: float) -> None:
+        """Leave the run. A chief that does not answer is left alone."""
+        try:
+            if self._over() is None:
+                self.caller.ask(self.chief, CloseSession(self.number, error), timeout_s)
+        except DpsError as problem:
+            log.debug("%s: could not say goodbye: %s", self.name, problem)
+        finally:
+            self.caller.close()

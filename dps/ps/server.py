@@ -1,0 +1,243 @@
+"""The ps as an actor: takes a shard of the plan from the chief and serves it to sessions."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+
+from dps.actors.actor import Actor
+from dps.actors.messages import Waiting
+from dps.actors.ref import Sender
+from dps.checkpoint import load
+from dps.errors import Aborted, ProtocolError
+from dps.protocol import (
+    AskStats,
+    Configure,
+    Configured,
+    Credit,
+    CutShard,
+    Decide,
+    Enter,
+    Init,
+    Lookup,
+    Members,
+    Pull,
+    Push,
+    PushMissing,
+    PushStatus,
+    Report,
+    SaveShard,
+    Stats,
+)
+from dps.ps.modes import AsyncMode, BoundedMode
+from dps.ps.saving import restore
+from dps.ps.shard import Mode, Shard
+from dps.ps.staging import Staged
+from dps.ps.sync import SyncMode
+from dps.update import Async, Bounded, SyncReplicas, from_wire
+from dps.variables.plan import Plan
+
+log = logging.getLogger("dps")
+
+CREDITS = 2
+"""Pushes of several pieces that may be on their way to a ps at one time."""
+CREDIT_TIMEOUT_S = 5.0
+"""A sender that brings no piece for so long loses its credit and its staged pieces."""
+
+
+class PsActor(Actor):
+    """Serves one shard. Everything it holds belongs to a run epoch; a new epoch starts from nothing."""
+
+    def __init__(self) -> None:
+        self.shard: Shard | None = None
+        self.epoch = 0
+        """The highest run epoch seen."""
+        self._credits: OrderedDict[tuple[int, int], float] = OrderedDict()
+        self._wants_credit: OrderedDict[tuple[int, int], Sender] = OrderedDict()
+
+    def started(self) -> None:
+        self.node.after(CREDIT_TIMEOUT_S / 2, self._expire_credit)
+
+    def local_shard(self) -> Shard | None:
+        """The shard, for readers in the same process."""
+        return self.shard
+
+    # -- from the chief ---------------------------------------------------------------------------------------
+
+    def on_Configure(self, message: Configure, sender: Sender) -> None:
+        if message.epoch < self.epoch:
+            raise Aborted(f"{self.node.name} has seen run epoch {self.epoch}; {message.epoch} is over")
+        if self.shard is None or self.shard.epoch != message.epoch:
+            self._configure(message)
+        assert self.shard is not None
+        self.node.answer(sender, Configured(message.epoch, self.shard.store.step))
+
+    def _configure(self, message: Configure) -> None:
+        plan = Plan.from_wire(message.plan)
+        if message.shard not in plan.ps:
+            raise ProtocolError(f"the plan has ps {list(plan.ps)}, not {message.shard}")
+        if self.shard is not None:
+            self.shard.ended = True
+        self.epoch, self.shard = message.epoch, None
+        self._credits.clear()
+        self._wants_credit.clear()
+        addresses = {int(task): str(address) for task, address in message.addresses}
+        shard = Shard(self.node, message.epoch, plan, message.shard, addresses, message.settings)
+        if message.restore:
+            manifest = load(self.node.runtime.storage, message.checkpoint_dir, message.restore, verify=False)
+            restore(shard.store, plan, message.shard, self.node, message.checkpoint_dir, manifest)
+        shard.mode = _mode(shard)
+        self.shard = shard
+
+    def on_Init(self, message: Init, sender: Sender) -> None:
+        shard = self._shard(message.epoch)
+        if shard.ready:
+            self.node.answer(sender)
+            return
+        if len(message.offsets) != len(message.arrays):
+            raise ProtocolError(f"{len(message.offsets)} offsets for {len(message.arrays)} arrays")
+        for offset, data in zip(message.offsets, message.arrays, strict=True):
+            shard.store.fill(offset, data)
+        self.node.answer(sender)
+
+    def on_Members(self, message: Members, sender: Sender) -> None:
+        self._shard(message.epoch).set_members(message)
+        self.node.answer(sender)
+
+    def on_SaveShard(self, message: SaveShard, sender: Sender) -> None:
+        shard = self._shard(message.epoch)
+        shard.saving.write(sender, message)
+
+    def on_CutShard(self, message: CutShard, sender: Sender) -> None:
+        shard = self._shard(message.epoch)
+        shard.saving.ask_cut(sender, message.cut)
+        shard.mode.cut(message.cut)
+
+    def on_AskStats(self, message: AskStats, sender: Sender) -> None:
+        shard = self.shard
+        if shard is None:
+            self.node.answer(sender, Stats({"state": "waits for the chief"}))
+            return
+        values = {
+            "state": "ready" if shard.ready else "filling", "epoch": shard.epoch, "step": shard.store.step,
+            "version": shard.store.counter, "nbytes": shard.layout.data_nbytes, "leases": shard.store.leased(),
+            "staleness": shard.staleness, "waits": shard.mode.waiting_for(),
+            "refused_messages": self.node.refused_messages, **shard.counts,
+        }  # fmt: skip
+        self.node.answer(sender, Stats(values))
+
+    # -- from sessions ----------------------------------------------------------------------------------------
+
+    def on_Pull(self, message: Pull, sender: Sender) -> None:
+        self._shard(message.epoch).read(sender, message)
+
+    def on_Lookup(self, message: Lookup, sender: Sender) -> None:
+        self._shard(message.epoch).look_up(sender, message)
+
+    def on_Enter(self, message: Enter, sender: Sender) -> None:
+        shard = self._shard(message.epoch)
+        shard.ledger(sender, message.epoch)
+        shard.mode.enter(sender)
+
+    def on_Credit(self, message: Credit, sender: Sender) -> None:
+        shard = self._shard(message.epoch)
+        ledger = shard.ledger(sender, message.epoch)
+        key = (sender.incarnation, message.number)
+        if key in self._credits or ledger.decided(message.number):
+            self.node.answer(sender)
+            return
+        self._wants_credit[key] = sender
+        self._grant_credit()
+        if key in self._wants_credit:
+            self.node.answer(sender, Waiting(f"{self.node.name} takes {CREDITS} large pushes at a time"))
+
+    def on_Push(self, message: Push, sender: Sender) -> None:
+        shard = self._shard(message.epoch)
+        ledger = shard.ledger(sender, message.epoch)
+        if ledger.decided(message.number):
+            shard.mode.again(ledger, message.number, sender)
+            return
+        if not ledger.in_reach(message.number):
+            raise Aborted(f"push {message.number} is out of reach: {ledger.done} are done, the window is {ledger.window}")
+        staged = ledger.staged.get(message.number)
+        if staged is None:
+            staged = Staged(
+                ledger.task, sender.incarnation, message.number, message.step, message.counter, message.form,
+                message.nbytes,
+            )  # fmt: skip
+            ledger.staged[message.number] = staged
+        elif staged.whole:
+            shard.mode.again(ledger, message.number, sender)
+            return
+        staged.touched_at = self.node.runtime.now()
+        key = (sender.incarnation, message.number)
+        if key in self._credits:
+            self._credits[key] = staged.touched_at
+        staged.add(message, shard.layout, bool(shard.settings.get("check_finite", True)))
+        if staged.whole:
+            self._release_credit(key)
+            shard.mode.whole(staged, sender)
+
+    def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
+        shard = self._shard(message.epoch)
+        ledger = shard.ledger(sender, message.epoch)
+        staged = ledger.staged.get(message.number)
+        if ledger.decided(message.number) or (staged is not None and staged.whole):
+            shard.mode.again(ledger, message.number, sender)
+        else:
+            self.node.answer(sender, PushMissing(message.number))
+
+    # -- from other ps ----------------------------------------------------------------------------------------
+
+    def on_Report(self, message: Report, sender: Sender) -> None:
+        shard = self._shard(message.epoch)
+        if not shard.ready:
+            raise Aborted(f"{self.node.name} is not ready in run epoch {message.epoch}")
+        if isinstance(shard.mode, SyncMode):
+            shard.mode.on_report(message)
+        self.node.answer(sender)
+
+    def on_Decide(self, message: Decide, sender: Sender) -> None:
+        shard = self._shard(message.epoch)
+        if isinstance(shard.mode, SyncMode):
+            shard.mode.on_decide(message)
+        self.node.answer(sender)
+
+    # -- credit -----------------------------------------------------------------------------------------------
+
+    def _grant_credit(self) -> None:
+        while self._wants_credit and len(self._credits) < CREDITS:
+            key, sender = self._wants_credit.popitem(last=False)
+            self._credits[key] = self.node.runtime.now()
+            self.node.answer(sender)
+
+    def _release_credit(self, key: tuple[int, int]) -> None:
+        if self._credits.pop(key, None) is not None:
+            self._grant_credit()
+
+    def _expire_credit(self) -> None:
+        """Take credit and staged pieces from senders that bring nothing."""
+        self.node.after(CREDIT_TIMEOUT_S / 2, self._expire_credit)
+        before = self.node.runtime.now() - CREDIT_TIMEOUT_S
+        for key in [k for k, at in self._credits.items() if at < before]:
+            ledger = self.shard.ledgers.get(key[0]) if self.shard is not None else None
+            if ledger is not None and (staged := ledger.staged.get(key[1])) is not None and not staged.whole:
+                del ledger.staged[key[1]]
+            del self._credits[key]
+        self._grant_credit()
+
+    def _shard(self, epoch: int) -> Shard:
+        if self.shard is None or self.shard.epoch != epoch:
+            now = "none yet" if self.shard is None else str(self.shard.epoch)
+            raise Aborted(f"{self.node.name} serves run epoch {now}, not {epoch}")
+        return self.shard
+
+
+def _mode(shard: Shard) -> Mode:
+    settings = from_wire(shard.settings["update"])
+    if isinstance(settings, SyncReplicas):
+        return SyncMode(shard, settings)
+    if isinstance(settings, Bounded):
+        return BoundedMode(shard, settings)
+    assert isinstance(settings, Async)
+    return AsyncMode(shard, settings)

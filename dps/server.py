@@ -1,0 +1,286 @@
+"""One task of the cluster in this process: a node with the actors that its job asks for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dps import update as update_modes
+from dps.actors.system import Node
+from dps.chief.server import ChiefActor
+from dps.cluster.address import check_address
+from dps.cluster.spec import ClusterSpec, job_name
+from dps.errors import ConfigError, DeadlineExceeded, TaskLost
+from dps.protocol import AGENT, CHIEF, PS
+from dps.ps.server import PsActor
+from dps.transport.endpoint import Runtime, runtime
+from dps.worker.agent import Agent
+
+log = logging.getLogger("dps")
+
+DEFAULT_CHIEF = "127.0.0.1:2220"
+STOP_S = 5.0
+
+
+class Server:
+    """A chief, ps or worker task. It serves from construction on, on a thread of its own.
+
+    Static form: `cluster` names every task's address, and the chief is its chief job's, else worker 0. Join form:
+    `chief` is the chief's address and `bind` this task's own; the chief tells the rest, and a task left out is
+    given. `workers` and `ps` are how many the chief expects. `update` is the switch ("async", "sync", "bounded:S"
+    or an instance). `owned`: only `stop` ends this chief's run. Raises Unavailable for a taken address,
+    ConfigError (a ValueError) for arguments that do not fit.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterSpec | Mapping[str, Any] | None = None,
+        job: str | None = None,
+        task: int | None = None,
+        *,
+        chief: str | None = None,
+        workers: int | None = None,
+        ps: int | None = None,
+        update: update_modes.Update | str | None = None,
+        bind: str = "127.0.0.1:0",
+        owned: bool = False,
+    ) -> None:
+        self.runtime: Runtime = runtime()
+        self.cluster = ClusterSpec(cluster or {})
+        self.exit_code: int | None = None
+        self.reason = ""
+        self._over = threading.Event()
+        self._joined = threading.Event()
+        self._process = self.runtime.random.getrandbits(61)
+        self._update = update_modes.parse(update) if isinstance(update, str) else update
+        self._ps_actor: PsActor | None = None
+        self._chief_actor: ChiefActor | None = None
+        if self.cluster:
+            self._chief, bind = self._static(job, task)
+        else:
+            self._chief = self._dynamic(job, task, chief, bind)
+        self._start(bind, workers, ps, owned)
+
+    # -- construction -----------------------------------------------------------------------------------------
+
+    def _static(self, job: str | None, task: int | None) -> tuple[str, str]:
+        """The chief's address and this task's own, out of the cluster."""
+        cluster = self.cluster
+        cluster.check_servable()
+        if job is None:
+            if len(cluster.jobs) != 1:
+                raise ConfigError(f"which job is this task of? The cluster has {', '.join(cluster.jobs)}")
+            job = cluster.jobs[0]
+        job = job_name(job)
+        if task is None:
+            indices = cluster.task_indices(job)
+            if len(indices) != 1:
+                raise ConfigError(f"which task of {job} is this? There are {list(indices)}")
+            task = indices[0]
+        self.job, self.task = job, task
+        bind = cluster.task_address(job, task)
+        if "chief" in cluster.jobs:
+            return cluster.task_address("chief", cluster.task_indices("chief")[0]), bind
+        if "worker" in cluster.jobs:
+            return cluster.task_address("worker", cluster.task_indices("worker")[0]), bind
+        return bind, bind
+
+    def _dynamic(self, job: str | None, task: int | None, chief: str | None, bind: str) -> str:
+        """The chief's address for a task that joins by it."""
+        if job is None:
+            raise ConfigError("which job is this task of? Wanted chief, ps or worker")
+        self.job, self.task = job_name(job), -1 if task is None else task
+        if self.job == "chief":
+            self.task = 0
+            return bind
+        address = chief or DEFAULT_CHIEF
+        check_address(address)
+        return address
+
+    @property
+    def _hosts_chief(self) -> bool:
+        if self.job == "chief":
+            return True
+        if not self.cluster or "chief" in self.cluster.jobs:
+            return False
+        lead = "worker" if "worker" in self.cluster.jobs else self.cluster.jobs[0]
+        return self.job == lead and self.task == self.cluster.task_indices(lead)[0]
+
+    def _start(self, bind: str, workers: int | None, ps: int | None, owned: bool) -> None:
+        self._node = Node(self.runtime, bind, self.name, self._process)
+        self.address = self._node.address
+        if self.job == "chief" or (self._hosts_chief and self._chief == bind):
+            self._chief = self.address
+        wire = None if self._update is None else update_modes.to_wire(self._update)
+        if self._hosts_chief:
+            self._chief_actor = ChiefActor(
+                self._expected("ps", ps), self._expected("worker", workers), wire, self._end_chief, owned
+            )
+            self._node.host(CHIEF, self._chief_actor)
+        if self.job == "ps":
+            self._ps_actor = PsActor()
+            self._node.host(PS, self._ps_actor)
+        if self.job == "chief":
+            self._joined.set()
+        else:
+            agent = Agent(
+                self.job, self.task, self._chief, self._process, wire or {}, self._seen_epoch, self._has_joined, self._end
+            )
+            self._node.host(AGENT, agent)
+        self._node.start()
+
+    def _expected(self, job: str, count: int | None) -> list[int]:
+        if self.cluster:
+            return list(self.cluster.task_indices(job)) if job in self.cluster.jobs else []
+        return list(range(count or 0))
+
+    # -- what actors tell, on the node's thread ---------------------------------------------------------------
+
+    def _seen_epoch(self) -> int:
+        return self._ps_actor.epoch if self._ps_actor is not None else 0
+
+    def _has_joined(self, task: int, cluster: dict[str, Any]) -> None:
+        if self.task < 0:
+            self.task = task
+            self._node.name = self.name
+        self._joined.set()
+
+    def _end(self, code: int, reason: str) -> None:
+        """This task's part is over: told by the chief, or the chief is gone."""
+        if self.exit_code is None:
+            self.exit_code, self.reason = code, reason
+            self._over.set()
+            if self._chief_actor is None and self.job in ("ps", "chief"):
+                self._node.stop()
+
+    def _end_chief(self, code: int, reason: str) -> None:
+        """The run is over. The chief still answers for a moment, so that everybody hears why."""
+        if self.exit_code is None:
+            self.exit_code, self.reason = code, reason
+            linger_s = 0.2 if code == 0 else 1.0
+            self._node.after(linger_s, self._node.stop if self.job == "chief" else lambda: None)
+            self._over.set()
+
+    # -- for the program --------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The task's name, as "worker:0"; "worker:?" before the chief has given it an index."""
+        return self.job if self.job == "chief" else f"{self.job}:{self.task if self.task >= 0 else '?'}"
+
+    @property
+    def target(self) -> str:
+        """The chief's address: what a client from anywhere connects to."""
+        return self._chief
+
+    def join(self, timeout: float | None = None) -> int | None:
+        """Block until this task's part in the run is over; its exit code, or None after `timeout` seconds."""
+        deadline = None if timeout is None else self.runtime.now() + timeout
+        while self.exit_code is None:
+            if deadline is not None and self.runtime.now() >= deadline:
+                return None
+            self._pause(0.05 if self.runtime.simulated else 0.2)
+        self._node.join(STOP_S) if self.job in ("ps", "chief") else None
+        return self.exit_code
+
+    def stop(self) -> None:
+        """End this task; a chief ends the run with it. Blocks up to 5 s."""
+        if self._chief_actor is not None and self.exit_code is None:
+            self._node.post(self._chief_actor.stop_run)
+            deadline = self.runtime.now() + STOP_S
+            while self.exit_code is None and self.runtime.now() < deadline:
+                self._pause(0.02)
+        if self.exit_code is None:
+            self.exit_code = 0
+        self._node.stop()
+        self._node.join(STOP_S)
+        for server in getattr(self, "_beside", ()):
+            server.stop()
+
+    def _pause(self, seconds: float) -> None:
+        if self.runtime.simulated:
+            self.runtime.sleep(seconds)
+        else:
+            self._over.wait(seconds)
+
+    def wait_joined(self, deadline: float) -> None:
+        """Block until the chief has answered this task; `deadline` on the runtime's clock."""
+        while not self._joined.is_set():
+            if self.exit_code is not None:
+                raise TaskLost(self.reason or "the run has ended")
+            if self.runtime.now() >= deadline:
+                raise DeadlineExceeded(
+                    f"{self.name}: the chief at {self._chief} did not answer; is it started, and is the address right?"
+                )
+            if self.runtime.simulated:
+                self.runtime.sleep(0.01)
+            else:
+                self._joined.wait(0.05)
+
+    def session_arguments(self) -> tuple[Runtime, str, str, int, str, int, str, Callable[[], tuple[int, str] | None]]:
+        """What a session needs to connect: see `Connection`."""
+        return self.runtime, self.name, self.job, self.task, self.address, self._process, self._chief, self._is_over
+
+    def _is_over(self) -> tuple[int, str] | None:
+        return None if self.exit_code is None else (self.exit_code, self.reason)
+
+    # -- other ways to make one -------------------------------------------------------------------------------
+
+    @staticmethod
+    def client(target: str) -> Server:
+        """A node for a session from anywhere: takes no part but to be seen alive."""
+        check_address(target)
+        bind = "127.0.0.1:0"
+        if target.startswith("inproc://"):
+            bind = f"inproc://dps-client-{os.getpid()}-{runtime().random.getrandbits(48):x}"
+        return Server(None, "client", None, chief=target, bind=bind)
+
+    @staticmethod
+    def from_env(environ: Mapping[str, str] | None = None) -> Server:
+        """The task that `dps launch` or `dps.role --program` (or TF_CONFIG) made this process.
+
+        Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_WORKERS, DPS_PS, DPS_UPDATE, or TF_CONFIG.
+        """
+        env = os.environ if environ is None else environ
+        if "DPS_JOB" not in env:
+            from dps.cluster.resolve import resolve
+
+            cluster, found = resolve(env)
+            if not cluster or found is None:
+                raise ConfigError(
+                    "this program was not started as a task: neither DPS_JOB nor TF_CONFIG is set; start it with "
+                    "`dps launch` or `python -m dps.role --program`, or use Server.create_local_server()"
+                )
+            return Server(cluster, found.job, found.index)
+        task = int(env["DPS_TASK"]) if env.get("DPS_TASK", "") != "" else None
+        cluster_text = env.get("DPS_CLUSTER", "")
+        cluster: ClusterSpec | None = None
+        if cluster_text:
+            from dps.cluster.resolve import load_cluster
+
+            cluster = load_cluster(cluster_text)
+        return Server(
+            cluster, env["DPS_JOB"], task, chief=env.get("DPS_CHIEF"), update=env.get("DPS_UPDATE") or None,
+            workers=int(env["DPS_WORKERS"]) if env.get("DPS_WORKERS") else None,
+            ps=int(env["DPS_PS"]) if env.get("DPS_PS") else None, bind=env.get("DPS_BIND", "127.0.0.1:0"),
+        )  # fmt: skip
+
+    @staticmethod
+    def create_local_server(update: update_modes.Update | str | None = None) -> Server:
+        """Chief, one ps and one worker in this process on free ports; returns the worker. `stop` ends all."""
+        chief = Server(None, "chief", 0, bind="127.0.0.1:0", ps=1, workers=1, update=update, owned=True)
+        ps = Server(None, "ps", 0, chief=chief.address)
+        worker = Server(None, "worker", 0, chief=chief.address)
+        worker._beside = (ps, chief)
+        return worker
+
+    _beside: tuple[Server, ...] = ()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

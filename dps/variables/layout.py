@@ -1,0 +1,134 @@
+"""Between a user's nested arrays and the parts of the plan: gathers gradients into runs, assembles pulled values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dps.transport.wire import Array
+from dps.variables.plan import Part, Plan, ShardLayout, VariableSpec
+from dps.variables.tree import Rows, to_array
+
+Gradient = Array | Rows
+
+
+def specs_of(
+    found: list[tuple[str, Array, dict[str, Any] | None, bool]],
+) -> list[VariableSpec]:
+    """Logical variables from (name, array, optimizer wire form, sparse)."""
+    return [VariableSpec(n, tuple(a.shape), a.dtype.str, o, sparse) for n, a, o, sparse in found]
+
+
+def split(array: Array, part: Part, parts: int) -> Array:
+    """A part's rows of a logical array."""
+    return array if parts == 1 else array[part.row0 : part.row0 + part.shape[0]]
+
+
+def assemble(plan: Plan, views: Mapping[int, Array], names: Mapping[str, int]) -> Callable[[str], Array]:
+    """A function from a variable's name to its array, out of the parts in `views` (part index to array)."""
+
+    def leaf(name: str) -> Array:
+        parts = plan.parts_of[names[name]]
+        if len(parts) == 1:
+            return views[parts[0].index]
+        return np.concatenate([views[p.index] for p in parts])
+
+    return leaf
+
+
+def check_gradients(plan: Plan, found: list[tuple[str, Any]]) -> dict[int, Gradient]:
+    """Gradients by variable index, checked against names, shapes and dtypes. ValueError says got and wanted.
+
+    A leaf that is None, like a missing key, means no gradient for that variable.
+    """
+    gradients: dict[int, Gradient] = {}
+    for name, value in found:
+        if value is None:
+            continue
+        index = plan.by_name.get(name)
+        if index is None:
+            known = ", ".join(list(plan.by_name)[:10])
+            raise ValueError(f"a gradient came for {name!r}, which is no variable; there are {known}")
+        spec = plan.variables[index]
+        if spec.optimizer is None:
+            raise ValueError(f"a gradient came for {name!r}, which is not trained; leave it out or pass None")
+        if isinstance(value, Rows):
+            gradients[index] = _checked_rows(spec, value)
+            continue
+        array = to_array(value, name)
+        if array.shape != spec.shape:
+            raise ValueError(f"the gradient of {name} has shape {array.shape}; the variable has {spec.shape}")
+        if array.dtype.str != spec.dtype:
+            dtype = np.dtype(spec.dtype).name
+            raise ValueError(
+                f"the gradient of {name} is {array.dtype.name}; the variable is {dtype}: cast it with .astype('{dtype}')"
+            )
+        gradients[index] = array
+    return gradients
+
+
+def _checked_rows(spec: VariableSpec, gradient: Rows) -> Rows:
+    indices = np.asarray(gradient.indices)
+    values = to_array(gradient.values, spec.name)
+    if not spec.shape:
+        raise ValueError(f"{spec.name} is a scalar; its gradient cannot come as Rows")
+    if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
+        raise ValueError(f"Rows of {spec.name}: indices are integers of shape (n,), got {indices.dtype} {indices.shape}")
+    if values.shape != (len(indices), *spec.shape[1:]) or values.dtype.str != spec.dtype:
+        raise ValueError(
+            f"Rows of {spec.name}: got values {values.dtype.name} {values.shape}; wanted {np.dtype(spec.dtype).name} "
+            f"{(len(indices), *spec.shape[1:])}"
+        )
+    check_rows(spec, indices)
+    return Rows(indices.astype(np.int64), values)
+
+
+def check_rows(spec: VariableSpec, indices: Array) -> None:
+    """ValueError when a row number is out of range."""
+    if len(indices) and not (0 <= int(indices.min()) and int(indices.max()) < spec.shape[0]):
+        raise ValueError(
+            f"row numbers of {spec.name} go from 0 to {spec.shape[0] - 1}, got {indices.min()} to {indices.max()}"
+        )
+
+
+def is_whole(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
+    """Whether every trained part of a shard has a dense gradient."""
+    return all(
+        isinstance(gradients.get(part.variable), np.ndarray)
+        for arena in layout.arenas
+        if arena.optimizer is not None
+        for part in arena.parts
+    )
+
+
+def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array) -> None:
+    """Copy dense gradients into a shard's run; those that lie there already are left."""
+    for index, view in layout.views(run).items():
+        part = plan.parts[index]
+        gradient = gradients.get(part.variable)
+        if not isinstance(gradient, np.ndarray):
+            continue
+        source = split(gradient, part, len(plan.parts_of[part.variable]))
+        if source.__array_interface__["data"][0] != view.__array_interface__["data"][0]:
+            view[...] = source
+
+
+def parts_of_shard(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient]) -> list[tuple[int, Any]]:
+    """The gradients that a shard gets part by part: arrays, or (row numbers within the part, values)."""
+    found: list[tuple[int, Any]] = []
+    for arena in layout.arenas:
+        for part in arena.parts:
+            gradient = gradients.get(part.variable)
+            parts = len(plan.parts_of[part.variable])
+            if isinstance(gradient, Rows):
+                inside = slice(None) if parts == 1 else (gradient.indices >= part.row0) & (
+                    gradient.indices < part.row0 + part.shape[0]
+                )  # fmt: skip
+                rows = gradient.indices[inside] - (0 if parts == 1 else part.row0)
+                if len(rows):
+                    found.append((part.index, (rows, np.ascontiguousarray(gradient.values[inside]))))
+            elif gradient is not None:
+                found.append((part.index, np.ascontiguousarray(split(gradient, part, parts))))
+    return found

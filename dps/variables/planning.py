@@ -1,0 +1,62 @@
+"""From a user's nested arrays, optimizer, placement and partitioner to the plan of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dps.cluster.device import Device, Setter, current_device
+from dps.cluster.partition import num_parts
+from dps.cluster.setter import replica_device_setter
+from dps.errors import PlacementError
+from dps.optim import Optimizer
+from dps.transport.wire import Array
+from dps.variables.plan import Plan, VariableSpec, make_plan
+from dps.variables.tree import Variable, leaves, to_array
+
+
+def plan_of(
+    params: Any, optimizer: Optimizer | None, ps: Sequence[int], placement: Any, partitioner: Any
+) -> tuple[Plan, dict[str, Array]]:
+    """The plan, and the first values by name. `ps`: task indices. Raises ValueError and PlacementError."""
+    specs: list[VariableSpec] = []
+    values: dict[str, Array] = {}
+    scopes: dict[str, Device] = {}
+    for name, leaf in leaves(params):
+        array = to_array(leaf, name)
+        settings = leaf if isinstance(leaf, Variable) else Variable(array)
+        trained = settings.trainable and array.dtype.kind == "f"
+        chosen = settings.optimizer or optimizer
+        if trained and chosen is None:
+            raise ValueError(f"no optimizer for {name}; give the session one, e.g. optimizer=dps.optim.SGD(0.1)")
+        if trained and array.dtype.str not in ("<f4", "<f8"):
+            raise ValueError(f"{name} is {array.dtype.name}; trained variables are float32 or float64")
+        wire = chosen.to_wire() if trained and chosen is not None else None
+        specs.append(VariableSpec(name, tuple(array.shape), array.dtype.str, wire, settings.sparse))
+        values[name] = array
+        scopes[name] = settings.device or current_device()
+    if not specs:
+        raise ValueError("params has no arrays; wanted a nested dict, list or tuple of arrays")
+    place = _place(ps, placement, scopes)
+    split = None if partitioner is None else (lambda name, shape, dtype: num_parts(partitioner, name, shape, dtype))
+    return make_plan(specs, tuple(ps), place, split), values
+
+
+def _place(ps: Sequence[int], placement: Any, scopes: dict[str, Device]) -> Callable[[str, str, tuple[int, ...], str], int]:
+    setter: Setter | None
+    if isinstance(placement, Setter):
+        setter = placement
+    else:
+        tasks = {task: f"ps:{task + 1}" for task in ps}
+        setter = replica_device_setter(cluster={"ps": tasks}, ps_strategy=placement)
+    assert setter is not None
+
+    def place(variable: str, name: str, shape: tuple[int, ...], dtype: str) -> int:
+        device = setter.variable(name, shape, np.dtype(dtype).name, scopes[variable])
+        if device.job not in (None, "ps") or device.task is None:
+            raise PlacementError(f"{name} was placed on {device}; variables live on a ps task, as /job:ps/task:0")
+        return device.task
+
+    return place

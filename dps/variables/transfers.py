@@ -1,0 +1,180 @@
+"""Pulls and pushes of one session on their way: a request per ps, put together into one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dps.actors.caller import Caller
+from dps.actors.messages import Done, Failed, Waiting
+from dps.actors.ref import Ref
+from dps.actors.requests import Request
+from dps.errors import Aborted
+from dps.protocol import (
+    APPLIED,
+    PARTS,
+    RUN,
+    Credit,
+    NotNewer,
+    Pull,
+    Push,
+    Pushed,
+    PushHeld,
+    PushMissing,
+    PushStatus,
+    Values,
+)
+from dps.transport.wire import Array, Message
+from dps.variables.plan import ShardLayout
+
+
+class Transfer:
+    """A request to one ps. `aborted` is called when the ps says that epoch or incarnation has ended."""
+
+    def __init__(self, ps: int, aborted: Callable[[], None]) -> None:
+        self.ps, self._aborted = ps, aborted
+        self.request: Request
+        self.error: Exception | None = None
+        self.waits_for = ""
+
+    @property
+    def complete(self) -> bool:
+        return self.request.complete
+
+    def _common(self, message: Message) -> bool | None:
+        """What all transfers do with an answer: True, False: it ends the request or not; None: it is for others."""
+        if isinstance(message, Waiting):
+            self.waits_for = message.reason
+            return False
+        if isinstance(message, Failed):
+            error = message.exception()
+            if isinstance(error, Aborted):
+                self._aborted()
+                return False
+            self.error = error
+            return True
+        return None
+
+
+class PullTransfer(Transfer):
+    """The values of one shard, in a run of bytes of the caller's."""
+
+    def __init__(
+        self, caller: Caller, ref: Ref, ps: int, layout: ShardLayout, message: Pull, aborted: Callable[[], None]
+    ) -> None:
+        super().__init__(ps, aborted)
+        self.layout = layout
+        self.run: Array | None = None
+        self.counter, self.step, self.newer = -1, 0, True
+        self._got: dict[int, int] = {}
+        resend_s = 0.25 + layout.nbytes / 100e6
+        self.request = caller.start(ref, message, self._feed, resend_s=resend_s)
+
+    def _feed(self, message: Message) -> bool:
+        common = self._common(message)
+        if common is not None:
+            return common
+        if isinstance(message, NotNewer):
+            self.counter, self.step, self.newer = message.counter, message.step, False
+            return True
+        return isinstance(message, Values) and self._take(message)
+
+    def _take(self, piece: Values) -> bool:
+        """Pieces of two versions, after a resend, are never mixed: a higher one starts anew."""
+        if piece.counter < self.counter or len(piece.offsets) != len(piece.arrays):
+            return False
+        if piece.counter > self.counter or self.run is None:
+            self.counter, self.step = piece.counter, piece.step
+            self._got = {}
+            if self.run is None:
+                self.run = np.empty(self.layout.nbytes, np.uint8)
+        for offset, data in zip(piece.offsets, piece.arrays, strict=True):
+            self.layout.check_range(offset, data.nbytes)
+            self.run[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
+            self._got[offset] = data.nbytes
+        return sum(self._got.values()) >= piece.nbytes
+
+
+class PushTransfer(Transfer):
+    """One shard's part of a push, under one number until the ps has a result for it.
+
+    A long push asks for credit first. While no answer comes, only a small question is sent again; the gradient
+    itself goes again when the ps says that it does not have it.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        ref: Ref,
+        ps: int,
+        pieces: list[Push],
+        held: Callable[[], None] | None,
+        aborted: Callable[[], None],
+    ) -> None:
+        """`held`: called when the ps has the push whole and that is all this transfer is for (sync, not the step ps)."""
+        super().__init__(ps, aborted)
+        self._caller, self._pieces, self._held = caller, pieces, held
+        self.number, self._epoch = pieces[0].number, pieces[0].epoch
+        self.result: Pushed | None = None
+        self.accepted: bool | None = None
+        self._credit = len(pieces) == 1
+        first: Message = pieces[0] if self._credit else Credit(self._epoch, self.number)
+        self.request = caller.start(ref, first, self._feed, self._again)
+
+    def _again(self) -> Message:
+        return PushStatus(self._epoch, self.number) if self._credit else Credit(self._epoch, self.number)
+
+    def _feed(self, message: Message) -> bool:
+        common = self._common(message)
+        if common is not None:
+            return common
+        if isinstance(message, Pushed):
+            self.result = message
+            self.accepted = message.status == APPLIED
+            return True
+        if isinstance(message, PushHeld):
+            self.waits_for = message.reason
+            self.accepted = True if message.accepted else self.accepted
+            return self._held is not None
+        if isinstance(message, PushMissing) or (isinstance(message, Done) and not self._credit):
+            self._send()
+        return False
+
+    def _send(self) -> None:
+        """After a credit, or when the ps has lost sight of the push."""
+        if isinstance(self._pieces, list) and not self._credit:
+            self._credit = True
+            for piece in self._pieces:
+                self._caller.send(self.request, piece)
+        elif len(self._pieces) == 1:
+            self._caller.send(self.request, self._pieces[0])
+        else:
+            self._credit = False
+            self._caller.send(self.request, Credit(self._epoch, self.number))
+
+
+def run_pieces(
+    layout: ShardLayout, run: Array, piece_nbytes: int, epoch: int, number: int, step: int, counter: int
+) -> list[Push]:
+    """A dense push of a shard's run (uint8), cut into messages."""
+    return [
+        Push(
+            epoch, number, step, counter, RUN, layout.gradient_nbytes, [offset for offset, _ in piece], [],
+            tuple(run[offset : offset + n] for offset, n in piece),
+        )
+        for piece in layout.pieces(piece_nbytes, trained_only=True)
+    ]  # fmt: skip
+
+
+def parts_message(parts: list[tuple[int, Any]], epoch: int, number: int, step: int, counter: int) -> Push:
+    """A push of some parts: (part index, array) or (part index, (row numbers, values))."""
+    described: list[Any] = []
+    arrays: list[Array] = []
+    for index, gradient in parts:
+        as_rows = isinstance(gradient, tuple)
+        described.append([index, as_rows])
+        arrays += list(gradient) if as_rows else [gradient]
+    nbytes = sum(a.nbytes for a in arrays)
+    return Push(epoch, number, step, counter, PARTS, nbytes, [], described, tuple(arrays))

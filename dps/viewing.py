@@ -1,0 +1,51 @@
+"""Values read where the ps wrote them, for sessions in the same process."""
+
+from __future__ import annotations
+
+from dps.actors.system import local_actor
+from dps.connection import Connection
+from dps.protocol import PS
+from dps.ps.server import PsActor
+from dps.ps.store import Lease
+from dps.transport.wire import Array
+
+
+class Leases:
+    """One lease per shard; the parts as read-only arrays."""
+
+    def __init__(self, connection: Connection, leases: dict[int, Lease]) -> None:
+        self._leases = leases
+        self._views: dict[int, dict[int, Array]] = {}
+        for ps, lease in leases.items():
+            layout = connection.plan.layouts[ps]
+            self._views[ps] = {
+                part.index: values[start : start + part.size].reshape(part.shape)
+                for arena, values in zip(layout.arenas, lease.arrays, strict=True)
+                for part, start in zip(arena.parts, arena.starts, strict=True)
+            }
+
+    def values(self) -> list[dict[int, Array]]:
+        """The parts of each shard by index."""
+        return list(self._views.values())
+
+    def release(self) -> None:
+        for lease in self._leases.values():
+            lease.release()
+
+
+def local_leases(connection: Connection) -> Leases | None:
+    """Leases on all shards; None when a ps is elsewhere, is behind this session's step, or has no lease to give."""
+    found: dict[int, Lease] = {}
+    min_step = connection.local_step if connection.sync else 0
+    for ps, ref in connection.refs.items():
+        actor = local_actor(connection.runtime, ref.address, PS)
+        shard = actor.shard if isinstance(actor, PsActor) else None
+        lease = None
+        if shard is not None and shard.ready and shard.epoch == connection.epoch and shard.store.step >= min_step:
+            lease = shard.store.lease()
+        if lease is None:
+            for other in found.values():
+                other.release()
+            return None
+        found[ps] = lease
+    return Leases(connection, found)
