@@ -8,7 +8,6 @@ import os
 import random
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
@@ -60,7 +59,7 @@ class RealRuntime:
         self._lock = threading.Lock()
         self._names = Names()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._endpoints: weakref.WeakSet[ZmqEndpoint] = weakref.WeakSet()
+        self._endpoints: list[ZmqEndpoint] = []
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -83,7 +82,7 @@ class RealRuntime:
                 atexit.register(self._at_exit)
         made = ZmqEndpoint(self._context, self._names, bind)
         with self._lock:
-            self._endpoints.add(made)
+            self._endpoints = [other for other in self._endpoints if not other.closed] + [made]
         return made
 
     def spawn(self, name: str, target: Callable[[], None]) -> ThreadTask:

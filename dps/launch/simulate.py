@@ -1,0 +1,121 @@
+"""A whole cluster in this process on a virtual clock: the same actors, messages, sessions and training loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from dps.errors import DpsError
+from dps.server import Server
+from dps.transport.sim import Compute, Network, World
+from dps.transport.sim.faults import Fault
+from dps.transport.sim.trace import TraceEvent
+from dps.update import Update
+
+CHIEF = "chief:2220"
+
+
+@dataclass
+class SimulatedRun:
+    """What came of it. `results`: what `train` returned on each worker, None for one that did not end well."""
+
+    seconds: float
+    """Virtual seconds."""
+    results: list[Any]
+    errors: dict[str, str]
+    """Tasks that ended with an error, and the error."""
+    exit_codes: dict[str, int | None]
+    trace: list[TraceEvent] = field(repr=False)
+
+    def __str__(self) -> str:
+        codes = ", ".join(f"{name} {code}" for name, code in self.exit_codes.items() if code != 0)
+        return f"simulated {self.seconds:.3f} s; {'all tasks ended well' if not codes else 'exit codes: ' + codes}"
+
+
+class SimulatedCluster:
+    """Chief, ps and workers as processes of a simulated world. Use it in a `with` block or `close` it."""
+
+    def __init__(
+        self,
+        train: Callable[..., Any],
+        *args: Any,
+        ps: int = 1,
+        workers: int = 1,
+        seed: int | str = 0,
+        update: Update | str | None = None,
+        network: Network | None = None,
+        compute: Compute | None = None,
+        faults: Sequence[Fault] = (),
+        restarts: int = 1,
+        **world: Any,
+    ) -> None:
+        """`restarts`: how often a ps or the chief is started again after a kill. `world`: further arguments of World."""
+        self.world = World(seed, network, compute, faults, **world)
+        self.workers = workers
+        self.results: list[Any] = [None] * workers
+        self._train, self._args = train, args
+        self.world.process("chief", lambda: self._serve("chief", 0, ps, workers, update), restarts=restarts)
+        for task in range(ps):
+            self.world.process(f"ps:{task}", lambda task=task: self._serve("ps", task, ps, workers, update), restarts=restarts)  # type: ignore[misc]
+        for task in range(workers):
+            self.world.process(f"worker:{task}", lambda task=task: self._work(task))  # type: ignore[misc]
+
+    def _serve(self, job: str, task: int, ps: int, workers: int, update: Update | str | None) -> int:
+        bind = CHIEF if job == "chief" else f"{job}{task}:0"
+        server = Server(None, job, task, chief=CHIEF, bind=bind, ps=ps, workers=workers, update=update)
+        return server.join() or 0
+
+    def _work(self, task: int) -> int:
+        server = Server(None, "worker", task, chief=CHIEF, bind=f"worker{task}:0")
+        try:
+            self.results[task] = self._train(server, *self._args)
+        except DpsError as error:
+            server.runtime.record("error", kind=type(error).__name__, text=str(error))
+            raise
+        finally:
+            server.stop()
+        return 0
+
+    def run(self, until_s: float = 600.0) -> SimulatedRun:
+        """Let it happen until all tasks have ended, or for `until_s` virtual seconds."""
+        self.world.run(until_s)
+        errors = {n: f"{type(p.error).__name__}: {p.error}" for n, p in self.world.processes.items() if p.error}
+        codes = {n: p.exit_code for n, p in self.world.processes.items()}
+        return SimulatedRun(self.world.now, self.results, errors, codes, self.world.trace)
+
+    def close(self) -> None:
+        self.world.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def simulate(
+    train: Callable[..., Any],
+    *args: Any,
+    ps: int = 1,
+    workers: int = 1,
+    seed: int | str = 0,
+    update: Update | str | None = None,
+    network: Network | None = None,
+    compute: Compute | None = None,
+    faults: Sequence[Fault] = (),
+    until_s: float = 3600.0,
+    **world: Any,
+) -> SimulatedRun:
+    """Run `train(server, *args)` on every worker of a simulated cluster; the same again for the same seed.
+
+    Computing takes the virtual time that `compute` says, each time a gradient is pushed. A user's own clocks,
+    threads and global randomness are outside of it.
+    """
+    world.setdefault("piece_nbytes", 1 << 20)
+    with SimulatedCluster(
+        train, *args, ps=ps, workers=workers, seed=seed, update=update, network=network, compute=compute,
+        faults=faults, **world,
+    ) as cluster:  # fmt: skip
+        return cluster.run(until_s)
