@@ -309,7 +309,9 @@ class Connection:
         """Leave the run. A chief that does not answer is left alone."""
         try:
             if self._over() is None:
-                self.caller.ask(self.chief, CloseSession(self.number, error), timeout_s)
+                checkpoint_dir = str(self.settings.get("checkpoint_dir") or "")
+                message = CloseSession(self.number, error, self.job, self.task, checkpoint_dir)
+                self.caller.ask(self.chief, message, timeout_s)
         except DpsError as problem:
             log.debug("%s: could not say goodbye: %s", self.name, problem)
         finally:

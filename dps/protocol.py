@@ -392,10 +392,13 @@ class Initialised(Message):
 @kind(65)
 @dataclass(frozen=True, slots=True)
 class CloseSession(Message):
-    """A session ends; `error` is "" when its program ended well."""
+    """A session ends; `error` is "" when its program ended well. The rest is for a chief that was restarted."""
 
     session: int
     error: str
+    job: str
+    task: int
+    checkpoint_dir: str
 
 
 @kind(66)

@@ -31,7 +31,8 @@ class Server:
     Static form: `cluster` names every task's address, and the chief is its chief job's, else worker 0. Join form:
     `chief` is the chief's address and `bind` this task's own; the chief tells the rest, and a task left out is
     given. `workers` and `ps` are how many the chief expects. `update` is the switch ("async", "sync", "bounded:S"
-    or an instance). `owned`: only `stop` ends this chief's run. Raises Unavailable for a taken address,
+    or an instance). `owned`: only `stop` ends this chief's run. `restarted`: a
+    chief that takes the place of one that died. Raises Unavailable for a taken address,
     ConfigError (a ValueError) for arguments that do not fit.
     """
 
@@ -47,6 +48,7 @@ class Server:
         update: update_modes.Update | str | None = None,
         bind: str = "127.0.0.1:0",
         owned: bool = False,
+        restarted: bool = False,
     ) -> None:
         self.runtime: Runtime = runtime()
         self.cluster = ClusterSpec(cluster or {})
@@ -62,7 +64,7 @@ class Server:
             self._chief, bind = self._static(job, task)
         else:
             self._chief = self._dynamic(job, task, chief, bind)
-        self._start(bind, workers, ps, owned)
+        self._start(bind, workers, ps, owned, restarted)
 
     # -- construction -----------------------------------------------------------------------------------------
 
@@ -109,7 +111,7 @@ class Server:
         lead = "worker" if "worker" in self.cluster.jobs else self.cluster.jobs[0]
         return self.job == lead and self.task == self.cluster.task_indices(lead)[0]
 
-    def _start(self, bind: str, workers: int | None, ps: int | None, owned: bool) -> None:
+    def _start(self, bind: str, workers: int | None, ps: int | None, owned: bool, restarted: bool) -> None:
         self._node = Node(self.runtime, bind, self.name, self._process)
         self.address = self._node.address
         if self.job == "chief" or (self._hosts_chief and self._chief == bind):
@@ -117,7 +119,8 @@ class Server:
         wire = None if self._update is None else update_modes.to_wire(self._update)
         if self._hosts_chief:
             self._chief_actor = ChiefActor(
-                self._expected("ps", ps), self._expected("worker", workers), wire, self._end_chief, owned
+                self._expected("ps", ps), self._expected("worker", workers), wire, self._end_chief, owned,
+                restarted,
             )
             self._node.host(CHIEF, self._chief_actor)
         if self.job == "ps":

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from dps.actors.messages import Done
 from dps.actors.ref import Ref
 from dps.actors.system import Node
 from dps.checkpoint import Manifest, SavedPart, SavedShard, SavedVariable, ShardFile, commit, folder_name, retain
-from dps.errors import CheckpointError, DpsError
+from dps.errors import Aborted, DpsError
 from dps.optim import from_wire
 from dps.protocol import CutShard, SaveShard, ShardCut, ShardSaved
 from dps.transport.wire import Message
@@ -58,7 +60,7 @@ class Checkpoints:
         """The run epoch is over; nothing of this is wanted any longer."""
         self._ended = True
         for then in [*self._now, *self._next]:
-            then(CheckpointError("the checkpoint was cut short by a new run epoch"), -1)
+            then(Aborted("the checkpoint was cut short by a new run epoch"), -1)
         self._now, self._next = [], []
 
     def _write(self, cut: str, cuts: dict[int, Any]) -> None:
@@ -96,7 +98,8 @@ class Checkpoints:
                 for i, p in enumerate(parts)
             )
             slots = () if spec.optimizer is None else from_wire(spec.optimizer).slots
-            variables.append(SavedVariable(spec.name, spec.dtype, spec.shape, saved, spec.optimizer, tuple(slots)))
+            dtype = np.dtype(spec.dtype).name
+            variables.append(SavedVariable(spec.name, dtype, spec.shape, saved, spec.optimizer, tuple(slots)))
         shards = tuple(
             SavedShard(ShardFile(files[ps].file, files[ps].nbytes, files[ps].digest), cuts[ps].counter)
             for ps in self.plan.ps

@@ -75,6 +75,15 @@ class Membership:
             self.given_up.append(name)
             self.version += 1
 
+    def done_elsewhere(self, name: str) -> None:
+        """A worker whose session belonged to an earlier chief has finished."""
+        if any(live.name == name for live in self.live.values()):
+            return
+        for names in (self.joined, self.finished):
+            if name not in names:
+                names.append(name)
+        self.version += 1
+
     def incarnation_of(self, session: int) -> int | None:
         """The live incarnation of a session."""
         return next((i for i, live in self.live.items() if live.session == session), None)
@@ -91,8 +100,8 @@ class Membership:
         return len(set(self.finished) | set(self.given_up))
 
     def all_done(self) -> bool:
-        """Each worker has joined and left, or is given up, and at least one has joined."""
-        return bool(self.joined) and not self.waiting() and not any(live.worker for live in self.live.values())
+        """Each worker has joined and left, or is given up, and there was at least one."""
+        return bool(self.joined or self.given_up) and not self.waiting() and not any(live.worker for live in self.live.values())
 
     def leader(self) -> int | None:
         """The session of the lowest living worker task; without workers, the first of the others."""

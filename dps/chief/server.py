@@ -47,6 +47,12 @@ GRACE_S = 1.0
 """How long a node may be disconnected before it counts as lost."""
 RESTART_S = 60.0
 """How long a lost ps may take to come back."""
+ABSENT_S = 60.0
+"""How long an expected worker may take to come, or to come back, once another one has joined."""
+REJOIN_S = 10.0
+"""How long the run goes on when all workers were lost and none has finished."""
+UNKNOWN_S = 5.0
+"""How long a chief that ends waits for nodes that have not found it yet, after a restart, to tell them."""
 CONFIGURE_S = 120.0
 MEMBERS_S = 5.0
 GATHER, OPEN, CONFIGURE, INITIALISE, RUN, END, FAILED = (
@@ -92,9 +98,11 @@ class ChiefActor(Actor):
         update_mode: dict[str, Any] | None,
         ended: Callable[[int, str], None],
         owned: bool = False,
+        restarted: bool = False,
     ) -> None:
         """`ps`, `workers`: expected task indices; workers may be empty (those that join). `owned`: only a stop from
-        outside ends the run."""
+        outside ends the run. `restarted`: an earlier chief of the run died; this one ends if nobody comes."""
+        self._restarted = restarted
         self.phase = GATHER
         self.epoch = 0
         self.nodes = {"ps": Nodes("ps", ps), "worker": Nodes("worker", workers)}
@@ -111,14 +119,38 @@ class ChiefActor(Actor):
         self._initialiser: int | None = None
         self._lost_since: dict[int, float] = {}
         self._closed: set[int] = set()
+        self._stop: StopTask | None = None
+        self._alone_since: float | None = None
+
+    def started(self) -> None:
+        self._started_at = self.node.runtime.now()
+        self.node.after(ABSENT_S / 10, self._give_up_absent)
+        if self._restarted:
+            self.node.after(ABSENT_S, self._end_unless_found)
+
+    def _end_unless_found(self) -> None:
+        """A chief that was started again for a run of which nothing is left."""
+        if not any(nodes.known for nodes in self.nodes.values()):
+            self._fail(f"no task of the run came to the restarted chief within {ABSENT_S:.0f} s")
+
+    def _give_up_absent(self) -> None:
+        """Expected workers whose nodes have been away for long are not waited for any longer."""
+        self.node.after(ABSENT_S / 10, self._give_up_absent)
+        now, workers = self.node.runtime.now(), self.nodes["worker"]
+        for name in self.members.waiting():
+            known = workers.known.get(int(name.partition(":")[2]))
+            if (known is None or not known.alive) and now - self._started_at > ABSENT_S and self.members.joined:
+                log.warning("%s: %s has not come for %.0f s; the others go on without it", self.node.name, name, ABSENT_S)
+                self.members.give_up(name)
+                self._changed()
+        self._finish_if_done()
 
     # -- nodes ------------------------------------------------------------------------------------------------
 
     def on_Register(self, message: Register, sender: Sender) -> None:
-        if self.phase == FAILED:
-            raise TaskLost(self.reason)
-        if self.phase == END:
-            raise Unavailable("the run has ended")
+        if self._stop is not None:
+            self.node.answer(sender, self._stop)
+            return
         self._compare_update(message)
         if message.job not in self.nodes:
             self.node.answer(sender, Registered(max(message.task, 0), self._cluster()))
@@ -167,8 +199,9 @@ class ChiefActor(Actor):
     def _worker_lost(self, name: str, why: str) -> None:
         if self.phase in (END, FAILED):
             return
-        log.warning("%s: %s %s; the others go on without it", self.node.name, name, why)
-        self.node.runtime.record("worker lost", name=name, why=why)
+        if name not in self.members.finished:
+            log.warning("%s: %s %s; the others go on without it", self.node.name, name, why)
+            self.node.runtime.record("worker lost", name=name, why=why)
         for session in [s for s in self.sessions.values() if s.name == name]:
             self._end_session(session, lost=True)
         self.members.give_up(name)
@@ -176,6 +209,9 @@ class ChiefActor(Actor):
 
     def _ps_lost(self, task: int, why: str) -> None:
         name = f"ps:{task}"
+        if self.phase == END and self.checkpoints is not None and self.checkpoints.busy:
+            saved = self.checkpoints.saved_name or "the start"
+            self._fail(f"{name} {why} during the last checkpoint; the steps after {saved} are lost")
         if self.phase in (END, FAILED):
             return
         log.warning("%s: %s %s", self.node.name, name, why)
@@ -397,6 +433,7 @@ class ChiefActor(Actor):
         incarnation = self.members.incarnation_of(message.session)
         if incarnation is not None and self.phase == RUN and incarnation == sender.incarnation and message.epoch == self.epoch:
             self.members.end(incarnation, lost=True)
+            self.node.runtime.record("ended", incarnation=incarnation, name=name, lost=True)
         self._advance()
         if self._initialiser == message.session and self.phase == INITIALISE:
             self._answer_opened(session, 0, initialise=True)
@@ -435,6 +472,7 @@ class ChiefActor(Actor):
                 session.version = self.members.version
                 changed = True
         if changed:
+            self._alone_since = None
             self._changed()
         self._answer_admitted()
 
@@ -461,11 +499,23 @@ class ChiefActor(Actor):
 
     def on_CloseSession(self, message: CloseSession, sender: Sender) -> None:
         session = self.sessions.get(message.session)
-        self._closed.add(message.session)
         if session is not None:
             self._end_session(session, lost=False, failed=bool(message.error))
+        elif message.session not in self._closed and message.job in self.nodes:
+            self._closed_elsewhere(message)
+        self._closed.add(message.session)
         self.node.answer(sender)
         self._finish_if_done()
+
+    def _closed_elsewhere(self, message: CloseSession) -> None:
+        """A session of the chief that was here before this one is done: its worker needs nothing more."""
+        if self.run is None and message.checkpoint_dir:
+            try:
+                self._read_journal(message.checkpoint_dir)
+            except CheckpointError as error:
+                log.warning("%s: %s", self.node.name, error)
+        self.members.done_elsewhere(f"{message.job}:{message.task}")
+        self._changed()
 
     def _end_session(self, session: _Session, lost: bool, failed: bool = False) -> None:
         incarnation = self.members.incarnation_of(session.number)
@@ -558,6 +608,8 @@ class ChiefActor(Actor):
     def on_Save(self, message: Save, sender: Sender) -> None:
         if self.run is not None and not self.run.checkpoint_dir:
             raise ValueError("nothing to save to: the run has no checkpoint_dir; give the first session one")
+        if message.session not in self.sessions:
+            raise Aborted("the chief does not know this session; it was restarted")
         if self.phase != RUN or self.checkpoints is None:
             self.node.answer(sender, Waiting(self._state_text()))
             return
@@ -568,32 +620,45 @@ class ChiefActor(Actor):
         self.checkpoints.save(saved)
 
     def _finish_if_done(self) -> None:
-        if self._owned or self.phase != RUN or not self.members.all_done():
+        if self._owned or self.phase in (END, FAILED) or self.sessions or not self.members.all_done():
             return
+        if not self.members.finished and not self._alone_for_long():
+            return
+        trained = self.phase == RUN
         self.phase = END
-        if self.checkpoints is None:
+        if self.checkpoints is None or not trained:
             self._stop_all(0, "")
             return
         self.checkpoints.save(lambda name, step: self._stop_all(0, ""))
 
+    def _alone_for_long(self) -> bool:
+        """All workers were lost, none finished: give them some time to come back."""
+        now = self.node.runtime.now()
+        if self._alone_since is None:
+            self._alone_since = now
+            self.node.after(REJOIN_S + 0.1, self._finish_if_done)
+        return now - self._alone_since >= REJOIN_S
+
     def _stop_all(self, code: int, reason: str) -> None:
-        """Tell every node, and end when all have heard it or two tries were made."""
+        """Tell every node, and end when all have heard it or could not be reached for a second."""
+        self._stop = StopTask(code, reason)
         if self.run is not None:
             self._journal(ended=code == 0)
         waiting: set[str] = set()
+        unknown = any(t not in nodes.known for nodes in self.nodes.values() for t in nodes.expected)
 
         def told(address: str) -> None:
             waiting.discard(address)
             if not waiting:
-                self._ended(code, reason)
+                self.node.after(UNKNOWN_S if unknown else 0.0, lambda: self._ended(code, reason))
 
         addresses = [n.address for nodes in self.nodes.values() for n in nodes.known.values() if n.alive]
         for address in dict.fromkeys(addresses):
             if address != self.node.address:
                 waiting.add(address)
-                self.node.ask(Ref(address, AGENT), StopTask(code, reason), 1.0, lambda _, a=address: told(a))  # type: ignore[misc]
+                self.node.ask(Ref(address, AGENT), self._stop, 1.0, lambda _, a=address: told(a))  # type: ignore[misc]
         if not waiting:
-            self._ended(code, reason)
+            told("")
 
     def stop_run(self) -> None:
         """End the run from this side (`Server.stop` of the chief); nothing is saved."""

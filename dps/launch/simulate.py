@@ -64,7 +64,10 @@ class SimulatedCluster:
 
     def _serve(self, job: str, task: int, ps: int, workers: int, update: Update | str | None) -> int:
         bind = CHIEF if job == "chief" else f"{job}{task}:0"
-        server = Server(None, job, task, chief=CHIEF, bind=bind, ps=ps, workers=workers, update=update)
+        restarted = self.world.processes[job if job == "chief" else f"{job}:{task}"].incarnation > 0
+        server = Server(
+            None, job, task, chief=CHIEF, bind=bind, ps=ps, workers=workers, update=update, restarted=restarted
+        )
         return server.join() or 0
 
     def _work(self, task: int) -> int:

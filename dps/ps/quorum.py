@@ -192,11 +192,9 @@ class Quorum:
         """Everything that can happen now."""
         actions: list[Decision | Grant] = []
         while True:
-            if not self._held or not self._has_counted_members():
-                actions += self._admit()
+            actions += self._admit(everybody=not self._held or not self._has_counted_members())
             if self._held and len(self._held) >= max(1, self.aggregate - self._excused):
                 actions.append(self._freeze())
-                actions += self._admit()
                 continue
             if not self._started and self._waiting:
                 self._started = True
@@ -210,7 +208,6 @@ class Quorum:
                 return actions
             if self._held and not self._several_batches:
                 actions.append(self._freeze())
-                actions += self._admit()
             else:
                 self.tokens += len(self._waiting)
 
@@ -222,15 +219,18 @@ class Quorum:
         self.tokens = max(self.total, self.aggregate)
         return decision
 
-    def _admit(self) -> list[Decision | Grant]:
+    def _admit(self, everybody: bool) -> list[Decision | Grant]:
+        """Let in those at the door: `everybody` between two steps, always those that the step counts on anyway."""
         granted: list[Decision | Grant] = []
-        for incarnation in self._at_door:
-            member = self.members[incarnation]
-            if member.name not in self.counted:
-                self.counted.append(member.name)
+        for incarnation in list(self._at_door):
+            name = self.members[incarnation].name
+            if not everybody and name not in self.counted:
+                continue
+            if name not in self.counted:
+                self.counted.append(name)
+            self._at_door.remove(incarnation)
             self._entered.add(incarnation)
             granted.append(Grant(incarnation, 0, self.step, APPLIED))
-        self._at_door = []
         return granted
 
     def _has_counted_members(self) -> bool:

@@ -161,5 +161,7 @@ def _array(described: Any, frame: Buffer) -> Array:
         raise ProtocolError(f"shape {shape} is not a list of sizes")
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes != frame.nbytes:
-        raise ProtocolError(f"an array of shape {tuple(shape)} and dtype {dtype} has {nbytes} bytes, got {frame.nbytes}")
+        raise ProtocolError(
+            f"an array of shape {tuple(shape)} and dtype {dtype} has {nbytes} bytes, got {frame.nbytes}"
+        )
     return np.frombuffer(frame, dtype).reshape(shape)

@@ -60,6 +60,8 @@ class Agent(Actor):
             self.task = answer.task
             self._joined(answer.task, answer.cluster)
             self.node.after(BEAT_S, self._register)
+        elif isinstance(answer, StopTask):
+            self._end(answer.code, answer.reason)
         elif isinstance(answer, DeadlineExceeded):
             if now - self._heard_at > CHIEF_S:
                 self._end(3, f"the chief at {self.chief.address} was silent for {now - self._heard_at:.0f} s")

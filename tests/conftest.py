@@ -1,0 +1,24 @@
+"""What all tests share: an environment that names no cluster, and property tests that a slow machine does not fail."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: reproducible sums, and tests leave the other cores alone
+
+# Compiling a kernel inside a property test is slow once; CI tries the same examples every time.
+hypothesis.settings.register_profile("dps", deadline=None, derandomize="CI" in os.environ, print_blob=True)
+hypothesis.settings.load_profile("dps")
+
+CLUSTER_VARIABLES = ("TF_CONFIG", "DPS_", "SLURM_")
+
+
+@pytest.fixture(autouse=True)
+def no_cluster_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test run from within a Slurm job or a dps task is not that task."""
+    for name in list(os.environ):
+        if name.startswith(CLUSTER_VARIABLES):
+            monkeypatch.delenv(name)

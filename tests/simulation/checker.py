@@ -1,0 +1,179 @@
+"""The promises, checked on one simulated run from what happened, what the workers saw and what is on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dps.checkpoint import Manifest, candidates, load, newest_whole, read_part
+from dps.errors import TaskLost
+from dps.launch.simulate import SimulatedCluster
+from tests.simulation.history import DIR, History
+
+PushId = tuple[int, int, int]
+
+
+class Applied:
+    """The updates that each ps applied, from the trace: by ps and run epoch, in order."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self.of: dict[tuple[str, int], list[tuple[int, int, tuple[PushId, ...]]]] = {}
+        for event in cluster.world.trace:
+            if event.what == "applied":
+                detail = event.detail
+                rows = self.of.setdefault((event.process, detail["epoch"]), [])
+                rows.append((detail["counter"], detail["step"], detail["pushes"]))
+
+    @property
+    def last_epoch(self) -> int:
+        return max((epoch for _, epoch in self.of), default=0)
+
+    def last_step(self, ps: str, epoch: int) -> int:
+        return max((step for _, step, _ in self.of.get((ps, epoch), [])), default=0)
+
+    def pushes(self, ps: str, epoch: int) -> set[tuple[int, int]]:
+        return {(i, n) for _, _, pushes in self.of.get((ps, epoch), []) for _, i, n in pushes}
+
+
+def violations(cluster: SimulatedCluster, history: History, mode: str, bound: int, killed: set[str]) -> list[str]:
+    """Every promise that the run broke, as sentences; empty when all hold."""
+    applied = Applied(cluster)
+    found = [*history.torn[:3], *history.backwards[:3]]
+    found += ended(cluster, killed)
+    found += applied_once(applied)
+    found += acknowledged(applied, history, mode)
+    if mode == "sync":
+        found += same_sets(applied)
+    if mode == "bounded":
+        found += bounded(cluster, bound)
+    found += on_disk(cluster, applied, history)
+    return found
+
+
+def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
+    for name, process in cluster.world.processes.items():
+        for problem in process.task_errors:
+            yield f"{name}: a task raised {problem!r}"
+        if process.state == "running":
+            yield f"{name} still runs at the end"
+        elif name in killed and isinstance(process.error, TaskLost):
+            continue  # came back when the others had finished
+        elif name == "chief" and process.incarnation and process.exit_code == 3 and over(cluster):
+            continue  # started again after everybody had been told to end
+        elif process.state == "ended" and process.exit_code != 0:
+            yield f"{name} ended with {process.exit_code}: {process.error!r}"
+        elif process.state == "killed" and name not in killed:
+            yield f"{name} is dead"
+
+
+def over(cluster: SimulatedCluster) -> bool:
+    return all(p.exit_code == 0 or p.state == "killed" for n, p in cluster.world.processes.items() if n != "chief")
+
+
+def applied_once(applied: Applied) -> Iterator[str]:
+    for (ps, epoch), rows in applied.of.items():
+        seen: set[tuple[int, int]] = set()
+        for index, (counter, _, pushes) in enumerate(rows):
+            if counter != index + 1:
+                yield f"{ps} epoch {epoch}: version {counter} follows {index}"
+            for _, incarnation, number in pushes:
+                if (incarnation, number) in seen:
+                    yield f"{ps} epoch {epoch}: push {number} of incarnation {incarnation} was applied twice"
+                seen.add((incarnation, number))
+
+
+def acknowledged(applied: Applied, history: History, mode: str) -> Iterator[str]:
+    for ack in history.acks:
+        if ack.push.accepted:
+            for ps, number in ack.numbers.items():
+                at_the_end = mode == "sync" and applied.last_step(f"ps:{ps}", ack.epoch) < ack.push.step
+                if at_the_end and ps != 0 and ack.epoch == applied.last_epoch:
+                    continue  # decided; the run ended, unsaved, before this ps heard of it
+                if (ack.incarnation, number) not in applied.pushes(f"ps:{ps}", ack.epoch):
+                    yield f"push {number} of incarnation {ack.incarnation} was acknowledged and is not on ps:{ps}"
+
+
+def same_sets(applied: Applied) -> Iterator[str]:
+    sets: dict[tuple[int, int], tuple[str, tuple[PushId, ...]]] = {}
+    for (ps, epoch), rows in applied.of.items():
+        for before, after in zip(rows, rows[1:], strict=False):
+            if after[1] != before[1] + 1:
+                yield f"{ps} epoch {epoch}: step {after[1]} follows {before[1]}"
+        for _, step, pushes in rows:
+            other, there = sets.setdefault((epoch, step), (ps, pushes))
+            if pushes != there:
+                yield f"epoch {epoch} step {step}: {ps} has the set {pushes}, {other} has {there}"
+            if list(pushes) != sorted(pushes):
+                yield f"epoch {epoch} step {step}: {ps} summed in the order {pushes}"
+
+
+def bounded(cluster: SimulatedCluster, bound: int) -> Iterator[str]:
+    """Clocks by incarnation, where everybody was admitted before the first acknowledgement of the epoch."""
+    clocks: dict[int, int] = {}
+    owner: dict[str, int] = {}
+    clean = True
+    for event in cluster.world.trace:
+        detail = event.detail
+        if event.what == "epoch":
+            clocks, owner, clean = {}, {}, True
+        elif event.what == "admitted":
+            clean = clean and not any(clocks.values())
+            clocks[detail["incarnation"]] = 0
+            owner[detail["name"]] = detail["incarnation"]
+        elif event.what == "ended":
+            clocks.pop(detail["incarnation"], None)
+        elif event.what == "acked" and detail["accepted"]:
+            incarnation = owner.get(f"worker:{detail['worker']}", -1)
+            if incarnation in clocks:
+                clocks[incarnation] += 1
+        elif event.what == "pulled" and event.process == "ps:0" and clean and detail["incarnation"] in clocks:
+            ahead = clocks[detail["incarnation"]] - min(clocks.values())
+            if ahead > bound:
+                yield f"{event.time_s:.3f}: incarnation {detail['incarnation']} read {ahead} ahead of the slowest"
+
+
+def on_disk(cluster: SimulatedCluster, applied: Applied, history: History) -> Iterator[str]:
+    """The last checkpoint holds exactly what was applied on the way to it, through every rollback."""
+    storage = cluster.world.storage
+    if not candidates(storage, DIR):
+        return
+    last = newest_whole(storage, DIR, lambda _: None)
+    assert last is not None
+    marks = marks_of(cluster)
+    for spec in history.plan.variables:
+        ps = next(part.ps for part in history.plan.parts if history.plan.variables[part.variable] is spec)
+        wanted = np.zeros(history.cells, np.float32)
+        replay(cluster, applied, last, history.plan.ps.index(ps), ps, marks, wanted)
+        got = read_part(storage, DIR, last, spec.name, 0, history.cells)
+        if not np.array_equal(got, wanted):
+            cells = np.flatnonzero(got != wanted)[:5]
+            yield f"{last.name} {spec.name}: cells {cells.tolist()} hold {got[cells].tolist()}, not {wanted[cells].tolist()}"
+
+
+def replay(
+    cluster: SimulatedCluster, applied: Applied, manifest: Manifest, index: int, ps: int,
+    marks: dict[tuple[int, int], int], values: Any,
+) -> None:  # fmt: skip
+    """Add what a checkpoint's shard must hold: its own epoch's updates on top of what that epoch was restored from."""
+    start = next(e for e in cluster.world.trace if e.what == "epoch" and e.detail["epoch"] == manifest.epoch)
+    if start.detail["restore"]:
+        before = load(cluster.world.storage, DIR, start.detail["restore"], verify=False)
+        replay(cluster, applied, before, index, ps, marks, values)
+    for counter, _, pushes in applied.of.get((f"ps:{ps}", manifest.epoch), []):
+        if counter <= manifest.shards[index].version:
+            for _, incarnation, number in pushes:
+                values[marks[incarnation, number]] += np.float32(1) / np.float32(len(pushes))
+
+
+def marks_of(cluster: SimulatedCluster) -> dict[tuple[int, int], int]:
+    """Which cell each push marks: the n-th push of an incarnation is the n-th that its worker made under it."""
+    marks: dict[tuple[int, int], int] = {}
+    count: dict[int, int] = {}
+    for event in cluster.world.trace:
+        if event.what == "sending":
+            incarnation = event.detail["incarnation"]
+            count[incarnation] = count.get(incarnation, 0) + 1
+            marks[incarnation, count[incarnation]] = event.detail["cell"]
+    return marks

@@ -1,0 +1,82 @@
+"""A seed as a scenario: how many tasks, which network, which faults; run and checked."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from dps.launch.simulate import SimulatedCluster
+from dps.transport.sim import Compute, Kill, Network, Partition, Pause
+from dps.transport.sim.faults import Fault
+from tests.simulation.checker import violations
+from tests.simulation.history import History, train
+
+BOUND = 1
+
+
+@dataclass
+class Scenario:
+    """What a seed stands for in one update mode."""
+
+    mode: str
+    seed: int
+    ps: int
+    workers: int
+    pushes: int
+    network: Network
+    faults: list[Fault]
+    killed: set[str]
+    checkpointed: bool
+
+    @property
+    def update(self) -> str:
+        return f"bounded:{BOUND}" if self.mode == "bounded" else self.mode
+
+
+def scenario(mode: str, seed: int) -> Scenario:
+    """Half of the seeds have a whole network, all have other faults; kills of ps and chief need checkpoints."""
+    draw = random.Random(f"{mode} {seed}")
+    ps, workers = draw.randint(1, 3), draw.randint(1, 4)
+    rough = draw.random() < 0.5
+    network = Network(
+        latency_s=draw.choice([1e-4, 1e-3, 1e-2]), loss=draw.choice([0.01, 0.05]) if rough else 0.0,
+        double=draw.choice([0.0, 0.05]) if rough else 0.0, reorder=draw.choice([0.0, 0.1]) if rough else 0.0,
+    )  # fmt: skip
+    faults: list[Fault] = []
+    killed: set[str] = set()
+    checkpointed = draw.random() < 0.7
+    tasks = [f"ps:{i}" for i in range(ps)] + [f"worker:{i}" for i in range(workers)] + ["chief"]
+    for _ in range(draw.randint(0, 3)):
+        at, task = draw.uniform(0.0, 3.0), draw.choice(tasks)
+        kind = draw.choice(["kill", "kill", "pause", "partition"])
+        if kind == "pause":
+            faults.append(Pause(task, at, draw.choice([0.3, 2.0])))
+        elif kind == "partition":
+            faults.append(Partition(task, at, draw.choice([0.3, 3.0]), one_way=draw.random() < 0.3))
+        elif task.startswith("worker"):
+            back = draw.choice([None, 0.5])
+            faults.append(Kill(task, at, back))
+            killed.add(task)
+        elif checkpointed:
+            faults.append(Kill(task, at, draw.choice([0.1, 1.0])))
+    if not checkpointed:
+        faults = [f for f in faults if isinstance(f, Kill) or f.seconds < 1.0]
+    return Scenario(mode, seed, ps, workers, 6, network, faults, killed, checkpointed)
+
+
+def run(chosen: Scenario, *, keep: list[SimulatedCluster] | None = None) -> list[str]:
+    """Run a scenario; the promises that it broke."""
+    history = History(chosen.workers, chosen.pushes)
+    cluster = SimulatedCluster(
+        train, history, chosen.checkpointed, chosen.seed % 5 == 0, ps=chosen.ps, workers=chosen.workers,
+        seed=chosen.seed, update=chosen.update, network=chosen.network, faults=chosen.faults,
+        compute=Compute(0.1, 0.5), piece_nbytes=64,
+    )  # fmt: skip
+    with cluster:
+        cluster.run(until_s=900.0)
+        found = violations(cluster, history, chosen.mode, BOUND, chosen.killed)
+        if keep is not None:
+            keep.append(cluster)
+        if found:
+            found.append(f"replay: run(scenario({chosen.mode!r}, {chosen.seed})); {chosen}")
+    return found

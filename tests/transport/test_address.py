@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dps.errors import ConfigError, NotAuthenticated, Unavailable
+from dps.transport.address import Address, is_loopback, listening_url, parse, resolve, url, with_port
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("127.0.0.1:2222", Address("tcp", "127.0.0.1", 2222)),
+        ("localhost:0", Address("tcp", "localhost", 0)),
+        ("tcp://ps-0.lab:65535", Address("tcp", "ps-0.lab", 65535, prefix="tcp://")),
+        ("[::1]:80", Address("tcp", "::1", 80)),
+        ("ipc:///run/dps/a b", Address("ipc", path="/run/dps/a b")),
+        ("inproc://ps/0", Address("inproc", path="ps/0")),
+    ],
+)
+def test_an_address_is_parsed_and_written_as_it_was(text: str, wanted: Address) -> None:
+    assert parse(text) == wanted
+    assert str(parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "localhost", ":2222", "a:b", "a:-1", "a:65536", "a:1\N{SUPERSCRIPT TWO}", "::1:80", "[1.2.3.4]:80", "a b:1",
+     "udp://a:1", "tcp://a", "ipc://", "ipc://*", "ipc://@name", "inproc://", "ipc:///" + "x" * 200],
+)  # fmt: skip
+def test_a_malformed_address_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="address") as caught:
+        parse(text)
+    assert isinstance(caught.value, ValueError)
+
+
+@given(st.text())
+def test_any_text_is_parsed_or_refused_and_survives_a_round_trip(text: str) -> None:
+    try:
+        address = parse(text)
+    except ConfigError:
+        return
+    assert parse(str(address)) == address
+
+
+def test_all_spellings_of_one_address_have_one_url() -> None:
+    spellings = ["localhost:2222", "127.0.0.1:2222", "tcp://localhost:2222", "tcp://127.0.0.1:2222"]
+    assert {url(parse(text)) for text in spellings} == {"tcp://127.0.0.1:2222"}
+    assert url(parse("[::1]:2222")) == "tcp://[::1]:2222"
+    assert url(parse("ipc:///tmp/x")) == "ipc:///tmp/x"
+
+
+def test_a_port_is_put_into_the_spelling_that_was_given() -> None:
+    assert str(with_port(parse("tcp://localhost:0"), 5000)) == "tcp://localhost:5000"
+    assert str(with_port(parse("[::1]:0"), 5000)) == "[::1]:5000"
+
+
+def test_connecting_to_port_0_is_refused() -> None:
+    with pytest.raises(ConfigError, match="port 0"):
+        url(parse("127.0.0.1:0"))
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:2222", "*:2222", "10.1.2.3:2222", "[::]:2222", "tcp://192.168.0.1:0"])
+def test_listening_beyond_loopback_needs_keys(text: str) -> None:
+    with pytest.raises(NotAuthenticated, match=r"listens beyond this machine without keys.*127\.0\.0\.1"):
+        listening_url(parse(text))
+
+
+@pytest.mark.parametrize("text", ["localhost:1", "127.0.0.9:1", "[::1]:1"])
+def test_listening_on_loopback_is_allowed(text: str) -> None:
+    assert listening_url(parse(text)).startswith("tcp://")
+
+
+def test_ipv4_is_chosen_before_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert resolve("ps-0.lab") == "192.0.2.7"
+
+
+def test_a_host_without_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(Unavailable, match=r"nowhere\.lab.*check the name"):
+        url(parse("nowhere.lab:1"))
+
+
+def test_localhost_never_asks_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "getaddrinfo")
+    assert resolve("localhost") == "127.0.0.1"
+
+
+def test_loopback_is_127_and_colon_colon_1() -> None:
+    assert [is_loopback(host) for host in ("127.0.0.1", "127.3.2.1", "::1", "0.0.0.0", "10.0.0.1", "::")] == [
+        True, True, True, False, False, False,
+    ]  # fmt: skip
