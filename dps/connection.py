@@ -152,7 +152,9 @@ class Connection:
             if first is not None and first.epoch > sent:
                 sent = first.epoch
                 self._take(first)
-                self._send_first_values(first.epoch, deadline)
+                self._send_first_values(
+                    first.epoch, deadline, lambda: request.complete or state["initialise"].epoch > sent
+                )
             left = deadline - self.runtime.now()
             if left <= 0:
                 self.caller.drop(request)
@@ -173,8 +175,8 @@ class Connection:
                 self.caller.disconnect(ref.address)
         self.refs = refs
 
-    def _send_first_values(self, epoch: int, deadline: float) -> None:
-        """All parts of all shards, in pieces; then tell the chief. An epoch that ends meanwhile ends this too."""
+    def _send_first_values(self, epoch: int, deadline: float, over: Callable[[], bool]) -> None:
+        """All parts of all shards, in pieces; then tell the chief. An epoch that is `over` ends this too."""
         requests: list[Request] = []
         errors: list[Exception] = []
 
@@ -193,19 +195,25 @@ class Connection:
                 arrays = tuple(run[offset : offset + n] for offset, n in piece)
                 message = Init(epoch, layout.nbytes, [offset for offset, _ in piece], arrays)
                 requests.append(self.caller.start(self.refs[ps], message, feed, resend_s=1.0))
-        self._wait_all(requests, errors, deadline, "the ps to take the first values")
-        if not errors:
-            done = self.caller.start(self.chief, Initialised(epoch, self.number), feed)
-            self._wait_all([done], errors, deadline, "the chief")
 
-    def _wait_all(self, requests: list[Request], errors: list[Exception], deadline: float, whom: str) -> None:
-        while not self.caller.wait(requests, min(SLICE_S, max(0.0, deadline - self.runtime.now())), lambda: bool(errors)):
+        def stop() -> bool:
+            return bool(errors) or over()
+
+        self._wait_all(requests, errors, deadline, "the ps to take the first values", stop)
+        if not stop():
+            done = self.caller.start(self.chief, Initialised(epoch, self.number), feed)
+            self._wait_all([done], errors, deadline, "the chief", stop)
+
+    def _wait_all(
+        self, requests: list[Request], errors: list[Exception], deadline: float, whom: str, stop: Callable[[], bool]
+    ) -> None:
+        while not self.caller.wait(requests, min(SLICE_S, max(0.0, deadline - self.runtime.now())), stop):
             self.check_node()
-            if errors or self.runtime.now() >= deadline:
+            if stop() or self.runtime.now() >= deadline:
                 break
         for request in requests:
             self.caller.drop(request)
-        if not errors and self.runtime.now() >= deadline:
+        if not stop() and self.runtime.now() >= deadline:
             raise DeadlineExceeded(f"{self.name} waited for {whom}")
         for error in errors:
             if not isinstance(error, Aborted):

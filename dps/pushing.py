@@ -30,7 +30,6 @@ class PushOp:
         self._sync, self._step_ps = connection.sync, connection.step_ps
         self.transfers: dict[int, PushTransfer] = {}
         self.rolled_back = False
-        self.counted = False
         self._restored_step = 0
 
     def start(self) -> None:
@@ -73,10 +72,9 @@ class PushOp:
                     raise transfer.error
 
     def roll_back(self, caller: Caller) -> None:
-        """The run epoch is over; what was not acknowledged is not, and will not be, part of the new one."""
-        if not self.complete:
-            self.rolled_back = True
-            self._restored_step = self._connection.step
+        """The run epoch is over before the session took note of the result: the push is no part of the new one."""
+        self.rolled_back = True
+        self._restored_step = self._connection.step
         for transfer in self.transfers.values():
             caller.drop(transfer.request)
 
@@ -84,9 +82,8 @@ class PushOp:
         """The result; complete operations only."""
         if self.rolled_back:
             return Push(self._restored_step, False)
-        if self._sync:
-            for transfer in self.transfers.values():
-                self._connection.caller.drop(transfer.request)
+        for transfer in self.transfers.values():
+            self._connection.caller.drop(transfer.request)
         answers = {ps: t.result for ps, t in self.transfers.items() if t.result is not None}
         leading = answers.get(self._step_ps)
         deciding = [leading] if self._sync and leading is not None else list(answers.values())

@@ -266,23 +266,27 @@ class Session:
 
     def _make_room(self, timeout: float | None) -> None:
         """Wait until the send window has room for one more push."""
-        self._pushes = [p for p in self._pushes if not p.complete]
+        self._account()
         while len(self._pushes) >= PushOp.WINDOW:
             self._wait(self._pushes[0], timeout, "an earlier push")
-            self._pushes = [p for p in self._pushes if not p.complete]
+            self._account()
+
+    def _account(self) -> None:
+        """Take note of the pushes that are complete, once each and in the run epoch that they belong to."""
+        connection = self._connection
+        for operation in [p for p in self._pushes if p.complete and not p.rolled_back]:
+            result = operation.result(connection.step)
+            self._acknowledged += 1
+            connection.step = max(connection.step, result.step)
+            if connection.sync:
+                connection.local_step = max(connection.local_step, result.step)
+        self._pushes = [p for p in self._pushes if not p.complete]
 
     def _finish_push(self, operation: PushOp, loss: Any, timeout: float | None) -> Push:
         self._wait(operation, timeout, "a push")
+        self._account()
         connection = self._connection
         result = operation.result(connection.step)
-        if not operation.counted:
-            operation.counted = True
-            if not operation.rolled_back:
-                self._acknowledged += 1
-                connection.step = max(connection.step, result.step)
-                if connection.sync:
-                    connection.local_step = max(connection.local_step, result.step)
-            self._pushes = [p for p in self._pushes if not p.complete]
         if operation.refusal:
             raise ValueError(operation.refusal)
         now = connection.runtime.now()

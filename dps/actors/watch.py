@@ -45,7 +45,7 @@ class Watch:
         lost: list[tuple[str, float]] = []
         for address, watched in list(self._watched.items()):
             since = watched.away_since
-            if since is not None and not watched.told and now - since >= watched.grace_s:
+            if since is not None and not watched.told and now >= since + watched.grace_s:
                 watched.told = True
                 lost.append((address, now - since))
         return lost

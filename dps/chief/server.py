@@ -139,7 +139,9 @@ class ChiefActor(Actor):
         now, workers = self.node.runtime.now(), self.nodes["worker"]
         for name in self.members.waiting():
             known = workers.known.get(int(name.partition(":")[2]))
-            if (known is None or not known.alive) and now - self._started_at > ABSENT_S and self.members.joined:
+            if (known is None or not known.alive) and now - self._started_at > ABSENT_S and (
+                self.members.joined or self._restarted
+            ):
                 log.warning("%s: %s has not come for %.0f s; the others go on without it", self.node.name, name, ABSENT_S)
                 self.members.give_up(name)
                 self._changed()
@@ -241,10 +243,10 @@ class ChiefActor(Actor):
 
     def _new_epoch(self) -> None:
         """Back to a whole checkpoint, or to fresh values where none were published yet."""
+        self.phase = GATHER
         if self.checkpoints is not None:
             self.checkpoints.end()
             self.checkpoints = None
-        self.phase = GATHER
         self.members.new_epoch()
         self._initialiser = None
         self._advance()

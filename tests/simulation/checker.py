@@ -26,10 +26,6 @@ class Applied:
                 rows = self.of.setdefault((event.process, detail["epoch"]), [])
                 rows.append((detail["counter"], detail["step"], detail["pushes"]))
 
-    @property
-    def last_epoch(self) -> int:
-        return max((epoch for _, epoch in self.of), default=0)
-
     def last_step(self, ps: str, epoch: int) -> int:
         return max((step for _, step, _ in self.of.get((ps, epoch), [])), default=0)
 
@@ -49,6 +45,8 @@ def violations(cluster: SimulatedCluster, history: History, mode: str, bound: in
     if mode == "bounded":
         found += bounded(cluster, bound)
     found += on_disk(cluster, applied, history)
+    if mode == "sync":
+        found += one_step(cluster, applied)
     return found
 
 
@@ -62,10 +60,18 @@ def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
             continue  # came back when the others had finished
         elif name == "chief" and process.incarnation and process.exit_code == 3 and over(cluster):
             continue  # started again after everybody had been told to end
+        elif process.exit_code == 3 and not name.startswith("worker") and gave_up(cluster):
+            continue
         elif process.state == "ended" and process.exit_code != 0:
             yield f"{name} ended with {process.exit_code}: {process.error!r}"
         elif process.state == "killed" and name not in killed:
             yield f"{name} is dead"
+
+
+def gave_up(cluster: SimulatedCluster) -> bool:
+    """A ps was lost while the last checkpoint was written: the run ends with 3 and says what is lost."""
+    reasons = [e.detail["reason"] for e in cluster.world.trace if e.what == "failed"]
+    return any("during the last checkpoint" in reason for reason in reasons)
 
 
 def over(cluster: SimulatedCluster) -> bool:
@@ -89,8 +95,8 @@ def acknowledged(applied: Applied, history: History, mode: str) -> Iterator[str]
         if ack.push.accepted:
             for ps, number in ack.numbers.items():
                 at_the_end = mode == "sync" and applied.last_step(f"ps:{ps}", ack.epoch) < ack.push.step
-                if at_the_end and ps != 0 and ack.epoch == applied.last_epoch:
-                    continue  # decided; the run ended, unsaved, before this ps heard of it
+                if at_the_end and ps != 0:
+                    continue  # decided; the epoch ended before this ps heard of it, and `on_disk` looks at what is kept
                 if (ack.incarnation, number) not in applied.pushes(f"ps:{ps}", ack.epoch):
                     yield f"push {number} of incarnation {ack.incarnation} was acknowledged and is not on ps:{ps}"
 
@@ -141,6 +147,8 @@ def on_disk(cluster: SimulatedCluster, applied: Applied, history: History) -> It
         return
     last = newest_whole(storage, DIR, lambda _: None)
     assert last is not None
+    if history.plan is None:
+        return
     marks = marks_of(cluster)
     for spec in history.plan.variables:
         ps = next(part.ps for part in history.plan.parts if history.plan.variables[part.variable] is spec)
@@ -150,6 +158,19 @@ def on_disk(cluster: SimulatedCluster, applied: Applied, history: History) -> It
         if not np.array_equal(got, wanted):
             cells = np.flatnonzero(got != wanted)[:5]
             yield f"{last.name} {spec.name}: cells {cells.tolist()} hold {got[cells].tolist()}, not {wanted[cells].tolist()}"
+
+
+def one_step(cluster: SimulatedCluster, applied: Applied) -> Iterator[str]:
+    """In sync every checkpoint is of one step on all ps."""
+    storage = cluster.world.storage
+    restored = {e.detail["epoch"]: e.detail["step"] for e in cluster.world.trace if e.what == "epoch"}
+    for name in candidates(storage, DIR):
+        manifest = load(storage, DIR, name, verify=False)
+        for ps, shard in enumerate(manifest.shards):
+            rows = [r for r in applied.of.get((f"ps:{ps}", manifest.epoch), []) if r[0] <= shard.version]
+            step = rows[-1][1] if rows else restored[manifest.epoch]
+            if step != manifest.step:
+                yield f"{name}: ps:{ps} was copied at step {step}"
 
 
 def replay(
