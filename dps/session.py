@@ -17,7 +17,7 @@ from dps.errors import Aborted, ConfigError, DeadlineExceeded
 from dps.hooks import CheckpointSaver, Hook
 from dps.optim import Optimizer
 from dps.protocol import Save, Saved
-from dps.pulling import PullOp, lookup_rows, pull_shards
+from dps.pulling import PullOp, Shards, lookup_rows, pull_shards
 from dps.pushing import PushOp, gradient_buffers, push_shards
 from dps.reply import Push, Reply, Version
 from dps.server import Server
@@ -158,10 +158,15 @@ class Session:
     def _start_pull(self, names: Sequence[str] | None, newer_than: Version | None, after: bool) -> PullOp:
         self._check_open()
         known = None if names is None else self._indices(names)
-        counters = dict(newer_than.counters) if newer_than and newer_than.epoch == self._connection.epoch else {}
-        numbers = self._numbers if after else {}
-        clock = self._acknowledged + (1 if after else 0)
-        return PullOp(known, newer_than is not None, lambda: pull_shards(self._connection, known, counters, numbers, clock))
+        return PullOp(known, newer_than is not None, lambda: self._launch_pull(known, newer_than, after))
+
+    def _launch_pull(self, names: list[int] | None, newer_than: Version | None, after: bool) -> Shards:
+        """Ask the ps, with what holds in the run epoch of now: a pull that outlives a rollback is launched again."""
+        connection = self._connection
+        counters = dict(newer_than.counters) if newer_than and newer_than.epoch == connection.epoch else {}
+        behind = after and bool(self._pushes)
+        clock = self._acknowledged + (1 if behind else 0)
+        return pull_shards(connection, names, counters, self._numbers if behind else {}, clock)
 
     def _indices(self, names: Sequence[str]) -> list[int]:
         by_name = self._connection.plan.by_name

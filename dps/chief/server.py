@@ -594,7 +594,7 @@ class ChiefActor(Actor):
             silent = [f"{n} ({now - self._lost_since[t]:.0f} s)" if (t := int(n[3:])) in self._lost_since else n for n in missing]
             return f"the chief waits for {', '.join(silent) or 'a ps'}"
         if self.phase == OPEN:
-            return "the chief waits for a session that brings variables"
+            return "the chief waits for a session " + ("that brings variables" if self.run is None else "to come back")
         if self.phase == CONFIGURE and self.run is not None:
             waits = [f"ps:{t}" for t in self.run.plan.ps if t not in self.run.configured]
             return f"the chief waits for {', '.join(waits) or 'the first checkpoint'}"
@@ -613,8 +613,7 @@ class ChiefActor(Actor):
         if message.session not in self.sessions:
             raise Aborted("the chief does not know this session; it was restarted")
         if self.phase != RUN or self.checkpoints is None:
-            self.node.answer(sender, Waiting(self._state_text()))
-            return
+            raise Aborted(f"nothing can be saved now: {self._state_text()}")
 
         def saved(name: str | Exception, step: int) -> None:
             self.node.answer(sender, name if isinstance(name, Exception) else Saved(name, step))

@@ -62,6 +62,7 @@ class Dealer:
         self.url = url
         self.inproc = url.startswith("inproc://")
         self.up = False
+        self._was_up = False
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
         self._context = context
@@ -74,7 +75,8 @@ class Dealer:
         self.socket = socket = self._context.socket(zmq.DEALER)
         set_stream_options(socket, self.url)
         socket.set(zmq.ROUTING_ID, self._identity)
-        socket.set(zmq.IMMEDIATE, 1)
+        # Not ZMQ_IMMEDIATE: with it libzmq 4.3.5 throws unread messages away when the peer goes, and aborts the
+        # process (fq.cpp, "!_more") when that comes between two frames that are being received.
         if not self.inproc:
             socket.set(zmq.RECONNECT_IVL, 50)
             socket.set(zmq.RECONNECT_IVL_MAX, 1000)
@@ -119,11 +121,7 @@ class Dealer:
         if not self.up or self.socket is None:
             self._keep(header, frames, large, done)
             return
-        head = (header,)
-        if loans.send(self.socket, head, frames, large, done):
-            return
-        self.socket.get(zmq.EVENTS)  # libzmq may not have looked yet at a connection that has just come
-        if not loans.send(self.socket, head, frames, large, done) and done is not None:
+        if not loans.send(self.socket, (header,), frames, large, done) and done is not None:
             finish(done)
 
     def _keep(
@@ -147,9 +145,14 @@ class Dealer:
         if oldest.done is not None:
             finish(oldest.done)
 
+    @property
+    def expected(self) -> bool:
+        """Whether messages wait for a first connection."""
+        return bool(self._waiting) and not self._was_up
+
     def rise(self, loans: Loans) -> None:
         """The peer is there: send what waited."""
-        self.up = True
+        self.up = self._was_up = True
         waiting, self._waiting, self._waiting_nbytes = self._waiting, deque(), 0
         for message in waiting:
             self.send(message.header, message.frames, message.large, message.done, loans)

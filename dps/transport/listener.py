@@ -42,6 +42,8 @@ class Listener:
             raise
         self._monitor = _watch_closing(context, self.socket)
         self._url = self.socket.get_string(zmq.LAST_ENDPOINT)
+        self._path = asked.path
+        self._file = _inode(asked.path) if asked.scheme == "ipc" else None
         self.inproc = asked.scheme == "inproc"
         if asked.scheme == "tcp":
             asked = with_port(asked, int(self._url.rpartition(":")[2]))
@@ -50,16 +52,19 @@ class Listener:
             names.opened(self._url)
 
     def close(self, linger_s: float) -> None:
-        """Close; waits until the address is free again (milliseconds), not until the messages have left."""
-        self.socket.set(zmq.LINGER, round(1000 * linger_s))
+        """Close; waits until the address is free again (milliseconds), not until the messages have left.
+
+        Without `unbind`, where a connection would end before its last messages have left.
+        """
         if self.inproc:
             self._names.shut(self._url)
-        self.socket.unbind(self._url)
+            self.socket.unbind(self._url)
+        self.socket.close(round(1000 * linger_s))
         if not self.inproc:
             self._monitor.poll(_CLOSE_WAIT_MS)
-        self.socket.disable_monitor()
         self._monitor.close(0)
-        self.socket.close(round(1000 * linger_s))
+        if self._file is not None and _inode(self._path) == self._file:
+            os.unlink(self._path)
 
 
 def _watch_closing(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
@@ -91,6 +96,13 @@ def _taken(asked: Address) -> Unavailable:
         free = replace(asked, port=0)
         return Unavailable(f"{asked} is taken by another server; stop that one, or use {free} to have a port chosen")
     return Unavailable(f"{asked} is taken by another server; stop that one, or use another name")
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return os.lstat(path).st_ino
+    except OSError:
+        return None
 
 
 def _clear_stale(asked: Address) -> None:

@@ -13,6 +13,7 @@ from contextvars import copy_context
 from typing import Any
 
 import zmq
+from zmq.utils.garbage import gc as lent  # before `atexit.register` below: its own end must come after ours
 
 from dps.checkpoint.storage import LocalStorage, Storage
 from dps.transport.endpoint import Endpoint
@@ -102,11 +103,18 @@ class RealRuntime:
         """Let the last messages of closed endpoints leave, at most for their linger time.
 
         With an endpoint still open this would wait for ever, and closing it under the thread that uses it is not
-        allowed; libzmq's thread then simply ends with the process.
+        allowed. Then libzmq's threads run to the end of the process, and what they read must stay: pyzmq would give
+        the buffers back, and libzmq abort the process.
         """
-        context = self._context
-        if context is not None and os.getpid() == self._pid and all(made.closed for made in self._endpoints):
-            context.term()
+        if self._context is None or os.getpid() != self._pid:
+            return
+        if all(made.closed for made in self._endpoints):
+            self._context.term()
+            return
+        import ctypes
+
+        atexit.unregister(lent._atexit)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(lent))
 
 
 _lock = threading.Lock()

@@ -165,9 +165,9 @@ class ZmqEndpoint:
             else:
                 self._ready.append(socket)
 
-    def _attend(self) -> None:
+    def _attend(self, wait_s: float = 0.0) -> None:
         """Look at the wake and at the monitors that have something to say."""
-        for key, _ in self._signals.select(0):
+        for key, _ in self._signals.select(wait_s):
             if key.data is None:
                 self._wake.clear()
             else:
@@ -188,8 +188,12 @@ class ZmqEndpoint:
             self._change(dealer, True)
 
     def _look(self, dealer: Dealer) -> None:
-        for up in dealer.changes():
+        changes = dealer.changes()
+        for up in changes:
             self._change(dealer, up)
+        if changes and not changes[-1]:  # a new socket: what libzmq still holds was for the one that has gone
+            self._shut(dealer)
+            self._open(dealer)
 
     def _change(self, dealer: Dealer, up: bool) -> None:
         if up:
@@ -246,11 +250,14 @@ class ZmqEndpoint:
     def close(self, linger_s: float = 0.5) -> None:
         """Close all sockets; what was sent gets up to `linger_s` seconds to leave. A second call does nothing.
 
-        Waits for the buffers that were lent with a `done`, and until the address is free again; libzmq sends the
-        rest meanwhile and after.
+        Waits, within that time, for first connections that messages wait for, and for the buffers that were lent
+        with a `done`; and until the address is free again. libzmq sends the rest meanwhile and after.
         """
         if self.closed:
             return
+        deadline = time.monotonic() + linger_s
+        while (left_s := deadline - time.monotonic()) > 0 and any(each.expected for each in self._by_url.values()):
+            self._attend(left_s)
         self.closed = True
         self._events.clear()
         self._ready.clear()

@@ -67,6 +67,12 @@ def delivery(endpoint: ZmqEndpoint) -> Delivery:
     return event
 
 
+def link(client: ZmqEndpoint, node: ZmqEndpoint) -> None:
+    """Connect and wait until the connection is up."""
+    client.connect(node.address)
+    assert until(client, Connected) == Connected(node.address)
+
+
 def pump_until(true: Callable[[], bool], *endpoints: ZmqEndpoint) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not true():
