@@ -562,6 +562,8 @@ class ChiefActor(Actor):
                 self._answer_admitted()
             if self._acked.get(ps, -1) < self.members.version:
                 self._tell_one(ps)
+            else:
+                self._finish_if_done()
 
         self.node.ask(self._ps(ps), message, MEMBERS_S, told)
 
@@ -625,12 +627,18 @@ class ChiefActor(Actor):
             return
         if not self.members.finished and not self._alone_for_long():
             return
+        if self.phase == RUN and not self._all_told():
+            return
         trained = self.phase == RUN
         self.phase = END
         if self.checkpoints is None or not trained:
             self._stop_all(0, "")
             return
         self.checkpoints.save(lambda name, step: self._stop_all(0, ""))
+
+    def _all_told(self) -> bool:
+        """Whether every ps knows the members of now: only then has the last step of those who left been decided."""
+        return self.run is None or all(self._acked.get(ps, -1) >= self.members.version for ps in self.run.plan.ps)
 
     def _alone_for_long(self) -> bool:
         """All workers were lost, none finished: give them some time to come back."""

@@ -86,6 +86,7 @@ class Quorum:
         self._gone = 0
         self._entered: set[int] = set()
         self._at_door: list[int] = []
+        self._leaving: list[int] = []
         self._reports: dict[tuple[int, int], _Reported] = {}
         self._next: dict[int, int] = {}
         self._held: list[PushId] = []
@@ -101,12 +102,9 @@ class Quorum:
         names = {m.name for m in members.values()}
         self.counted = [n for n in self.counted if n in names or n in expected]
         self.counted += [n for n in expected if n not in self.counted]
-        actions: list[Decision | Grant] = []
-        if ended:
-            for incarnation in ended:
-                self._forget(incarnation)
-            actions.append(Decision(self.step, ended=tuple(ended)))
-        return actions + self._settle()
+        for incarnation in ended:
+            self._forget(incarnation)
+        return self._forget_ended() + self._settle()
 
     def enter(self, incarnation: int) -> list[Decision | Grant]:
         """A session wants to begin; it is granted its first local step now or after the step that is under way."""
@@ -183,18 +181,28 @@ class Quorum:
         self._entered.discard(incarnation)
         self._next.pop(incarnation, None)
         self._at_door = [i for i in self._at_door if i != incarnation]
-        self._held = [p for p in self._held if p[1] != incarnation]
+        acknowledged = [p for p in self._held if p[1] == incarnation and not any(w.id == p for w in self._waiting)]
+        self._held = [p for p in self._held if p[1] != incarnation or p in acknowledged]
+        self._leaving.append(incarnation)
         self._waiting = deque(w for w in self._waiting if w.id[1] != incarnation)
         for key in [k for k in self._reports if k[0] == incarnation]:
             del self._reports[key]
+
+    def _forget_ended(self) -> list[Decision | Grant]:
+        """Let every ps forget the sessions that ended, but those whose acknowledged pushes are still to be applied."""
+        ended = [i for i in self._leaving if not any(p[1] == i for p in self._held)]
+        self._leaving = [i for i in self._leaving if i not in ended]
+        return [Decision(self.step, ended=tuple(ended))] if ended else []
 
     def _settle(self) -> list[Decision | Grant]:
         """Everything that can happen now."""
         actions: list[Decision | Grant] = []
         while True:
             actions += self._admit(everybody=not self._held or not self._has_counted_members())
-            if self._held and len(self._held) >= max(1, self.aggregate - self._excused):
+            nobody = not self.counted and not self._waiting
+            if self._held and (nobody or len(self._held) >= max(1, self.aggregate - self._excused)):
                 actions.append(self._freeze())
+                actions += self._forget_ended()
                 continue
             if not self._started and self._waiting:
                 self._started = True
@@ -208,6 +216,7 @@ class Quorum:
                 return actions
             if self._held and not self._several_batches:
                 actions.append(self._freeze())
+                actions += self._forget_ended()
             else:
                 self.tokens += len(self._waiting)
 

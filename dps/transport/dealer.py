@@ -164,8 +164,7 @@ class Dealer:
             self._drop_oldest()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close the sockets; libzmq goes on sending for `linger_s` seconds. Never blocks."""
-        self.fall()
+        """Close the sockets; libzmq goes on sending for `linger_s` seconds, what waits here goes on waiting."""
         if self.socket is None:
             return
         if self.monitor is not None:

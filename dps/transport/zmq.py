@@ -90,6 +90,7 @@ class ZmqEndpoint:
             return
         if dealer.inproc:
             self._names.forget(dealer.url, self)
+        dealer.fall()
         self._shut(dealer)
         del self._by_url[dealer.url]
         self._dealers = {text: other for text, other in self._dealers.items() if other is not dealer}
@@ -162,7 +163,7 @@ class ZmqEndpoint:
         for socket, _ in self._poller.poll(math.ceil(1000 * wait_s) if wait_s > 0 else 0):
             if isinstance(socket, int):
                 self._attend()
-            else:
+            elif not socket.closed:  # looking at the monitors may have replaced it
                 self._ready.append(socket)
 
     def _attend(self, wait_s: float = 0.0) -> None:
@@ -264,6 +265,7 @@ class ZmqEndpoint:
         for dealer in self._by_url.values():
             if dealer.inproc:
                 self._names.forget(dealer.url, self)
+            dealer.fall()
             self._shut(dealer, linger_s)
         self._by_url.clear()
         self._dealers.clear()

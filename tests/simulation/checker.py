@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dps.checkpoint import Manifest, candidates, load, newest_whole, read_part
-from dps.errors import TaskLost
+from dps.errors import TaskLost, Unavailable
 from dps.launch.simulate import SimulatedCluster
 from tests.simulation.history import DIR, History
 
@@ -39,7 +39,7 @@ def violations(cluster: SimulatedCluster, history: History, mode: str, bound: in
     found = [*history.torn[:3], *history.backwards[:3]]
     found += ended(cluster, killed)
     found += applied_once(applied)
-    found += acknowledged(applied, history, mode)
+    found += acknowledged(cluster, applied, history, mode)
     if mode == "sync":
         found += same_sets(applied)
     if mode == "bounded":
@@ -51,12 +51,14 @@ def violations(cluster: SimulatedCluster, history: History, mode: str, bound: in
 
 
 def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
+    if not any(e.what == "admitted" for e in cluster.world.trace) and len(killed) == cluster.workers:
+        return  # no worker ever came: the others wait for one, as they should
     for name, process in cluster.world.processes.items():
         for problem in process.task_errors:
             yield f"{name}: a task raised {problem!r}"
         if process.state == "running":
             yield f"{name} still runs at the end"
-        elif name in killed and isinstance(process.error, TaskLost):
+        elif name in killed and isinstance(process.error, TaskLost | Unavailable):
             continue  # came back when the others had finished
         elif name == "chief" and process.incarnation and process.exit_code == 3 and over(cluster):
             continue  # started again after everybody had been told to end
@@ -90,13 +92,16 @@ def applied_once(applied: Applied) -> Iterator[str]:
                 seen.add((incarnation, number))
 
 
-def acknowledged(applied: Applied, history: History, mode: str) -> Iterator[str]:
+def acknowledged(cluster: SimulatedCluster, applied: Applied, history: History, mode: str) -> Iterator[str]:
+    last_epoch = max((e.detail["epoch"] for e in cluster.world.trace if e.what == "epoch"), default=0)
+    if any(e.what == "ps lost" for e in cluster.world.trace):
+        last_epoch += 1  # also when nobody was left to begin it
     for ack in history.acks:
         if ack.push.accepted:
             for ps, number in ack.numbers.items():
-                at_the_end = mode == "sync" and applied.last_step(f"ps:{ps}", ack.epoch) < ack.push.step
-                if at_the_end and ps != 0:
-                    continue  # decided; the epoch ended before this ps heard of it, and `on_disk` looks at what is kept
+                at_the_end = mode == "sync" and applied.last_step(f"ps:{ps}", ack.epoch) <= ack.push.step
+                if at_the_end and (ps != 0 or ack.epoch < last_epoch):
+                    continue  # its token came first; the epoch ended before, and `on_disk` looks at what is kept
                 if (ack.incarnation, number) not in applied.pushes(f"ps:{ps}", ack.epoch):
                     yield f"push {number} of incarnation {ack.incarnation} was acknowledged and is not on ps:{ps}"
 
@@ -146,9 +151,9 @@ def on_disk(cluster: SimulatedCluster, applied: Applied, history: History) -> It
     if not candidates(storage, DIR):
         return
     last = newest_whole(storage, DIR, lambda _: None)
-    assert last is not None
-    if history.plan is None:
+    if history.plan is None or (last is None and not cluster.world.counts.get("saved")):
         return
+    assert last is not None
     marks = marks_of(cluster)
     for spec in history.plan.variables:
         ps = next(part.ps for part in history.plan.parts if history.plan.variables[part.variable] is spec)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dps.launch.simulate import SimulatedCluster
 from dps.transport.sim import Compute, Kill, Network, Partition, Pause
 from dps.transport.sim.faults import Fault
+from dps.update import Async, Bounded, SyncReplicas, Update
 from tests.simulation.checker import violations
 from tests.simulation.history import History, train
 
@@ -27,10 +28,19 @@ class Scenario:
     faults: list[Fault]
     killed: set[str]
     checkpointed: bool
+    update: Update
 
-    @property
-    def update(self) -> str:
-        return f"bounded:{BOUND}" if self.mode == "bounded" else self.mode
+
+def update_of(mode: str, workers: int, draw: random.Random) -> Update:
+    """The update mode; sync also with backup workers and with several batches a worker, async with its options."""
+    if mode == "bounded":
+        return Bounded(BOUND)
+    if mode == "async":
+        return draw.choice([Async(), Async(), Async(max_staleness=2)])
+    kind = draw.choice(["all", "all", "backup", "several"])
+    if kind == "backup" and workers > 1:
+        return SyncReplicas(workers - 1, workers)
+    return SyncReplicas(workers + 1, workers) if kind == "several" else SyncReplicas()
 
 
 def scenario(mode: str, seed: int) -> Scenario:
@@ -61,7 +71,8 @@ def scenario(mode: str, seed: int) -> Scenario:
             faults.append(Kill(task, at, draw.choice([0.1, 1.0])))
     if not checkpointed:
         faults = [f for f in faults if isinstance(f, Kill) or f.seconds < 1.0]
-    return Scenario(mode, seed, ps, workers, 6, network, faults, killed, checkpointed)
+    update = update_of(mode, workers, draw)
+    return Scenario(mode, seed, ps, workers, 6, network, faults, killed, checkpointed, update)
 
 
 def run(chosen: Scenario, *, keep: list[SimulatedCluster] | None = None) -> list[str]:

@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,7 +85,8 @@ def pump_until(true: Callable[[], bool], *endpoints: ZmqEndpoint) -> None:
 
 def test_messages_and_arrays_travel_both_ways(make: Make, bind: str) -> None:
     node, client = make(bind), make()
-    arrays = [
+    link(client, node)
+    arrays: list[np.ndarray[Any, Any]] = [
         np.arange(7, dtype=np.float32),
         np.arange(300_000, dtype=np.int64).reshape(300, 1000),
         np.zeros((0, 4), np.float32),
@@ -105,6 +108,7 @@ def test_messages_and_arrays_travel_both_ways(make: Make, bind: str) -> None:
 
 def test_received_frames_are_read_only_and_aligned(make: Make, bind: str) -> None:
     node, client = make(bind), make()
+    link(client, node)
     client.send(node.address, b"abc", [b"1", bytes(8000), bytes(20_000), bytes(100_001), bytes(1 << 20)])
     for frame in delivery(node).frames:
         assert frame.readonly
@@ -113,6 +117,7 @@ def test_received_frames_are_read_only_and_aligned(make: Make, bind: str) -> Non
 
 def test_frames_belong_to_the_receiver_although_inproc_shares_memory(make: Make) -> None:
     node, client = make("inproc://node"), make()
+    link(client, node)
     array = np.zeros(1 << 18, np.float32)
     client.send(node.address, b"push", [array])
     frame = delivery(node).frames[0]
@@ -122,6 +127,7 @@ def test_frames_belong_to_the_receiver_although_inproc_shares_memory(make: Make)
 
 def test_a_message_of_a_hundred_megabytes_arrives(make: Make) -> None:
     node, client = make("127.0.0.1:0"), make()
+    link(client, node)
     big = np.arange(100 << 17, dtype=np.int64)
     client.send(node.address, b"big", [big])
     np.testing.assert_array_equal(np.frombuffer(delivery(node).frames[0], np.int64), big)
@@ -140,10 +146,9 @@ def test_two_spellings_of_one_address_are_one_connection(make: Make) -> None:
     client.connect(node.address)
     client.send(f"tcp://{node.address}", b"1")
     client.send(node.address.replace("127.0.0.1", "localhost"), b"2")
-    routes = {delivery(node).route, delivery(node).route}
-    assert len(routes) == 1
     assert client.receive(PATIENCE_S) == Connected(node.address)
     assert client.receive(0.02) is None
+    assert len({delivery(node).route, delivery(node).route}) == 1
 
 
 def test_an_endpoint_can_write_to_itself(make: Make, bind: str) -> None:
@@ -202,6 +207,7 @@ def test_a_socket_file_whose_owner_died_is_replaced(make: Make, tmp_path: Path) 
         dead.bind(str(tmp_path / "node"))
         dead.listen()
     node, client = make(f"ipc://{tmp_path}/node"), make()
+    link(client, node)
     client.send(node.address, b"hello")
     assert delivery(node).header == b"hello"
 
@@ -226,7 +232,7 @@ def test_messages_sent_before_the_node_exists_arrive_once_it_binds(make: Make, b
     client = make()
     freed: list[int] = []
     for number in range(3):
-        client.send(address, b"%d" % number, [bytes([number]) * 100_000], done=lambda n=number: freed.append(n))
+        client.send(address, b"%d" % number, [bytes([number]) * 100_000], done=partial(freed.append, number))
     assert client.receive(0.01) is None
     assert freed == []
     node = make(address)
@@ -239,7 +245,7 @@ def test_of_too_many_waiting_messages_the_oldest_are_dropped(make: Make, monkeyp
     monkeypatch.setattr(dealer_module, "WAITING_MESSAGES", 2)
     client, freed = make(), list[int]()
     for number in range(4):
-        client.send("inproc://later", b"%d" % number, [bytes(70_000)], done=lambda n=number: freed.append(n))
+        client.send("inproc://later", b"%d" % number, [bytes(70_000)], done=partial(freed.append, number))
     assert freed == [0, 1]
     node = make("inproc://later")
     until(client, Connected)
@@ -252,19 +258,20 @@ def test_waiting_messages_are_bounded_in_bytes_but_the_newest_stays(
     monkeypatch.setattr(dealer_module, "WAITING_NBYTES", 100_000)
     client, freed = make(), list[int]()
     for number in range(3):
-        client.send("inproc://later", b"%d" % number, [bytes(70_000 << number)], lambda n=number: freed.append(n))
+        client.send("inproc://later", b"%d" % number, [bytes(70_000 << number)], partial(freed.append, number))
     assert freed == [0, 1]
 
 
 def test_a_restarted_node_is_connected_again_and_gets_new_messages(make: Make, bind: str) -> None:
     node, client = make(bind), make()
+    link(client, node)
     client.send(node.address, b"before")
     first = delivery(node)
     node.close()
     assert until(client, Disconnected) == Disconnected(node.address)
     client.send(node.address, b"meanwhile")
     again = make(node.address)
-    assert until(client, Connected) == Connected(node.address)
+    link(client, again)
     client.send(node.address, b"after")
     assert [delivery(again).header for _ in range(2)] == [b"meanwhile", b"after"]
     assert first.header == b"before"
@@ -274,8 +281,8 @@ def test_a_restarted_node_is_connected_again_and_gets_new_messages(make: Make, b
 
 def test_the_last_words_of_a_node_come_before_the_news_of_its_end(make: Make, bind: str) -> None:
     node, client = make(bind), make()
+    link(client, node)
     client.send(node.address, b"hello")
-    until(client, Connected)
     route = delivery(node).route
     for number in range(50):
         node.send(route, b"%d" % number, [bytes(100_000)])
@@ -287,25 +294,32 @@ def test_the_last_words_of_a_node_come_before_the_news_of_its_end(make: Make, bi
 
 def test_a_node_that_was_disconnected_is_not_heard_of_again(make: Make, bind: str) -> None:
     node, client = make(bind), make()
+    link(client, node)
     client.send(node.address, b"hello")
     arrived = delivery(node)
-    until(client, Connected)
     client.disconnect(node.address)
     client.disconnect(node.address)
     node.send(arrived.route, b"nobody hears this")
     assert client.receive(0.05) is None
+    link(client, node)
     client.send(node.address, b"hello again")
     assert delivery(node).route == arrived.route
 
 
 def test_an_answer_to_a_peer_that_is_gone_is_dropped(make: Make, bind: str) -> None:
     node, client = make(bind), make()
+    link(client, node)
     client.send(node.address, b"hello")
     route = delivery(node).route
     client.close(0.0)
     freed: list[bool] = []
-    pump_until(lambda: node.send(route, b"x", [bytes(100_000)], lambda: freed.append(True)) or len(freed) > 3, node)
-    node.send(b"never seen", b"x", [], lambda: freed.clear())
+
+    def several_were_freed() -> bool:
+        node.send(route, b"x", [bytes(100_000)], partial(freed.append, True))
+        return len(freed) > 3
+
+    pump_until(several_were_freed, node)
+    node.send(b"never seen", b"x", [], freed.clear)
     assert freed == []
 
 
@@ -353,12 +367,11 @@ def test_a_killed_process_is_noticed_within_a_second_and_its_heir_is_found(
 
 def test_done_is_called_at_once_for_small_frames_and_once_the_buffer_is_free_for_large_ones(make: Make) -> None:
     node, client = make("inproc://node"), make()
-    client.connect(node.address)
+    link(client, node)
     freed: list[str] = []
     client.send(node.address, b"small", [b"1"], lambda: freed.append("small"))
     assert freed == ["small"]
     client.send(node.address, b"large", [np.zeros(1 << 16)], lambda: freed.append("large"))
-    until(client, Connected)
     assert client.receive(0.02) is None
     assert freed == ["small"]  # on inproc the buffer is in use until the node has read it
     assert [delivery(node).header for _ in range(2)] == [b"small", b"large"]
@@ -367,11 +380,15 @@ def test_done_is_called_at_once_for_small_frames_and_once_the_buffer_is_free_for
 
 def test_done_comes_during_one_long_receive(make: Make) -> None:
     node, client = make("127.0.0.1:0"), make()
-    client.connect(node.address)
-    until(client, Connected)
+    link(client, node)
     freed_s: list[float] = []
     began = time.monotonic()
-    client.send(node.address, b"x", [np.zeros(1 << 17)], lambda: (freed_s.append(time.monotonic()), client.wake())[1])
+
+    def done() -> None:
+        freed_s.append(time.monotonic())
+        client.wake()
+
+    client.send(node.address, b"x", [np.zeros(1 << 17)], done)
     client.receive(PATIENCE_S)
     assert len(freed_s) == 1
     assert freed_s[0] - began < 2.0
@@ -379,14 +396,58 @@ def test_done_comes_during_one_long_receive(make: Make) -> None:
 
 def test_closing_calls_every_done_that_is_left(make: Make) -> None:
     node, client = make("inproc://node"), make()
+    link(client, node)
     freed: list[int] = []
-    client.connect(node.address)
     for number, address in enumerate([node.address, "inproc://nobody", node.address]):
-        client.send(address, b"x", [np.zeros(1 << 16)], lambda n=number: freed.append(n))
+        client.send(address, b"x", [np.zeros(1 << 16)], partial(freed.append, number))
     assert freed == []
     client.close(0.05)
     client.close()
     assert sorted(freed) == [0, 1, 2]
+
+
+def test_closing_waits_for_a_first_connection_that_messages_wait_for(make: Make, bind: str) -> None:
+    node, client = make(bind), make()
+    client.send(node.address, b"one message and gone")
+    client.close(PATIENCE_S)
+    assert delivery(node).header == b"one message and gone"
+
+
+def test_a_stranger_that_takes_over_an_identity_again_and_again_does_not_stop_a_node(make: Make) -> None:
+    node, client = make("127.0.0.1:0"), make()
+    with zmq.Context() as context:
+        for number in range(60):
+            with context.socket(zmq.DEALER) as stranger:
+                stranger.linger = 0
+                stranger.routing_id = b"always the same"
+                stranger.connect(f"tcp://{node.address}")
+                for _ in range(20):
+                    stranger.send_multipart([b"%d" % number] + [bytes(3000)] * 5)
+                stranger.poll(2)
+            while isinstance(event := node.receive(0.0), Delivery):
+                assert len(event.frames) == 5
+    link(client, node)
+    client.send(node.address, b"still there?")
+    while delivery(node).header != b"still there?":
+        pass
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_a_node_that_ends_amid_a_stream_leaves_only_whole_messages(make: Make, tmp_path: Path, scheme: str) -> None:
+    address = free_address(make, "127.0.0.1:0" if scheme == "tcp" else f"ipc://{tmp_path}/node")
+    client = make()
+    for _ in range(10):
+        node = make(address)
+        link(client, node)
+        client.send(address, b"go")
+        route = delivery(node).route
+        for number in range(100):
+            node.send(route, b"%d" % number, [bytes([number])] * 10 + [bytes(20_000)])
+        node.close(0.0)
+        while isinstance(event := client.receive(PATIENCE_S), Delivery):
+            assert len(event.frames) == 11
+            assert bytes(event.frames[0]) == bytes([int(event.header)])
+        assert event == Disconnected(address)
 
 
 def test_a_done_that_fails_does_not_stop_the_endpoint(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -394,6 +455,7 @@ def test_a_done_that_fails_does_not_stop_the_endpoint(make: Make, caplog: pytest
         raise RuntimeError("no such lease")
 
     node, client = make("inproc://node"), make()
+    link(client, node)
     client.send(node.address, b"x", [], fails)
     assert delivery(node).header == b"x"
     assert "no such lease" in caplog.text
@@ -425,10 +487,10 @@ def test_a_wake_after_the_end_does_nothing(make: Make) -> None:
 
 def test_receive_0_sees_the_end_of_a_node_between_the_messages_of_another(make: Make) -> None:
     dying, busy, client = make("127.0.0.1:0"), make("127.0.0.1:0"), make()
+    link(client, busy)
+    link(client, dying)
     client.send(busy.address, b"x")
-    client.connect(dying.address)
     route = delivery(busy).route
-    pump_until(lambda: client._dealers[dying.address].up, client)
     dying.close()
     deadline = time.monotonic() + PATIENCE_S
     while client.receive(0.0) != Disconnected(dying.address):
@@ -439,6 +501,7 @@ def test_receive_0_sees_the_end_of_a_node_between_the_messages_of_another(make: 
 
 def test_what_cannot_travel_is_refused_at_the_sender(make: Make) -> None:
     node, client = make("inproc://node"), make()
+    link(client, node)
     with pytest.raises(ValueError, match="not C-contiguous"):
         client.send(node.address, b"x", [np.zeros((4, 4)).T[1:]])
     with pytest.raises(ValueError, match="at most 4096"):
@@ -453,18 +516,17 @@ def test_what_cannot_travel_is_refused_at_the_sender(make: Make) -> None:
 
 def test_a_message_that_its_sender_gave_up_is_dropped(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     node, client = make("inproc://node"), make()
-    client.connect(node.address)
-    until(client, Connected)
-    socket_type = type(client._dealers[node.address].socket)
-    send, sent = socket_type.send, [0]
+    link(client, node)
+    send: Any = zmq.Socket.send
+    sent = [0]
 
-    def interrupted(self: zmq.Socket[bytes], *arguments: object, **options: object) -> object:
+    def interrupted(self: zmq.Socket[bytes], *arguments: Any, **options: Any) -> Any:
         sent[0] += 1
         if sent[0] == 3:
             raise KeyboardInterrupt
-        return send(self, *arguments, **options)  # type: ignore[arg-type]
+        return send(self, *arguments, **options)
 
-    monkeypatch.setattr(socket_type, "send", interrupted)
+    monkeypatch.setattr(zmq.Socket, "send", interrupted)
     with pytest.raises(KeyboardInterrupt):
         client.send(node.address, b"cut", [b"1", b"2", b"3"])
     client.send(node.address, b"whole", [b"1"])
@@ -474,6 +536,7 @@ def test_a_message_that_its_sender_gave_up_is_dropped(make: Make, monkeypatch: p
 
 def test_ten_thousand_blobs_of_random_bytes_do_not_stop_a_node(make: Make) -> None:
     node, client = make("127.0.0.1:0"), make()
+    link(client, node)
     rng = random.Random(7)
     host, port = node.address.split(":")
     greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00NULL".ljust(65, b"\0")
@@ -487,11 +550,13 @@ def test_ten_thousand_blobs_of_random_bytes_do_not_stop_a_node(make: Make) -> No
             except (ConnectionResetError, BrokenPipeError):
                 continue
     client.send(node.address, b"still there?")
-    assert delivery(node).header == b"still there?"
+    while delivery(node).header != b"still there?":  # bytes without a greeting may pass for messages of ZMTP 1.0
+        pass
 
 
 def test_two_thousand_random_multiparts_do_not_stop_a_node(make: Make) -> None:
     node, client = make("127.0.0.1:0"), make()
+    link(client, node)
     rng = random.Random(11)
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
@@ -515,9 +580,9 @@ def test_two_thousand_random_multiparts_do_not_stop_a_node(make: Make) -> None:
 def test_many_peers_are_served_in_turn_and_answered_by_their_route(make: Make, bind: str) -> None:
     node, clients = make(bind), [make() for _ in range(8)]
     for number, client in enumerate(clients):
+        link(client, node)
         for _ in range(20):
             client.send(node.address, b"%d" % number)
-    pump_until(lambda: all(client._dealers[node.address].up for client in clients), *clients)
     seen = [delivery(node) for _ in range(160)]
     assert len({event.route for event in seen}) == 8
     for event in seen:
@@ -528,6 +593,7 @@ def test_many_peers_are_served_in_turn_and_answered_by_their_route(make: Make, b
 
 def test_two_endpoints_in_two_threads_exchange_messages(make: Make, bind: str) -> None:
     node, client = make(bind), make()
+    link(client, node)
     answered = 0
 
     def serve() -> None:

@@ -1,0 +1,89 @@
+"""Planted bugs that the checker must find: a checker that finds nothing proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dps import pushing
+from dps.ps import modes, quorum, saving, server, staging, store, sync
+from dps.reply import Push
+from tests.simulation.scenario import run, scenario
+
+SEEDS = 80
+
+
+def caught(mode: str, words: str) -> int:
+    """The first seed that finds the bug, in words of the promise that it breaks."""
+    for seed in range(SEEDS):
+        if any(words in text for text in run(scenario(mode, seed))):
+            return seed
+    raise AssertionError(f"no seed of {SEEDS} noticed in {mode} that {words!r}")
+
+
+def test_a_ps_that_forgets_what_it_has_applied_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def apply_at_once(self: modes.AsyncMode, staged: staging.Staged, sender: Any) -> None:
+        ledger = self.shard.ledgers[staged.incarnation]
+        self.shard.node.answer(sender, self._apply(ledger, staged))
+        ledger.staged.clear()
+        self.shard.wake_reads()
+
+    monkeypatch.setattr(staging.Ledger, "decided", lambda self, number: False)
+    monkeypatch.setattr(staging.Ledger, "in_reach", lambda self, number: True)
+    monkeypatch.setattr(modes.AsyncMode, "whole", apply_at_once)
+    caught("async", "was applied twice")
+
+
+def test_a_set_that_is_not_frozen_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def apply_what_is_there(self: sync.SyncMode, chosen: list[quorum.PushId], step: int) -> None:
+        if self.quorum is None:
+            ledgers = self.shard.ledgers.items()
+            chosen = [(g.task, i, n) for i, g in ledgers for n, s in g.staged.items() if s.whole]
+        frozen(self, sorted(chosen), step)
+
+    frozen: Callable[..., None] = sync.SyncMode._apply
+    monkeypatch.setattr(sync.SyncMode, "_apply", apply_what_is_there)
+    caught("sync", "has the set")
+
+
+def test_a_push_counted_before_it_is_whole_everywhere_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def soon(self: quorum.Quorum, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.ps = self.ps[:1]
+
+    made: Callable[..., None] = quorum.Quorum.__init__
+    monkeypatch.setattr(quorum.Quorum, "__init__", soon)
+    caught("sync", "")
+
+
+def test_a_missing_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store.Store, "leases_on", False)
+    caught("async", "differ")
+
+
+def test_a_rollback_that_restores_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_the_step(store: store.Store, plan: Any, ps: int, node: Any, checkpoint_dir: str, manifest: Any) -> None:
+        store.step = manifest.step
+
+    monkeypatch.setattr(server, "restore", only_the_step)
+    caught("async", "cells")
+
+
+def test_a_push_that_is_said_to_have_survived_a_rollback_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def accepted(self: pushing.PushOp, step: int) -> Push:
+        return Push(step, True) if self.rolled_back else told(self, step)
+
+    told: Callable[..., Push] = pushing.PushOp.result
+    monkeypatch.setattr(pushing.PushOp, "result", accepted)
+    caught("async", "was acknowledged and is not on")
+
+
+def test_a_checkpoint_that_is_cut_at_different_steps_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(self: sync.SyncMode, cut: str) -> None:
+        self.shard.saving.cut(cut)
+
+    monkeypatch.setattr(sync.SyncMode, "cut", at_once)
+    monkeypatch.setattr(saving, "KEPT", 4)
+    caught("sync", "was copied at step")

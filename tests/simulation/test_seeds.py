@@ -1,0 +1,32 @@
+"""Every promise, in every update mode, under faults, for as many seeds as DPS_SEEDS says (300 a mode)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.simulation.scenario import run, scenario
+
+SEEDS = int(os.environ.get("DPS_SEEDS", "300"))
+CHUNK = 50
+FIRST = int(os.environ.get("DPS_FIRST_SEED", "0"))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, CHUNK))
+@pytest.mark.parametrize("mode", ["async", "sync", "bounded"])
+def test_no_promise_is_broken_under_faults(mode: str, first: int) -> None:
+    for seed in range(first, min(first + CHUNK, FIRST + SEEDS)):
+        found = run(scenario(mode, seed))
+        assert not found, "\n".join(found)
+
+
+def test_a_seed_replays_exactly() -> None:
+    for mode, seed in (("async", 5), ("sync", 35), ("bounded", 58)):
+        kept: list[object] = []
+        for _ in range(2):
+            run(scenario(mode, seed), keep=kept)  # type: ignore[arg-type]
+        first, second = ([str(event) for event in cluster.world.trace] for cluster in kept)  # type: ignore[attr-defined]
+        assert first == second
+        assert len(first) > 50
