@@ -51,6 +51,8 @@ ABSENT_S = 60.0
 """How long an expected worker may take to come, or to come back, once another one has joined."""
 REJOIN_S = 10.0
 """How long the run goes on when all workers were lost and none has finished."""
+STOP_S = 10.0
+"""How long a chief that ends tries to reach nodes that are away; those whose process is gone it does not wait for."""
 UNKNOWN_S = 5.0
 """How long a chief that ends waits for nodes that have not found it yet, after a restart, to tell them."""
 CONFIGURE_S = 120.0
@@ -120,6 +122,8 @@ class ChiefActor(Actor):
         self._lost_since: dict[int, float] = {}
         self._closed: set[int] = set()
         self._stop: StopTask | None = None
+        self._untold: set[str] = set()
+        self._ending = False
         self._alone_since: float | None = None
 
     def started(self) -> None:
@@ -196,6 +200,8 @@ class ChiefActor(Actor):
         for session in [s for s in self.sessions.values() if s.address == address]:
             self._end_session(session, lost=True)
         self.node.unwatch(address)
+        if self._stop is not None:
+            self._told_to_stop(address)
         self._finish_if_done()
 
     def _worker_lost(self, name: str, why: str) -> None:
@@ -649,25 +655,25 @@ class ChiefActor(Actor):
         return now - self._alone_since >= REJOIN_S
 
     def _stop_all(self, code: int, reason: str) -> None:
-        """Tell every node, and end when all have heard it or could not be reached for a second."""
+        """Tell every node, and end when all have heard it, or were away for `STOP_S`."""
         self._stop = StopTask(code, reason)
         if self.run is not None:
             self._journal(ended=code == 0)
-        waiting: set[str] = set()
-        unknown = any(t not in nodes.known for nodes in self.nodes.values() for t in nodes.expected)
+        addresses = {n.address for nodes in self.nodes.values() for n in nodes.known.values() if n.alive}
+        self._untold = addresses - {self.node.address}
+        for address in sorted(self._untold):
+            self.node.ask(Ref(address, AGENT), self._stop, STOP_S, lambda _, a=address: self._told_to_stop(a))  # type: ignore[misc]
+        self._told_to_stop("")
 
-        def told(address: str) -> None:
-            waiting.discard(address)
-            if not waiting:
-                self.node.after(UNKNOWN_S if unknown else 0.0, lambda: self._ended(code, reason))
-
-        addresses = [n.address for nodes in self.nodes.values() for n in nodes.known.values() if n.alive]
-        for address in dict.fromkeys(addresses):
-            if address != self.node.address:
-                waiting.add(address)
-                self.node.ask(Ref(address, AGENT), self._stop, 1.0, lambda _, a=address: told(a))  # type: ignore[misc]
-        if not waiting:
-            told("")
+    def _told_to_stop(self, address: str) -> None:
+        """A node knows that the run is over, or is away; when all do, the chief ends, too."""
+        assert self._stop is not None
+        self._untold.discard(address)
+        if not self._untold and not self._ending:
+            self._ending = True
+            stop = self._stop
+            unknown = any(t not in nodes.known for nodes in self.nodes.values() for t in nodes.expected)
+            self.node.after(UNKNOWN_S if unknown else 0.0, lambda: self._ended(stop.code, stop.reason))
 
     def stop_run(self) -> None:
         """End the run from this side (`Server.stop` of the chief); nothing is saved."""

@@ -60,7 +60,7 @@ def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
             yield f"{name} still runs at the end"
         elif name in killed and isinstance(process.error, TaskLost | Unavailable):
             continue  # came back when the others had finished
-        elif name == "chief" and process.incarnation and process.exit_code == 3 and over(cluster):
+        elif name == "chief" and process.incarnation and process.exit_code == 3 and over(cluster, killed):
             continue  # started again after everybody had been told to end
         elif process.exit_code == 3 and not name.startswith("worker") and gave_up(cluster):
             continue
@@ -76,8 +76,9 @@ def gave_up(cluster: SimulatedCluster) -> bool:
     return any("during the last checkpoint" in reason for reason in reasons)
 
 
-def over(cluster: SimulatedCluster) -> bool:
-    return all(p.exit_code == 0 or p.state == "killed" for n, p in cluster.world.processes.items() if n != "chief")
+def over(cluster: SimulatedCluster, killed: set[str]) -> bool:
+    others = {n: p for n, p in cluster.world.processes.items() if n != "chief" and n not in killed}
+    return all(p.exit_code == 0 for p in others.values())
 
 
 def applied_once(applied: Applied) -> Iterator[str]:
@@ -94,7 +95,7 @@ def applied_once(applied: Applied) -> Iterator[str]:
 
 def acknowledged(cluster: SimulatedCluster, applied: Applied, history: History, mode: str) -> Iterator[str]:
     last_epoch = max((e.detail["epoch"] for e in cluster.world.trace if e.what == "epoch"), default=0)
-    if any(e.what == "ps lost" for e in cluster.world.trace):
+    if any(e.what == "ps lost" for e in cluster.world.trace) or cluster.world.processes["chief"].incarnation:
         last_epoch += 1  # also when nobody was left to begin it
     for ack in history.acks:
         if ack.push.accepted:
@@ -169,7 +170,7 @@ def one_step(cluster: SimulatedCluster, applied: Applied) -> Iterator[str]:
     """In sync every checkpoint is of one step on all ps."""
     storage = cluster.world.storage
     restored = {e.detail["epoch"]: e.detail["step"] for e in cluster.world.trace if e.what == "epoch"}
-    for name in candidates(storage, DIR):
+    for name in [e.detail["name"] for e in cluster.world.trace if e.what == "saved"]:
         manifest = load(storage, DIR, name, verify=False)
         for ps, shard in enumerate(manifest.shards):
             rows = [r for r in applied.of.get((f"ps:{ps}", manifest.epoch), []) if r[0] <= shard.version]

@@ -1,0 +1,115 @@
+"""One version of each shard or nothing: readers beside writers, in one process and between processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from dps.ps.store import Store
+from dps.transport.endpoint import runtime
+from tests.in_process import cluster, on_all
+
+SECONDS = float(os.environ.get("DPS_TORN_SECONDS", "3"))
+SIZE = 400_000
+"""Elements: long enough that a pass takes a while and that frames are sent without a copy."""
+
+
+def write(session: dps.Session, stop: threading.Event) -> int:
+    """Each push adds one to every element, so that in one version all are equal."""
+    gradient = {"a": np.full(SIZE, -1, np.float32), "b": np.full(1000, -1, np.float32)}
+    pushes = 0
+    while not stop.is_set():
+        session.push(gradient)
+        pushes += 1
+    return pushes
+
+
+def torn(values: Any) -> bool:
+    first = values["a"][0]
+    return not ((values["a"] == first).all() and (values["b"] == first).all())
+
+
+def read(session: dps.Session, how: str, seconds: float, stop: threading.Event) -> tuple[int, int]:
+    """Reads and torn reads in some seconds; the writer is stopped at the end."""
+    clock = runtime()
+    end, reads, found = clock.now() + seconds, 0, 0
+    try:
+        while clock.now() < end:
+            if how == "view":
+                with session.view() as values:
+                    found += torn(values)
+            else:
+                found += torn(session.pull())
+            reads += 1
+    finally:
+        stop.set()
+    return reads, found
+
+
+def first_values() -> dict[str, Any]:
+    return {"a": np.zeros(SIZE, np.float32), "b": np.zeros(1000, np.float32)}
+
+
+def in_one_process(how: str, seconds: float) -> tuple[int, int, int]:
+    stop = threading.Event()
+
+    def work(server: dps.Server) -> Any:
+        with dps.Session(server, first_values(), optimizer=dps.optim.SGD(1.0), timeout=30) as session:
+            return write(session, stop) if server.task == 0 else read(session, how, seconds, stop)
+
+    with cluster(1, 2, "inproc") as servers:
+        pushes, (reads, found) = on_all(servers, work, seconds + 60)
+    return pushes, reads, found
+
+
+@pytest.mark.parametrize("how", ["view", "pull"])
+def test_readers_in_the_same_process_see_whole_versions(how: str) -> None:
+    pushes, reads, found = in_one_process(how, SECONDS)
+    assert found == 0
+    assert pushes > 10 and reads > 10
+
+
+def test_without_leases_reads_are_torn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "leases_on", False)
+    found = 0
+    for _ in range(5):
+        found += in_one_process("view", 3.0)[2]
+        if found:
+            break
+    assert found > 0
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_readers_in_another_process_see_whole_versions(transport: str, tmp_path: Path) -> None:
+    stop = threading.Event()
+    with cluster(1, 1, transport, tmp_path) as (worker,):
+        reader = subprocess.Popen(
+            [sys.executable, "-c", READER, worker.target, str(SECONDS)], stdout=subprocess.PIPE, text=True,
+            cwd=Path(__file__).parent.parent,
+        )  # fmt: skip
+        with dps.Session(worker, first_values(), optimizer=dps.optim.SGD(1.0), timeout=30) as session:
+            ended = threading.Thread(target=lambda: (reader.wait(), stop.set()), daemon=True)
+            ended.start()
+            pushes = write(session, stop)
+        assert reader.stdout is not None
+        reads, found = map(int, reader.stdout.read().split())
+        reader.stdout.close()
+        ended.join(5)
+    assert found == 0
+    assert pushes > 10 and reads > 10
+
+
+READER = """
+import sys, threading, dps
+from tests.test_torn_reads import read
+with dps.Session(sys.argv[1], timeout=30) as session:
+    print(*read(session, "pull", float(sys.argv[2]), threading.Event()))
+"""
