@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakSet
 
+from dps import config
 from dps import update as update_modes
 from dps.actors.system import Node
 from dps.chief.server import ChiefActor
@@ -23,6 +26,16 @@ log = logging.getLogger("dps")
 
 DEFAULT_CHIEF = "127.0.0.1:2220"
 STOP_S = 5.0
+REPORT_S = 10.0
+
+_open: WeakSet[Server] = WeakSet()
+
+
+@atexit.register
+def _stop_open_servers() -> None:
+    """A program that ends without stopping its servers leaves the run in order all the same."""
+    for server in list(_open):
+        server.stop()
 
 
 class Server:
@@ -65,6 +78,8 @@ class Server:
         else:
             self._chief = self._dynamic(job, task, chief, bind)
         self._start(bind, workers, ps, owned, restarted)
+        if not self.runtime.simulated:
+            _open.add(self)
 
     # -- construction -----------------------------------------------------------------------------------------
 
@@ -190,18 +205,43 @@ class Server:
         return self.exit_code
 
     def stop(self) -> None:
-        """End this task; a chief ends the run with it. Blocks up to 5 s."""
+        """End this task; a chief ends the run with it. Blocks up to 5 s.
+
+        A worker that hosts the chief first waits for the other workers to finish, and logs every 10 s for whom.
+        """
         if self._chief_actor is not None and self.exit_code is None:
-            self._node.post(self._chief_actor.stop_run)
-            deadline = self.runtime.now() + STOP_S
-            while self.exit_code is None and self.runtime.now() < deadline:
-                self._pause(0.02)
+            if self.job == "worker":
+                self._wait_for_the_others(self._chief_actor)
+            else:
+                self._node.post(self._chief_actor.stop_run)
+                self._wait_over(STOP_S)
         if self.exit_code is None:
             self.exit_code = 0
         self._node.stop()
         self._node.join(STOP_S)
-        for server in getattr(self, "_beside", ()):
+        for server in self._beside:
             server.stop()
+        _open.discard(self)
+
+    def _wait_for_the_others(self, chief: ChiefActor) -> None:
+        """The run needs its chief until the last worker has left."""
+        while not self._wait_over(REPORT_S) and not config.stop_requested.is_set():
+            there = [live.name for live in chief.members.live.values()] + chief.members.waiting()
+            log.warning("%s hosts the chief and waits for %s", self.name, ", ".join(there) or "the ps to end")
+
+    def _wait_over(self, seconds: float) -> bool:
+        """Wait until the run is over; whether it is."""
+        deadline = self.runtime.now() + seconds
+        while self.exit_code is None and self.runtime.now() < deadline:
+            self._pause(0.02)
+        return self.exit_code is not None
+
+    def end_soon(self) -> None:
+        """As `stop`, but returns at once; for signal handlers. `join` returns when it is done."""
+        if self._chief_actor is not None:
+            self._node.post(self._chief_actor.stop_run)
+        else:
+            self._end(0, "")
 
     def _pause(self, seconds: float) -> None:
         if self.runtime.simulated:
@@ -242,7 +282,7 @@ class Server:
         return Server(None, "client", None, chief=target, bind=bind)
 
     @staticmethod
-    def from_env(environ: Mapping[str, str] | None = None) -> Server:
+    def from_env(environ: Mapping[str, str] | None = None, owned: bool = False, restarted: bool = False) -> Server:
         """The task that `dps launch` or `dps.role --program` (or TF_CONFIG) made this process.
 
         Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_WORKERS, DPS_PS, DPS_UPDATE, or TF_CONFIG.
@@ -266,7 +306,7 @@ class Server:
 
             cluster = load_cluster(cluster_text)
         return Server(
-            cluster, env["DPS_JOB"], task, chief=env.get("DPS_CHIEF"), update=env.get("DPS_UPDATE") or None,
+            cluster, env["DPS_JOB"], task, chief=env.get("DPS_CHIEF") or None, owned=owned, restarted=restarted, update=env.get("DPS_UPDATE") or None,
             workers=int(env["DPS_WORKERS"]) if env.get("DPS_WORKERS") else None,
             ps=int(env["DPS_PS"]) if env.get("DPS_PS") else None, bind=env.get("DPS_BIND", "127.0.0.1:0"),
         )  # fmt: skip

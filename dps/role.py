@@ -1,0 +1,235 @@
+"""One task as a process: `python -m dps.role --job ps --task 0`. Configuration enters here and nowhere below.
+
+The cluster comes from the first of: --cluster, --ps_hosts/--worker_hosts, TF_CONFIG or DPS_CLUSTER, Slurm, --chief;
+with none of them the chief is at 127.0.0.1:2220, and its ps and workers join there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import json
+import logging
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dps import config
+from dps.errors import ConfigError, DpsError
+
+if TYPE_CHECKING:
+    from dps.server import Server
+
+EXIT_CODES = (
+    "exit codes: 0 done, 1 the program failed, 2 bad arguments or configuration, 3 a task was lost for good, "
+    "4 a deadline passed, 5 refused (keys), 130 stopped by a second Ctrl-C"
+)
+DEFAULT_CHIEF = "127.0.0.1:2220"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of a task; the reference trainer's spellings are aliases."""
+    made = argparse.ArgumentParser(prog="python -m dps.role", description=__doc__, epilog=EXIT_CODES)
+    add = made.add_argument
+    add("--job", "--job_name", help="chief, ps or worker")
+    add("--task", "--task_index", type=int, help="index within the job; left out: the only one, or given by the chief")
+    add("--cluster", help="JSON text, or a .json, .toml or .yaml file: {'ps': ['host:port'], 'worker': [...]}")
+    add("--ps_hosts", default="", help="comma-separated host:port of the ps")
+    add("--worker_hosts", default="", help="comma-separated host:port of the workers")
+    add("--chief_hosts", default="", help="host:port of the chief; left out: worker 0 is the chief")
+    add("--chief", help="join by the chief's address, host:port")
+    add("--bind", help="this task's own address when joining (default 127.0.0.1, a free port)")
+    add("--workers", type=int, help="on the chief: how many workers are expected")
+    add("--ps", type=int, help="on the chief: how many ps are expected")
+    add("--update", help="async, sync or bounded:S; sessions that say nothing take it")
+    add("--program", help="a worker's program: FILE, package.module, or either with :function; then -- and its arguments")
+    add("--owned", action="store_true", help="on the chief: do not end when the workers have left")
+    add("--restarted", action="store_true", help="on the chief: it takes the place of one that died")
+    add("--verbose", action="store_true", help="tracebacks for dps's own errors, and debug logs")
+    add("--log-level", default="WARNING", help="level of dps's log on stderr (default WARNING)")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a task to its end; returns the exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    cut = given.index("--") if "--" in given else len(given)
+    args = parser().parse_args(given[:cut])
+    level = "DEBUG" if args.verbose else args.log_level.upper()
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    die_with_the_launcher()
+    return guarded(lambda: run(args, given[cut + 1 :]), args.verbose)
+
+
+def guarded(work: Callable[[], int], verbose: bool = False) -> int:
+    """Exit code of `work`; dps's errors become one line on stderr."""
+    try:
+        return work()
+    except (DpsError, ValueError) as error:
+        if verbose:
+            traceback.print_exc()
+        print(f"dps: {error}", file=sys.stderr)
+        return error.exit_code if isinstance(error, DpsError) and error.exit_code != 1 else 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def run(args: argparse.Namespace, rest: list[str]) -> int:
+    """Serve, or run the program, as the task that flags and environment name."""
+    environ = task_environment(args)
+    if environ["DPS_JOB"] == "evaluator":
+        raise ConfigError("the evaluator job is not there yet; read with dps.Session(target) instead")
+    if environ["DPS_JOB"] not in ("chief", "ps", "worker"):
+        raise ConfigError(f"--job {environ['DPS_JOB']} cannot be run; wanted chief, ps or worker")
+    if environ["DPS_JOB"] != "worker":
+        if args.program:
+            raise ConfigError(f"a {environ['DPS_JOB']} runs no program; leave --program out")
+        return serve(environ, args)
+    if not args.program:
+        raise ConfigError("a worker that serves a coordinator is not there yet; give it a --program to run")
+    os.environ.update(environ)
+    for name in ("TF_CONFIG",):
+        os.environ.pop(name, None)
+    drain_on_signal()
+    return run_program(args.program, rest, args.verbose)
+
+
+def task_environment(args: argparse.Namespace) -> dict[str, str]:
+    """What `Server.from_env` reads, from flags, then environment, then defaults."""
+    from dps.cluster.resolve import load_cluster, resolve
+    from dps.cluster.spec import ClusterSpec, Task
+
+    cluster, own = ClusterSpec({}), None
+    if args.cluster:
+        cluster = load_cluster(args.cluster)
+    elif args.ps_hosts or args.worker_hosts:
+        cluster = ClusterSpec.from_flags(args.ps_hosts, args.worker_hosts, args.chief_hosts)
+    elif not args.chief and any(name in os.environ for name in ("TF_CONFIG", "DPS_CLUSTER", "SLURM_PROCID")):
+        cluster, own = resolve()
+        own = None if args.job and own and own.job != args.job else own
+    job = args.job or (own.job if isinstance(own, Task) else os.environ.get("DPS_JOB"))
+    task = args.task if args.task is not None else (own.index if isinstance(own, Task) else None)
+    if job is None:
+        raise ConfigError("which job is this task of? Give --job chief, ps or worker (or TF_CONFIG)")
+    job = "chief" if job == "master" else job
+    environ = {"DPS_JOB": job, "DPS_TASK": "" if task is None else str(task)}
+    if cluster:
+        environ["DPS_CLUSTER"] = json.dumps(cluster.as_dict())
+        environ["DPS_CHIEF"] = ""
+    else:
+        environ["DPS_CLUSTER"] = ""
+        environ["DPS_CHIEF"] = args.chief or DEFAULT_CHIEF
+        environ["DPS_BIND"] = args.bind or (environ["DPS_CHIEF"] if job == "chief" else "127.0.0.1:0")
+    for name, value in (("DPS_WORKERS", args.workers), ("DPS_PS", args.ps), ("DPS_UPDATE", args.update)):
+        if value is not None:
+            environ[name] = str(value)
+    return environ
+
+
+def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
+    """A chief or ps: serve until the run ends, or a signal does."""
+    from dps.server import Server
+
+    server = Server.from_env(environ, owned=args.owned, restarted=args.restarted)
+    stop_on_signal(server)
+    print(f"dps {server.name} at {server.address}", flush=True)
+    code = server.join()
+    if code and server.reason:
+        print(f"dps: {server.reason}", file=sys.stderr)
+    return code or 0
+
+
+def stop_on_signal(server: Server) -> None:
+    """SIGTERM (and, without a launcher, Ctrl-C) ends a task in order."""
+
+    def stop(*_: object) -> None:
+        server.end_soon()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if "DPS_LAUNCHED" in os.environ else stop)
+
+
+def drain_on_signal() -> None:
+    """The first Ctrl-C or SIGTERM lets the training loop end by itself, a second one ends the process."""
+
+    def stop(*_: object) -> None:
+        if config.stop_requested.is_set():
+            os._exit(130)
+        config.stop_requested.set()
+        print("dps: stopping after this step; once more to stop at once", file=sys.stderr, flush=True)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+
+
+def run_program(program: str, arguments: list[str], verbose: bool) -> int:
+    """Run a user's program as this task; its own errors show their traceback and give 1."""
+    sys.argv = [program, *arguments]
+    try:
+        target, _, function = program.rpartition(":")
+        if target and function.isidentifier():
+            load(program)()
+        elif program.endswith(".py") or os.path.exists(program):
+            if not os.path.exists(program):
+                raise ConfigError(f"--program {program}: no such file")
+            sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
+            runpy.run_path(program, run_name="__main__")
+        else:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        return 0
+    except DpsError as error:
+        if verbose:
+            traceback.print_exc()
+        print(f"dps: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as error:
+        return exit_code(error)
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+def exit_code(error: SystemExit) -> int:
+    """As Python itself understands `sys.exit(...)`."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def load(path: str) -> Callable[..., Any]:
+    """A function by its path, "package.module:function" or "folder/file.py:function"; ConfigError when not there."""
+    target, _, name = path.rpartition(":")
+    try:
+        if target.endswith(".py"):
+            sys.path.insert(0, os.path.dirname(os.path.abspath(target)))
+            target = os.path.splitext(os.path.basename(target))[0]
+        else:
+            sys.path.insert(0, os.getcwd())
+        found: Callable[..., Any] = getattr(importlib.import_module(target), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{path}: {error}; wanted package.module:function or folder/file.py:function") from None
+    return found
+
+
+def die_with_the_launcher() -> None:
+    """A launched task does not outlive its launcher, however that ended (Linux; elsewhere the launcher's teardown)."""
+    if "DPS_LAUNCHED" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == 1:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.exit(code)
