@@ -1,0 +1,141 @@
+"""The `dps` command. Plain argparse, so that it works with the core alone and starts quickly."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from dps import __version__
+from dps.errors import ConfigError, DpsError
+from dps.role import DEFAULT_CHIEF, EXIT_CODES, guarded
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a `dps` command; returns the exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["bench"]:
+        from dps.monitor import bench
+
+        return int(bench.main(given[1:]))
+    cut = given.index("--") if "--" in given else len(given)
+    args = parser().parse_args(given[:cut])
+    logging.basicConfig(level="WARNING", format="%(message)s", stream=sys.stderr)
+    args.arguments = given[cut + 1 :]
+    return guarded(lambda: int(args.run(args)))
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="dps", description="A parameter server for Python.", epilog=EXIT_CODES)
+    made.add_argument("--version", action="version", version=f"dps {__version__}")
+    commands = made.add_subparsers(required=True, metavar="COMMAND")
+    launch = commands.add_parser("launch", help="run a program on a cluster on this machine", epilog=EXIT_CODES)
+    launch.add_argument("--ps", type=int, default=1, help="number of ps (default 1)")
+    launch.add_argument("--workers", type=int, default=1, help="number of workers (default 1)")
+    launch.add_argument("--update", help="async, sync or bounded:S")
+    launch.add_argument("--restarts", type=int, default=1, help="how often a ps or chief that died is restarted (default 1)")
+    launch.add_argument("program", help="FILE or package.module, run on every worker; then -- and its arguments")
+    launch.set_defaults(run=run_launch)
+    status = commands.add_parser("status", help="what a running cluster does")
+    status.add_argument("--chief", default=DEFAULT_CHIEF, help=f"the chief's address (default {DEFAULT_CHIEF})")
+    status.set_defaults(run=run_status)
+    commands.add_parser("doctor", help="what this machine has for dps").set_defaults(run=run_doctor)
+    simulate = commands.add_parser("simulate", help="run a training function on a simulated cluster")
+    simulate.add_argument("function", help="package.module:train or file.py:train, called with a dps.Server")
+    simulate.add_argument("--ps", type=int, default=1)
+    simulate.add_argument("--workers", type=int, default=2)
+    simulate.add_argument("--seed", type=int, default=0)
+    simulate.add_argument("--update", help="async, sync or bounded:S")
+    simulate.add_argument("--compute", type=float, default=0.1, help="virtual seconds that a step computes (default 0.1)")
+    simulate.add_argument("--trace", action="store_true", help="print what happened")
+    simulate.set_defaults(run=run_simulate)
+    commands.add_parser("bench", help="pull, push, step, sparse and sync beside this machine's limits")
+    keys = commands.add_parser("keys", help="keys for clusters beyond this machine (not there yet)")
+    keys.add_argument("rest", nargs="*")
+    keys.set_defaults(run=run_keys)
+    return made
+
+
+def run_launch(args: argparse.Namespace) -> int:
+    from dps.launch.supervisor import launch
+    from dps.update import parse
+
+    if args.ps < 1 or args.workers < 1:
+        raise ConfigError(f"got --ps {args.ps} --workers {args.workers}; wanted at least one of each")
+    if args.update:
+        parse(args.update)
+    return launch(args.ps, args.workers, args.program, args.arguments, args.update, args.restarts)
+
+
+def run_status(args: argparse.Namespace) -> int:
+    from dps.actors.caller import Caller
+    from dps.actors.ref import Ref
+    from dps.protocol import CHIEF, PS, AskStats, Stats
+    from dps.transport.endpoint import runtime
+
+    caller = Caller(runtime(), "dps status")
+    try:
+        found = caller.ask(Ref(args.chief, CHIEF), AskStats(), 3.0)
+        assert isinstance(found, Stats)
+        chief: dict[str, Any] = found.values
+        print(f"chief at {args.chief}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {chief['saved'] or '-'}")
+        print(f"workers: live {_list(chief['live'])}; waiting for {_list(chief['waiting'])}; finished {_list(chief['finished'])}")
+        print(f"{'ps':4} {'address':22} {'state':8} {'step':>8} {'version':>8} {'MB':>8} {'applied':>8} {'dropped':>8} {'refused':>8}")
+        for task, address in chief["cluster"].get("ps", {}).items():
+            answer = caller.ask(Ref(address, PS), AskStats(), 3.0)
+            assert isinstance(answer, Stats)
+            v = answer.values
+            row = [v.get(k, "-") for k in ("step", "version")] + [round(v.get("nbytes", 0) / 1e6, 1)]
+            row += [v.get(k, "-") for k in ("applied", "dropped", "refused")]
+            print(f"{task:4} {address:22} {v['state']:8} " + " ".join(f"{x:>8}" for x in row))
+    finally:
+        caller.close()
+    return 0
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    from dps.monitor.doctor import report
+
+    for line in report():
+        print(line)
+    return 0
+
+
+def run_simulate(args: argparse.Namespace) -> int:
+    from dps.launch.simulate import simulate
+    from dps.role import load
+    from dps.transport.sim import Compute
+
+    run = simulate(
+        load(args.function), ps=args.ps, workers=args.workers, seed=args.seed, update=args.update,
+        compute=Compute(args.compute, 0.1),
+    )  # fmt: skip
+    if args.trace:
+        print("\n".join(map(str, run.trace)))
+    print(run)
+    for task, result in enumerate(run.results):
+        print(f"worker:{task} returned {result!r}")
+    for name, error in run.errors.items():
+        print(f"{name}: {error}")
+    return 1 if run.errors else 0
+
+
+def run_keys(args: argparse.Namespace) -> int:
+    raise ConfigError("keys are not there yet; dps listens on this machine only, use an ssh tunnel between machines")
+
+
+def run() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
+__all__ = ["DpsError", "main", "parser", "run"]
+
+if __name__ == "__main__":
+    run()

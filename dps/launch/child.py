@@ -1,0 +1,74 @@
+"""One task as a process of this machine: started, its output read line by line, ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a launched task: one thread for each numeric library unless it says otherwise."""
+    threads = {name: "1" for name in THREADS if name not in os.environ}
+    own = {"DPS_LAUNCHED": "1", "PYTHONUNBUFFERED": "1"}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("DPS_") or k.startswith("DPS_TEST")}
+    return {**inherited, **threads, **own, **(extra or {})}
+
+
+class Child:
+    """A `python -m dps.role` process. `line(name, text)` gets its output, on threads of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        line: Callable[[str, str], None],
+        ended: Callable[[Child], None],
+        extra: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self.name, self.arguments = name, list(arguments)
+        self._line, self._ended = line, ended
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dps.role", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, env=environment(extra), text=True, errors="replace", pass_fds=pass_fds,
+            start_new_session=True,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, name=f"output of {name}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            self._line(self.name, text.rstrip("\n"))
+        self.process.wait()
+        self.process.stdout.close()
+        self._ended(self)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def code(self) -> int | None:
+        """Exit code; negative: the signal that ended it; None while it runs."""
+        return self.process.poll()
+
+    def signal(self, number: int) -> None:
+        if self.alive:
+            os.kill(self.process.pid, number)
+
+    def end(self, patience_s: float) -> None:
+        """SIGTERM, and SIGKILL for one that takes longer than `patience_s`. Blocks until it is gone."""
+        self.signal(signal.SIGTERM)
+        try:
+            self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+        self._reader.join(2.0)

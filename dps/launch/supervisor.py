@@ -1,0 +1,251 @@
+"""All tasks of a cluster as processes of this machine: output merged, ps and chief restarted once, all ended."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+from dps.errors import DeadlineExceeded, TaskLost
+from dps.launch.child import Child
+from dps.transport.endpoint import runtime
+
+START_S = 30.0
+END_S = 6.0
+"""How long ps and chief may take to end by themselves when all workers have."""
+KILL_S = 3.0
+COLOURS = (36, 32, 33, 35, 34, 31)
+
+Print = Callable[[str, str], None]
+
+
+class Output:
+    """Lines of all tasks, each with its task's name in front; in colour on a terminal."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = sys.stdout if stream is None else stream
+        self._colours: dict[str, int] = {}
+
+    def line(self, name: str, text: str) -> None:
+        prefix = f"[{name}]"
+        if self.stream.isatty():
+            colour = self._colours.setdefault(name, COLOURS[len(self._colours) % len(COLOURS)])
+            prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
+        self.stream.write(f"{prefix} {text}\n")
+        self.stream.flush()
+
+
+class Supervisor:
+    """Chief, ps and workers. `start` blocks until the chief listens; `finish` until the run is over.
+
+    A ps or chief that died (by a signal or a crash, not one that ended with 0, 2 or 3) is started again, `restarts`
+    times each. Workers are not.
+    """
+
+    def __init__(
+        self,
+        ps: int,
+        workers: int,
+        update: str | None = None,
+        owned: bool = False,
+        restarts: int = 1,
+        line: Print | None = None,
+        extra: Mapping[str, str] | None = None,
+    ) -> None:
+        self.ps, self.workers, self.update, self.owned = ps, workers, update, owned
+        self.children: dict[str, Child] = {}
+        self.states: dict[str, str] = {}
+        self.target = ""
+        self.reason = ""
+        self._restarts = restarts
+        self._left: dict[str, int] = {}
+        self._print = line or Output().line
+        self._extra = dict(extra or {})
+        self._events: queue.Queue[Child] = queue.Queue()
+        self._ready: queue.Queue[str] = queue.Queue()
+        self._ending = False
+
+    # -- starting ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The chief first, then the ps; raises DeadlineExceeded or TaskLost when the chief does not come up."""
+        self._spawn("chief", self._chief_arguments("127.0.0.1:0"))
+        try:
+            self.target = self._ready.get(timeout=START_S)
+        except queue.Empty:
+            self.stop()
+            raise DeadlineExceeded(f"the chief did not listen within {START_S:.0f} s") from None
+        if not self.target:
+            self.stop()
+            raise TaskLost("the chief ended while it was started; its output says why")
+        for task in range(self.ps):
+            self._spawn(f"ps:{task}", ["--job", "ps", "--task", str(task), "--chief", self.target])
+
+    def start_worker(
+        self, task: int, program: str, arguments: Sequence[str] = (), extra: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> Child:  # fmt: skip
+        """A worker that runs a program as its task."""
+        flags = ["--job", "worker", "--task", str(task), "--chief", self.target, "--program", program, "--", *arguments]
+        return self._spawn(f"worker:{task}", flags, extra, pass_fds)
+
+    def _chief_arguments(self, address: str) -> list[str]:
+        flags = ["--job", "chief", "--chief", address, "--ps", str(self.ps), "--workers", str(self.workers)]
+        flags += ["--update", self.update] if self.update else []
+        return flags + (["--owned"] if self.owned else [])
+
+    def _spawn(
+        self, name: str, arguments: list[str], extra: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
+    ) -> Child:
+        child = Child(name, arguments, self._line, self._events.put, {**self._extra, **(extra or {})}, pass_fds)
+        self.children[name] = child
+        self.states[name] = "running"
+        return child
+
+    def _line(self, name: str, text: str) -> None:
+        if text.startswith("dps chief at ") and name == "chief":
+            self._ready.put(text.removeprefix("dps chief at "))
+        elif not text.startswith(f"dps {name} at "):
+            self._print(name, text)
+
+    # -- running ----------------------------------------------------------------------------------------------
+
+    def turn(self, wait_s: float) -> None:
+        """Take note of a task that ended, and start it again where that is due. Blocks up to `wait_s`."""
+        try:
+            child = self._events.get(timeout=wait_s)
+        except queue.Empty:
+            return
+        code, name = child.code, child.name
+        assert code is not None
+        if self.children.get(name) is not child:
+            return
+        self.states[name] = "done" if code == 0 else f"failed ({describe(code)})"
+        if name == "chief" and not self.target:
+            self._ready.put("")
+        if name.startswith("worker") or code in (0, 2, 3) or self._ending:
+            return
+        if self._left.setdefault(name, self._restarts) > 0 and self.workers_alive():
+            self._left[name] -= 1
+            self._print("dps", f"{name} ended with {describe(code)}; it is started again")
+            arguments = self._chief_arguments(self.target) + ["--restarted"] if name == "chief" else child.arguments
+            self._spawn(name, arguments)
+        else:
+            self.reason = self.reason or f"{name} ended with {describe(code)}"
+
+    def workers_alive(self) -> list[str]:
+        return [n for n, c in self.children.items() if n.startswith("worker") and c.alive]
+
+    def servers_alive(self) -> list[str]:
+        return [n for n, c in self.children.items() if not n.startswith("worker") and c.alive]
+
+    def wait(self, interrupts: Interrupts | None = None) -> int:
+        """Until all workers have ended and the others with them; the run's exit code. Blocks."""
+        sent = 0
+        while self.workers_alive() or not self._events.empty():
+            self.turn(0.2)
+            if interrupts is not None and interrupts.count > sent:
+                sent = interrupts.count
+                self._interrupt(sent)
+            lost = [n for n, c in self.children.items() if not n.startswith("worker") and c.code not in (None, 0)]
+            if lost and not self._ending and self.states[lost[0]].startswith("failed") and not self._comes_back(lost[0]):
+                self._print("dps", f"{lost[0]} is lost for good; the workers have {END_S:.0f} s to end")
+                self._give_up(END_S)
+        return self._teardown()
+
+    def _comes_back(self, name: str) -> bool:
+        return self.children[name].alive
+
+    def _give_up(self, patience_s: float) -> None:
+        """Without a ps or the chief nothing can go on."""
+        self._ending = True
+        clock = runtime()
+        deadline = clock.now() + patience_s
+        while self.workers_alive() and clock.now() < deadline:
+            self.turn(0.1)
+        for name in self.workers_alive():
+            self.children[name].end(KILL_S)
+
+    def _interrupt(self, count: int) -> None:
+        """Ctrl-C: once, the workers drain; twice, everything is killed."""
+        if count == 1:
+            self._print("dps", "stopping after this step; Ctrl-C once more kills all tasks")
+            for name in self.workers_alive():
+                self.children[name].signal(signal.SIGINT)
+        else:
+            self._ending = True
+            for child in self.children.values():
+                child.signal(signal.SIGKILL)
+
+    def _teardown(self) -> int:
+        clock = runtime()
+        deadline = clock.now() + END_S
+        while not self.owned and self.servers_alive() and clock.now() < deadline:
+            self.turn(0.05)
+        late = self.servers_alive()
+        self.stop()
+        return self._exit_code(late)
+
+    def _exit_code(self, late: list[str]) -> int:
+        codes = {name: child.code or 0 for name, child in self.children.items()}
+        workers = [c for n, c in codes.items() if n.startswith("worker") and c]
+        lost = [n for n, c in codes.items() if not n.startswith("worker") and c not in (0, -signal.SIGTERM) and n not in late]
+        if lost:
+            self._print("dps", f"the run is over: {lost[0]} was lost ({describe(codes[lost[0]])})")
+            return 3
+        failed = [c if c > 0 else 1 for c in workers]
+        return max(failed, default=0)
+
+    def stop(self) -> None:
+        """End every task that still runs: SIGTERM, then SIGKILL. Blocks until all are gone."""
+        self._ending = True
+        for child in self.children.values():
+            child.signal(signal.SIGTERM)
+        for child in self.children.values():
+            child.end(KILL_S)
+
+
+class Interrupts:
+    """Counts Ctrl-C (and SIGTERM) while it is in use, in place of raising KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._seen)
+        return self
+
+    def _seen(self, *_: object) -> None:
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+
+def describe(code: int) -> str:
+    """An exit code for people."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def launch(ps: int, workers: int, program: str, arguments: Sequence[str], update: str | None = None, restarts: int = 1) -> int:
+    """`dps launch`: run a program on every worker of a cluster on this machine; its exit code. Blocks."""
+    supervisor = Supervisor(ps, workers, update, restarts=restarts)
+    with Interrupts() as interrupts:
+        try:
+            supervisor.start()
+            for task in range(workers):
+                supervisor.start_worker(task, os.fspath(program), arguments)
+            return supervisor.wait(interrupts)
+        finally:
+            supervisor.stop()

@@ -1,0 +1,56 @@
+"""What this machine and environment have, for people who ask why something is slow or does not start."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+
+from dps.errors import DpsError
+from dps.launch.child import THREADS
+from dps.transport.endpoint import runtime
+
+PACKAGES = ("dps", "numpy", "numba", "pyzmq", "msgpack", "safetensors", "greenlet", "rich", "typer")
+
+
+def report() -> list[str]:
+    """Lines of a report; does not change anything."""
+    versions = {name: _version(name) for name in PACKAGES}
+    missing = [name for name, version in versions.items() if version is None]
+    lines = [
+        f"python      {platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "packages    " + ", ".join(f"{n} {v}" for n, v in versions.items() if v),
+        f"missing     {', '.join(missing) or 'nothing'}" + (" (extras: pip install 'dps[cli,sim]')" if missing else ""),
+        "threads     " + ", ".join(f"{n}={os.environ.get(n, 'unset')}" for n in THREADS),
+        f"open files  {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} allowed; a node needs about 3 for each peer",
+        f"/dev/shm    {_free('/dev/shm')}",
+        f"loopback    {_loopback()}",
+    ]
+    if not all(name in os.environ for name in THREADS):
+        lines.append("advice      set OMP_NUM_THREADS=1 and friends when several workers share this machine (dps launch does)")
+    return lines
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _free(path: str) -> str:
+    try:
+        return f"{shutil.disk_usage(path).free / 1e9:.1f} GB free"
+    except OSError as error:
+        return f"not usable: {error.strerror}"
+
+
+def _loopback() -> str:
+    try:
+        endpoint = runtime().endpoint("127.0.0.1:0")
+    except DpsError as error:
+        return f"cannot listen: {error}"
+    endpoint.close(0)
+    return "a node can listen on 127.0.0.1"
