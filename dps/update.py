@@ -99,6 +99,14 @@ def parse(text: str) -> Update:
     raise ConfigError(f"--update {text!r} is not known; wanted async, sync or bounded:S with S the allowed steps ahead")
 
 
+def as_text(update: Update) -> str:
+    """The command line's form; ConfigError for settings that it cannot say."""
+    for text in ("async", "sync", f"bounded:{getattr(update, 'staleness', 0)}"):
+        if parse(text) == update:
+            return text
+    raise ConfigError(f"{update} cannot be said on the command line; give it to dps.Session(update=...) instead")
+
+
 def describe(data: dict[str, Any]) -> str:
     """A line for people: the mode, and the fields that are not defaults."""
     update = from_wire(data)

@@ -16,7 +16,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a launched task: one thread for each numeric library unless it says otherwise."""
     threads = {name: "1" for name in THREADS if name not in os.environ}
     own = {"DPS_LAUNCHED": "1", "PYTHONUNBUFFERED": "1"}
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("DPS_") or k.startswith("DPS_TEST")}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("DPS_") and k != "TF_CONFIG"}
     return {**inherited, **threads, **own, **(extra or {})}
 
 
