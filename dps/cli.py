@@ -35,7 +35,9 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument("--ps", type=int, default=1, help="number of ps (default 1)")
     launch.add_argument("--workers", type=int, default=1, help="number of workers (default 1)")
     launch.add_argument("--update", help="async, sync or bounded:S")
-    launch.add_argument("--restarts", type=int, default=1, help="how often a ps or chief that died is restarted (default 1)")
+    launch.add_argument(
+        "--restarts", type=int, default=1, help="how often a ps or chief that died is restarted (default 1)"
+    )
     launch.add_argument("program", help="FILE or package.module, run on every worker; then -- and its arguments")
     launch.set_defaults(run=run_launch)
     status = commands.add_parser("status", help="what a running cluster does")
@@ -48,7 +50,9 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("--workers", type=int, default=2)
     simulate.add_argument("--seed", type=int, default=0)
     simulate.add_argument("--update", help="async, sync or bounded:S")
-    simulate.add_argument("--compute", type=float, default=0.1, help="virtual seconds that a step computes (default 0.1)")
+    simulate.add_argument(
+        "--compute", type=float, default=0.1, help="virtual seconds that a step computes (default 0.1)"
+    )
     simulate.add_argument("--trace", action="store_true", help="print what happened")
     simulate.set_defaults(run=run_simulate)
     commands.add_parser("bench", help="pull, push, step, sparse and sync beside this machine's limits")
@@ -80,9 +84,15 @@ def run_status(args: argparse.Namespace) -> int:
         found = caller.ask(Ref(args.chief, CHIEF), AskStats(), 3.0)
         assert isinstance(found, Stats)
         chief: dict[str, Any] = found.values
-        print(f"chief at {args.chief}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {chief['saved'] or '-'}")
-        print(f"workers: live {_list(chief['live'])}; waiting for {_list(chief['waiting'])}; finished {_list(chief['finished'])}")
-        print(f"{'ps':4} {'address':22} {'state':8} {'step':>8} {'version':>8} {'MB':>8} {'applied':>8} {'dropped':>8} {'refused':>8}")
+        print(
+            f"chief at {args.chief}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {chief['saved'] or '-'}"
+        )
+        print(
+            f"workers: live {_list(chief['live'])}; waiting for {_list(chief['waiting'])}; finished {_list(chief['finished'])}"
+        )
+        print(
+            f"{'ps':4} {'address':22} {'state':8} {'step':>8} {'version':>8} {'MB':>8} {'applied':>8} {'dropped':>8} {'refused':>8}"
+        )
         for task, address in chief["cluster"].get("ps", {}).items():
             answer = caller.ask(Ref(address, PS), AskStats(), 3.0)
             assert isinstance(answer, Stats)

@@ -129,9 +129,22 @@ class Connection:
 
     def _open_once(self, deadline: float) -> SessionOpened:
         message = OpenSession(
-            self.number, self.job, self.task, self._process, self._node_address, self.epoch, self._wire_plan, self._wanted
+            self.number,
+            self.job,
+            self.task,
+            self._process,
+            self._node_address,
+            self.epoch,
+            self._wire_plan,
+            self._wanted,
         )
-        state: dict[str, Any] = {"text": "the chief has not answered", "opened": None, "error": None, "initialise": None}
+        state: dict[str, Any] = {
+            "text": "the chief has not answered",
+            "opened": None,
+            "error": None,
+            "initialise": None,
+            "sent": 0,
+        }
 
         def feed(answer: Message) -> bool:
             if isinstance(answer, Waiting):
@@ -139,32 +152,37 @@ class Connection:
             elif isinstance(answer, Failed):
                 state["error"] = answer.exception()
             elif isinstance(answer, SessionOpened) and answer.initialise:
-                state["initialise"] = answer
+                if answer.epoch > state["sent"]:
+                    state["initialise"] = answer
             elif isinstance(answer, SessionOpened):
                 state["opened"] = answer
             return state["opened"] is not None or state["error"] is not None
 
         request = self.caller.start(self.chief, message, feed)
-        sent = 0
         while not request.complete:
             self.check_node()
-            first = state["initialise"]
-            if first is not None and first.epoch > sent:
-                sent = first.epoch
-                self._take(first)
-                self._send_first_values(
-                    first.epoch, deadline, lambda: request.complete or state["initialise"].epoch > sent
-                )
+            self._initialise(state, request, deadline)
             left = deadline - self.runtime.now()
             if left <= 0:
                 self.caller.drop(request)
                 raise DeadlineExceeded(f"{self.name} could not join the run at {self.chief.address}: {state['text']}")
-            self.caller.wait([request], min(left, SLICE_S), stop=lambda: state["initialise"] is not first)
+            self.caller.wait([request], min(left, SLICE_S), stop=lambda: state["initialise"] is not None)
         if state["error"] is not None:
             raise state["error"]
         opened: SessionOpened = state["opened"]
         self._take(opened)
         return opened
+
+    def _initialise(self, state: dict[str, Any], request: Request, deadline: float) -> None:
+        """Send the first values when the chief has asked for them, once for each run epoch."""
+        asked = state["initialise"]
+        if asked is None:
+            return
+        state["initialise"], state["sent"] = None, asked.epoch
+        self._take(asked)
+        self._send_first_values(
+            asked.epoch, deadline, lambda: request.complete or state["initialise"] is not None
+        )
 
     def _take(self, opened: SessionOpened) -> None:
         self.plan = Plan.from_wire(opened.plan)
@@ -254,9 +272,14 @@ class Connection:
 
     # -- while it is open -------------------------------------------------------------------------------------
 
-    def abort(self) -> None:
-        """A ps has refused this epoch or incarnation."""
-        self.aborted = True
+    def aborter(self) -> Callable[[], None]:
+        """What a ps's refusal calls: it counts only while the incarnation that was refused is this session's."""
+        incarnation = self.caller.incarnation
+
+        def abort() -> None:
+            self.aborted = self.aborted or self.caller.incarnation == incarnation
+
+        return abort
 
     def check_node(self) -> None:
         """Raise TaskLost when this node was told to end while the session still works."""

@@ -148,6 +148,8 @@ class NanGuard(Hook):
     def after_run(self, session: Session, push: Push, loss: Any) -> None:
         if loss is not None and not math.isfinite(float(loss)):
             if self.fail:
-                raise ValueError(f"the loss is {float(loss)} at step {push.step}; lower the learning rate or check the data")
+                raise ValueError(
+                    f"the loss is {float(loss)} at step {push.step}; lower the learning rate or check the data"
+                )
             log.warning("%s: the loss is %s at step %d, stopping", session.name, float(loss), push.step)
             session.request_stop()

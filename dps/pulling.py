@@ -28,6 +28,8 @@ class PullOp:
     def start(self) -> None:
         """Send what is not sent yet; after a rollback all of it again."""
         if self._shards is None or self._shards.epoch_over():
+            if self._shards is not None:
+                self._shards.drop()
             self._shards = self._launch()
         self._shards.start_more()
 
@@ -65,9 +67,7 @@ class PullOp:
 
     def kept_runs(self, cache: Mapping[int, Array]) -> dict[int, Array]:
         """Private copies of the runs, for the next conditional pull."""
-        return {
-            ps: t.run.copy() if t.newer and t.run is not None else cache[ps] for ps, t in self.transfers.items()
-        }
+        return {ps: t.run.copy() if t.newer and t.run is not None else cache[ps] for ps, t in self.transfers.items()}
 
 
 class Shards:
@@ -77,6 +77,11 @@ class Shards:
         self.connection, self.incarnation = connection, connection.caller.incarnation
         self._messages = messages
         self.transfers: dict[int, PullTransfer] = {}
+
+    def drop(self) -> None:
+        """Forget the requests; their late answers are for nobody."""
+        for transfer in self.transfers.values():
+            self.connection.caller.drop(transfer.request)
 
     def epoch_over(self) -> bool:
         return self.incarnation != self.connection.caller.incarnation
@@ -95,7 +100,7 @@ class Shards:
         for ps in [first] if gate else list(self._messages):
             message = self._messages.pop(ps)
             self.transfers[ps] = PullTransfer(
-                connection.caller, connection.refs[ps], ps, connection.plan.layouts[ps], message, connection.abort
+                connection.caller, connection.refs[ps], ps, connection.plan.layouts[ps], message, connection.aborter()
             )
 
 
@@ -139,7 +144,9 @@ def lookup_rows(connection: Connection, name: str, rows: Any, deadline: float) -
             found = _Found(connection, out, inside)
             message = Lookup(connection.epoch, min_step, part.index, (indices[inside] - part.row0,))
             waits.append((connection.caller.start(connection.refs[part.ps], message, found.feed), found))
-    while not connection.caller.wait([r for r, _ in waits], min(SLICE_S, max(0.0, deadline - connection.runtime.now()))):
+    while not connection.caller.wait(
+        [r for r, _ in waits], min(SLICE_S, max(0.0, deadline - connection.runtime.now()))
+    ):
         connection.check_node()
         connection.look_at_chief()
         if connection.aborted:

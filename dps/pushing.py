@@ -48,7 +48,9 @@ class PushOp:
         """Whether it counts; None while that is not known."""
         if self.rolled_back:
             return False
-        answers = [self.transfers[self._step_ps].accepted] if self._sync else [t.accepted for t in self.transfers.values()]
+        answers = (
+            [self.transfers[self._step_ps].accepted] if self._sync else [t.accepted for t in self.transfers.values()]
+        )
         return None if None in answers else all(answers)
 
     @property
@@ -88,7 +90,9 @@ class PushOp:
         leading = answers.get(self._step_ps)
         deciding = [leading] if self._sync and leading is not None else list(answers.values())
         accepted = all(a.status == APPLIED for a in deciding)
-        return Push(step if leading is None else leading.step, accepted, max((a.staleness for a in deciding), default=0))
+        return Push(
+            step if leading is None else leading.step, accepted, max((a.staleness for a in deciding), default=0)
+        )
 
 
 def push_shards(
@@ -112,7 +116,7 @@ def push_shards(
         numbers[ps] += 1
         only_held = connection.sync and ps != connection.step_ps
         operation.transfers[ps] = PushTransfer(
-            connection.caller, connection.refs[ps], ps, pieces, _nothing if only_held else None, connection.abort
+            connection.caller, connection.refs[ps], ps, pieces, _nothing if only_held else None, connection.aborter()
         )
     return operation
 

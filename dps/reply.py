@@ -31,7 +31,9 @@ class Push:
 class Reply(Generic[T]):
     """A request that goes on by itself during the session's next calls."""
 
-    def __init__(self, finish: Callable[[float | None], T], done: Callable[[], bool], accepted: Callable[[], bool | None]) -> None:
+    def __init__(
+        self, finish: Callable[[float | None], T], done: Callable[[], bool], accepted: Callable[[], bool | None]
+    ) -> None:
         self._finish, self._done, self._accepted = finish, done, accepted
         self._result: list[Any] = []
 

@@ -47,7 +47,10 @@ def parser() -> argparse.ArgumentParser:
     add("--workers", type=int, help="on the chief: how many workers are expected")
     add("--ps", type=int, help="on the chief: how many ps are expected")
     add("--update", help="async, sync or bounded:S; sessions that say nothing take it")
-    add("--program", help="a worker's program: FILE, package.module, or either with :function; then -- and its arguments")
+    add(
+        "--program",
+        help="a worker's program: FILE, package.module, or either with :function; then -- and its arguments",
+    )
     add("--owned", action="store_true", help="on the chief: do not end when the workers have left")
     add("--restarted", action="store_true", help="on the chief: it takes the place of one that died")
     add("--verbose", action="store_true", help="tracebacks for dps's own errors, and debug logs")

@@ -134,7 +134,11 @@ class Server:
         wire = None if self._update is None else update_modes.to_wire(self._update)
         if self._hosts_chief:
             self._chief_actor = ChiefActor(
-                self._expected("ps", ps), self._expected("worker", workers), wire, self._end_chief, owned,
+                self._expected("ps", ps),
+                self._expected("worker", workers),
+                wire,
+                self._end_chief,
+                owned,
                 restarted,
             )
             self._node.host(CHIEF, self._chief_actor)
@@ -145,7 +149,14 @@ class Server:
             self._joined.set()
         else:
             agent = Agent(
-                self.job, self.task, self._chief, self._process, wire or {}, self._seen_epoch, self._has_joined, self._end
+                self.job,
+                self.task,
+                self._chief,
+                self._process,
+                wire or {},
+                self._seen_epoch,
+                self._has_joined,
+                self._end,
             )
             self._node.host(AGENT, agent)
         self._node.start()

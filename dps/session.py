@@ -78,7 +78,17 @@ class Session:
         try:
             self._server.wait_joined(deadline)
             self._connection = Connection(*self._server.session_arguments())
-            self._open(params, optimizer, update, placement, partitioner, checkpoint_dir, check_finite, keep_checkpoints, deadline)
+            self._open(
+                params,
+                optimizer,
+                update,
+                placement,
+                partitioner,
+                checkpoint_dir,
+                check_finite,
+                keep_checkpoints,
+                deadline,
+            )
         except BaseException:
             self._abandon()
             raise
@@ -250,9 +260,11 @@ class Session:
         del self._buffers[:-4]
         plan = self._connection.plan
         return self._build(
-            lambda name: tree_views[plan.parts_of[plan.by_name[name]][0].index]
-            if len(plan.parts_of[plan.by_name[name]]) == 1
-            else np.empty(plan.variables[plan.by_name[name]].shape, plan.variables[plan.by_name[name]].dtype)
+            lambda name: (
+                tree_views[plan.parts_of[plan.by_name[name]][0].index]
+                if len(plan.parts_of[plan.by_name[name]]) == 1
+                else np.empty(plan.variables[plan.by_name[name]].shape, plan.variables[plan.by_name[name]].dtype)
+            )
         )
 
     def _start_push(self, grads: Any, timeout: float | None) -> PushOp:
@@ -336,7 +348,9 @@ class Session:
                 log.warning("%s", self._late(operation, what, now - started))
             if now - started >= SLICE_S:
                 connection.look_at_chief()
-            connection.caller.wait(operation.requests(), min(deadline - now, SLICE_S), lambda: connection.aborted or operation.complete)
+            connection.caller.wait(
+                operation.requests(), min(deadline - now, SLICE_S), lambda: connection.aborted or operation.complete
+            )
         operation.raise_error()
 
     def _late(self, operation: PullOp | PushOp, what: str, waited_s: float) -> str:
@@ -367,7 +381,13 @@ class Session:
         lost = max(0, before - connection.step) if connection.epoch != epoch else 0
         connection.runtime.record("rejoined", epoch=connection.epoch, step=connection.step, lost=lost)
         if connection.epoch != epoch:
-            log.warning("%s: rolled back to step %d in run epoch %d, %d steps lost", self.name, connection.step, connection.epoch, lost)
+            log.warning(
+                "%s: rolled back to step %d in run epoch %d, %d steps lost",
+                self.name,
+                connection.step,
+                connection.epoch,
+                lost,
+            )
             for hook in self._hooks:
                 hook.rolled_back(self, connection.step, lost)
 
@@ -439,7 +459,9 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
         """Ends the session; running out of data (StopIteration) counts as a good end and is swallowed."""
         good = kind is None or issubclass(kind, StopIteration)
         if not good:
@@ -461,7 +483,11 @@ def _filled(out: Any, tree: Any) -> Any:
     for name, array in leaves(tree):
         target = targets.get(name)
         if not isinstance(target, np.ndarray) or target.shape != array.shape or target.dtype != array.dtype:
-            got = "nothing" if target is None else f"{getattr(target, 'dtype', type(target))} {getattr(target, 'shape', '')}"
+            got = (
+                "nothing"
+                if target is None
+                else f"{getattr(target, 'dtype', type(target))} {getattr(target, 'shape', '')}"
+            )
             raise ValueError(f"out has {got} for {name}; wanted an array of {array.dtype} {array.shape}")
         target[...] = array
     return out

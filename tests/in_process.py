@@ -25,14 +25,23 @@ def bind(transport: str, folder: Path | None = None) -> str:
 
 @contextmanager
 def cluster(
-    ps: int = 1, workers: int = 1, transport: str = "tcp", folder: Path | None = None, update: Any = None, owned: bool = True
+    ps: int = 1,
+    workers: int = 1,
+    transport: str = "tcp",
+    folder: Path | None = None,
+    update: Any = None,
+    owned: bool = True,
 ) -> Iterator[list[dps.Server]]:
     """Chief, ps and workers; yields the worker servers and stops all at the end."""
-    chief = dps.Server(None, "chief", 0, bind=bind(transport, folder), ps=ps, workers=workers, update=update, owned=owned)
+    chief = dps.Server(
+        None, "chief", 0, bind=bind(transport, folder), ps=ps, workers=workers, update=update, owned=owned
+    )
     made = [chief]
     try:
         made += [dps.Server(None, "ps", i, chief=chief.address, bind=bind(transport, folder)) for i in range(ps)]
-        made += [dps.Server(None, "worker", i, chief=chief.address, bind=bind(transport, folder)) for i in range(workers)]
+        made += [
+            dps.Server(None, "worker", i, chief=chief.address, bind=bind(transport, folder)) for i in range(workers)
+        ]
         yield made[1 + ps :]
     finally:
         for server in reversed(made):

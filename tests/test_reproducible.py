@@ -90,7 +90,9 @@ def test_two_sync_workers_with_half_batches_are_one_with_the_whole_batch() -> No
     x, target = draw.normal(size=(64, 5)), draw.normal(size=64)
 
     def least_squares(server: Any, share: slice) -> Any:
-        with dps.Session(server, {"w": np.zeros(5)}, optimizer=dps.optim.SGD(0.1), update=dps.SyncReplicas(), timeout=30) as s:
+        with dps.Session(
+            server, {"w": np.zeros(5)}, optimizer=dps.optim.SGD(0.1), update=dps.SyncReplicas(), timeout=30
+        ) as s:
             for _ in range(20):
                 w = s.pull()["w"]
                 s.push({"w": x[share].T @ (x[share] @ w - target[share]) / len(x[share])})

@@ -65,9 +65,7 @@ class Caller:
             raise answers[0].exception()
         return answers[0]
 
-    def wait(
-        self, requests: Sequence[Request], timeout_s: float, stop: Callable[[], bool] | None = None
-    ) -> bool:
+    def wait(self, requests: Sequence[Request], timeout_s: float, stop: Callable[[], bool] | None = None) -> bool:
         """Pump until all requests are complete, `stop()` is true, or the time is over; True when complete. Blocks."""
         deadline = self.runtime.now() + timeout_s
         while not all(request.complete for request in requests):

@@ -190,7 +190,9 @@ class Node:
     def _clockwork(self) -> None:
         now = self.runtime.now()
         for request, message in self._requests.due(now):
-            self._send(request.to.address, Envelope(message, request.to.actor, request.number, self.name, self.incarnation))
+            self._send(
+                request.to.address, Envelope(message, request.to.actor, request.number, self.name, self.incarnation)
+            )
         for address, silent_s in self._watch.due(now):
             for actor in list(self.actors.values()):
                 self._guard(lambda actor=actor, a=address, s=silent_s: actor.lost(a, s))  # type: ignore[misc]

@@ -30,7 +30,14 @@ class Checkpoints:
     """Saves one at a time; whoever asks during a save gets the next one, together."""
 
     def __init__(
-        self, node: Node, epoch: int, plan: Plan, ps: dict[int, Ref], checkpoint_dir: str, keep: int, settings: dict[str, Any]
+        self,
+        node: Node,
+        epoch: int,
+        plan: Plan,
+        ps: dict[int, Ref],
+        checkpoint_dir: str,
+        keep: int,
+        settings: dict[str, Any],
     ) -> None:
         self.node, self.epoch, self.plan, self.ps = node, epoch, plan, ps
         self.checkpoint_dir, self.keep, self.settings = checkpoint_dir, keep, settings
@@ -106,9 +113,7 @@ class Checkpoints:
         )
         return Manifest(step, self.epoch, shards, tuple(variables), self.settings)
 
-    def _ask_all(
-        self, messages: dict[int, Any], wanted: type[Message], then: Callable[[dict[int, Any]], None]
-    ) -> None:
+    def _ask_all(self, messages: dict[int, Any], wanted: type[Message], then: Callable[[dict[int, Any]], None]) -> None:
         answers: dict[int, Message] = {}
         failed = False
 

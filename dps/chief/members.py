@@ -101,7 +101,11 @@ class Membership:
 
     def all_done(self) -> bool:
         """Each worker has joined and left, or is given up, and there was at least one."""
-        return bool(self.joined or self.given_up) and not self.waiting() and not any(live.worker for live in self.live.values())
+        return (
+            bool(self.joined or self.given_up)
+            and not self.waiting()
+            and not any(live.worker for live in self.live.values())
+        )
 
     def leader(self) -> int | None:
         """The session of the lowest living worker task; without workers, the first of the others."""

@@ -143,10 +143,14 @@ class ChiefActor(Actor):
         now, workers = self.node.runtime.now(), self.nodes["worker"]
         for name in self.members.waiting():
             known = workers.known.get(int(name.partition(":")[2]))
-            if (known is None or not known.alive) and now - self._started_at > ABSENT_S and (
-                self.members.joined or self._restarted
+            if (
+                (known is None or not known.alive)
+                and now - self._started_at > ABSENT_S
+                and (self.members.joined or self._restarted)
             ):
-                log.warning("%s: %s has not come for %.0f s; the others go on without it", self.node.name, name, ABSENT_S)
+                log.warning(
+                    "%s: %s has not come for %.0f s; the others go on without it", self.node.name, name, ABSENT_S
+                )
                 self.members.give_up(name)
                 self._changed()
         self._finish_if_done()
@@ -374,7 +378,9 @@ class ChiefActor(Actor):
         refs = {task: self._ps(task) for task in run.plan.ps}
         if run.checkpoint_dir:
             keep = int(run.settings.get("keep", 5))
-            self.checkpoints = Checkpoints(self.node, self.epoch, run.plan, refs, run.checkpoint_dir, keep, run.settings)
+            self.checkpoints = Checkpoints(
+                self.node, self.epoch, run.plan, refs, run.checkpoint_dir, keep, run.settings
+            )
             self.checkpoints.saved_step = run.step if run.restore else -1
         if run.restore:
             self._start()
@@ -439,7 +445,12 @@ class ChiefActor(Actor):
         if self._differs(session, message):
             return
         incarnation = self.members.incarnation_of(message.session)
-        if incarnation is not None and self.phase == RUN and incarnation == sender.incarnation and message.epoch == self.epoch:
+        if (
+            incarnation is not None
+            and self.phase == RUN
+            and incarnation == sender.incarnation
+            and message.epoch == self.epoch
+        ):
             self.members.end(incarnation, lost=True)
             self.node.runtime.record("ended", incarnation=incarnation, name=name, lost=True)
         self._advance()
@@ -599,7 +610,10 @@ class ChiefActor(Actor):
         missing = [f"ps:{t}" for t in self.nodes["ps"].missing()]
         if self.phase == GATHER and (missing or not self.nodes["ps"].known):
             now = self.node.runtime.now()
-            silent = [f"{n} ({now - self._lost_since[t]:.0f} s)" if (t := int(n[3:])) in self._lost_since else n for n in missing]
+            silent = [
+                f"{n} ({now - self._lost_since[t]:.0f} s)" if (t := int(n[3:])) in self._lost_since else n
+                for n in missing
+            ]
             return f"the chief waits for {', '.join(silent) or 'a ps'}"
         if self.phase == OPEN:
             return "the chief waits for a session " + ("that brings variables" if self.run is None else "to come back")
@@ -672,7 +686,7 @@ class ChiefActor(Actor):
         if not self._untold and not self._ending:
             self._ending = True
             stop = self._stop
-            unknown = any(t not in nodes.known for nodes in self.nodes.values() for t in nodes.expected)
+            unknown = any(nodes.missing() for nodes in self.nodes.values() if nodes.expected)
             self.node.after(UNKNOWN_S if unknown else 0.0, lambda: self._ended(stop.code, stop.reason))
 
     def stop_run(self) -> None:

@@ -145,7 +145,9 @@ class LocalCluster:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     # -- processes --------------------------------------------------------------------------------------------
@@ -171,7 +173,9 @@ class LocalCluster:
         finally:
             os.close(orders_out)
             os.close(reports_in)
-        listener = threading.Thread(target=self._listen, args=(child, task, order, orders_in, reports_out, run), daemon=True)
+        listener = threading.Thread(
+            target=self._listen, args=(child, task, order, orders_in, reports_out, run), daemon=True
+        )
         listener.start()
 
     def _listen(self, child: Child, task: int, order: dict[str, Any], orders: int, reports: int, run: LocalRun) -> None:

@@ -58,7 +58,9 @@ class SimulatedCluster:
         self._train, self._args = train, args
         self.world.process("chief", lambda: self._serve("chief", 0, ps, workers, update), restarts=restarts)
         for task in range(ps):
-            self.world.process(f"ps:{task}", lambda task=task: self._serve("ps", task, ps, workers, update), restarts=restarts)  # type: ignore[misc]
+            self.world.process(
+                f"ps:{task}", lambda task=task: self._serve("ps", task, ps, workers, update), restarts=restarts
+            )  # type: ignore[misc]
         for task in range(workers):
             self.world.process(f"worker:{task}", lambda task=task: self._work(task))  # type: ignore[misc]
 
@@ -94,7 +96,9 @@ class SimulatedCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -151,7 +151,12 @@ class Supervisor:
                 sent = interrupts.count
                 self._interrupt(sent)
             lost = [n for n, c in self.children.items() if not n.startswith("worker") and c.code not in (None, 0)]
-            if lost and not self._ending and self.states[lost[0]].startswith("failed") and not self._comes_back(lost[0]):
+            if (
+                lost
+                and not self._ending
+                and self.states[lost[0]].startswith("failed")
+                and not self._comes_back(lost[0])
+            ):
                 self._print("dps", f"{lost[0]} is lost for good; the workers have {END_S:.0f} s to end")
                 self._give_up(END_S)
         return self._teardown()
@@ -192,7 +197,11 @@ class Supervisor:
     def _exit_code(self, late: list[str]) -> int:
         codes = {name: child.code or 0 for name, child in self.children.items()}
         workers = [c for n, c in codes.items() if n.startswith("worker") and c]
-        lost = [n for n, c in codes.items() if not n.startswith("worker") and c not in (0, -signal.SIGTERM) and n not in late]
+        lost = [
+            n
+            for n, c in codes.items()
+            if not n.startswith("worker") and c not in (0, -signal.SIGTERM) and n not in late
+        ]
         if lost:
             self._print("dps", f"the run is over: {lost[0]} was lost ({describe(codes[lost[0]])})")
             return 3
@@ -238,7 +247,9 @@ def describe(code: int) -> str:
         return f"signal {-code}"
 
 
-def launch(ps: int, workers: int, program: str, arguments: Sequence[str], update: str | None = None, restarts: int = 1) -> int:
+def launch(
+    ps: int, workers: int, program: str, arguments: Sequence[str], update: str | None = None, restarts: int = 1
+) -> int:
     """`dps launch`: run a program on every worker of a cluster on this machine; its exit code. Blocks."""
     supervisor = Supervisor(ps, workers, update, restarts=restarts)
     with Interrupts() as interrupts:

@@ -29,7 +29,9 @@ def report() -> list[str]:
         f"loopback    {_loopback()}",
     ]
     if not all(name in os.environ for name in THREADS):
-        lines.append("advice      set OMP_NUM_THREADS=1 and friends when several workers share this machine (dps launch does)")
+        lines.append(
+            "advice      set OMP_NUM_THREADS=1 and friends when several workers share this machine (dps launch does)"
+        )
     return lines
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dps.kernels import cpu, rows as row_kernels
+from dps.kernels import cpu
+from dps.kernels import rows as row_kernels
 from dps.ps.staging import Staged, run_arrays
 from dps.ps.store import RowGradient, Update
 from dps.transport.wire import Array

@@ -123,7 +123,9 @@ class Quorum:
         reported = self._reports.setdefault((incarnation, number), _Reported(step))
         reported.by[ps] = refusal
         actions: list[Decision | Grant] = []
-        while (found := self._reports.get((incarnation, self._next.get(incarnation, 1)))) and len(found.by) == len(self.ps):
+        while (found := self._reports.get((incarnation, self._next.get(incarnation, 1)))) and len(found.by) == len(
+            self.ps
+        ):
             number = self._next.get(incarnation, 1)
             del self._reports[incarnation, number]
             self._next[incarnation] = number + 1

@@ -158,7 +158,9 @@ class PsActor(Actor):
             shard.mode.again(ledger, message.number, sender)
             return
         if not ledger.in_reach(message.number):
-            raise Aborted(f"push {message.number} is out of reach: {ledger.done} are done, the window is {ledger.window}")
+            raise Aborted(
+                f"push {message.number} is out of reach: {ledger.done} are done, the window is {ledger.window}"
+            )
         staged = ledger.staged.get(message.number)
         if staged is None:
             staged = Staged(

@@ -32,7 +32,7 @@ class Mode(Protocol):
         """A session wants to take part in synchronous steps."""
 
     def may_read(self, sender: Sender, pull: Pull) -> str:
-        """"" when the session may read now, else who it waits for."""
+        """ "" when the session may read now, else who it waits for."""
 
     def pulled(self, ledger: Ledger) -> None:
         """A session has pulled the current version."""
@@ -56,7 +56,9 @@ class _Read:
 class Shard:
     """What a ps holds between two Configure messages. All methods run on the node's thread."""
 
-    def __init__(self, node: Node, epoch: int, plan: Plan, ps: int, addresses: dict[int, str], settings: dict[str, Any]) -> None:
+    def __init__(
+        self, node: Node, epoch: int, plan: Plan, ps: int, addresses: dict[int, str], settings: dict[str, Any]
+    ) -> None:
         self.node, self.epoch, self.plan, self.ps = node, epoch, plan, ps
         self.layout = plan.layouts[ps]
         self.store = Store(self.layout, node.runtime)
@@ -138,7 +140,10 @@ class Shard:
 
     def _not_yet(self, sender: Sender, pull: Pull) -> str:
         if self.store.step < pull.min_step:
-            return f"{self.node.name} is at step {self.store.step}, step {pull.min_step} is wanted: " + self.mode.waiting_for()
+            return (
+                f"{self.node.name} is at step {self.store.step}, step {pull.min_step} is wanted: "
+                + self.mode.waiting_for()
+            )
         if pull.after and not self.ledgers[sender.incarnation].decided(pull.after):
             return f"push {pull.after} has no result on {self.node.name}: " + self.mode.waiting_for()
         return self.mode.may_read(sender, pull)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dps.protocol import EMPTY, PARTS, RUN, Push, Pushed
 from dps.errors import ProtocolError
+from dps.protocol import EMPTY, PARTS, RUN, Push, Pushed
 from dps.ps.store import RowGradient, Update, is_finite, row_gradient
 from dps.transport.wire import Array
 from dps.variables.plan import Part, ShardLayout

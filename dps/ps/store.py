@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from dps import optim
-from dps.kernels import cpu, rows as row_kernels
+from dps.kernels import cpu
+from dps.kernels import rows as row_kernels
 from dps.ps import optimizers
 from dps.ps.arena import WHOLE, ArenaMemory
 from dps.transport.endpoint import Runtime
@@ -65,7 +66,9 @@ class Store:
 
     def __init__(self, layout: ShardLayout, runtime: Runtime) -> None:
         self.layout, self.runtime = layout, runtime
-        self.arenas = [ArenaMemory(a, None if a.optimizer is None else optim.from_wire(a.optimizer)) for a in layout.arenas]
+        self.arenas = [
+            ArenaMemory(a, None if a.optimizer is None else optim.from_wire(a.optimizer)) for a in layout.arenas
+        ]
         self.counter = 0
         self.step = 0
         self._lock = threading.Lock()
@@ -209,7 +212,15 @@ class Store:
         )
 
     def _pass(
-        self, memory: ArenaMemory, target: Array, start: int, stop: int, gradient: Array, t: int, step: int, scale: float
+        self,
+        memory: ArenaMemory,
+        target: Array,
+        start: int,
+        stop: int,
+        gradient: Array,
+        t: int,
+        step: int,
+        scale: float,
     ) -> None:
         """The fused kernel over a range; in the simulator in blocks, so that readers come in between."""
         assert memory.optimizer is not None

@@ -75,7 +75,9 @@ def _checked_rows(spec: VariableSpec, gradient: Rows) -> Rows:
     if not spec.shape:
         raise ValueError(f"{spec.name} is a scalar; its gradient cannot come as Rows")
     if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
-        raise ValueError(f"Rows of {spec.name}: indices are integers of shape (n,), got {indices.dtype} {indices.shape}")
+        raise ValueError(
+            f"Rows of {spec.name}: indices are integers of shape (n,), got {indices.dtype} {indices.shape}"
+        )
     if values.shape != (len(indices), *spec.shape[1:]) or values.dtype.str != spec.dtype:
         raise ValueError(
             f"Rows of {spec.name}: got values {values.dtype.name} {values.shape}; wanted {np.dtype(spec.dtype).name} "
@@ -87,7 +89,7 @@ def _checked_rows(spec: VariableSpec, gradient: Rows) -> Rows:
 
 def check_rows(spec: VariableSpec, indices: Array) -> None:
     """ValueError when a row number is out of range."""
-    if len(indices) and not (0 <= int(indices.min()) and int(indices.max()) < spec.shape[0]):
+    if len(indices) and not (int(indices.min()) >= 0 and int(indices.max()) < spec.shape[0]):
         raise ValueError(
             f"row numbers of {spec.name} go from 0 to {spec.shape[0] - 1}, got {indices.min()} to {indices.max()}"
         )

@@ -44,7 +44,9 @@ def plan_of(
     return make_plan(specs, tuple(ps), place, split), values
 
 
-def _place(ps: Sequence[int], placement: Any, scopes: dict[str, Device]) -> Callable[[str, str, tuple[int, ...], str], int]:
+def _place(
+    ps: Sequence[int], placement: Any, scopes: dict[str, Device]
+) -> Callable[[str, str, tuple[int, ...], str], int]:
     setter: Setter | None
     if isinstance(placement, Setter):
         setter = placement

@@ -125,18 +125,19 @@ def bounded(cluster: SimulatedCluster, bound: int) -> Iterator[str]:
     """Clocks by incarnation, where everybody was admitted before the first acknowledgement of the epoch."""
     clocks: dict[int, int] = {}
     owner: dict[str, int] = {}
-    clean = True
+    clean, acked = True, False
     for event in cluster.world.trace:
         detail = event.detail
         if event.what == "epoch":
-            clocks, owner, clean = {}, {}, True
+            clocks, owner, clean, acked = {}, {}, True, False
         elif event.what == "admitted":
-            clean = clean and not any(clocks.values())
+            clean = clean and not acked
             clocks[detail["incarnation"]] = 0
             owner[detail["name"]] = detail["incarnation"]
         elif event.what == "ended":
             clocks.pop(detail["incarnation"], None)
         elif event.what == "acked" and detail["accepted"]:
+            acked = True
             incarnation = owner.get(f"worker:{detail['worker']}", -1)
             if incarnation in clocks:
                 clocks[incarnation] += 1

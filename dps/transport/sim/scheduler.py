@@ -105,7 +105,7 @@ class SimTask:
             pass
         except SimulationError as error:
             self._scheduler.fail(error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - kept for whoever asks how the process ended
+        except (Exception, SystemExit) as error:
             self.error = error
         finally:
             self.alive = False

@@ -93,7 +93,7 @@ def test_a_dead_process_can_neither_read_nor_delete() -> None:
             for call in (storage.remove_tree, storage.read, storage.exists, storage.check_writable):
                 try:
                     call("kept")
-                except BaseException as error:  # noqa: BLE001 - GreenletExit is none of Exception
+                except BaseException as error:
                     refused.append(type(error).__name__)
         return 0
 

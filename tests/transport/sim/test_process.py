@@ -137,7 +137,7 @@ def test_a_task_that_swallows_its_end_for_ever_is_named() -> None:
         while True:
             try:
                 runtime().sleep(1.0)
-            except BaseException:  # noqa: BLE001, S112 - the mistake that is tested
+            except BaseException:
                 continue
 
     world = World()
