@@ -1,0 +1,50 @@
+"""Small training functions that worker processes import by their path."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+import dps
+from dps.transport.endpoint import runtime
+
+
+def count(server: Any, steps: int, settings: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Push ones until the global step; what this worker saw."""
+    settings = dict(settings or {})
+    update = {"async": dps.Async(), "sync": dps.SyncReplicas(), "backup": dps.SyncReplicas(2, 3), None: None}
+    slow = float(settings.pop("slow", 0.0))
+    seen = {"pushes": 0, "accepted": 0, "pid": os.getpid(), "rolled_back": 0}
+
+    class Rollbacks(dps.Hook):
+        def rolled_back(self, session: Any, step: int, lost: int) -> None:
+            seen["rolled_back"] += 1
+
+    hooks: list[dps.Hook] = [dps.StopAtStep(last_step=steps), Rollbacks()]
+    if settings.get("checkpoint_dir"):
+        hooks.append(dps.CheckpointSaver(steps=20))
+    mode = update[settings.pop("update", None)]
+    with dps.Session(
+        server, {"a": np.zeros(1000, np.float32), "b": np.zeros(10)}, optimizer=dps.optim.SGD(1.0), update=mode, hooks=hooks,
+        timeout=30, **settings,
+    ) as session:  # fmt: skip
+        while not session.should_stop():
+            session.pull()
+            if slow:
+                runtime().sleep(slow)
+            push = session.push({"a": -np.ones(1000, np.float32), "b": -np.ones(10)}, loss=0.5)
+            seen["pushes"] += 1
+            seen["accepted"] += push.accepted
+        values = session.pull()
+        seen["a"], seen["step"] = values["a"], session.global_step
+    return seen
+
+
+def fail(server: Any) -> None:
+    raise RuntimeError(f"worker {server.task} does not want to")
+
+
+def echo(server: Any, *values: Any) -> Any:
+    return [server.task, *values]

@@ -1,0 +1,234 @@
+"""Clusters of real processes: what comes back, who may die, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import dps
+from dps.errors import ConfigError, DpsError
+from dps.transport.endpoint import runtime
+from tests.launch.programs import count, echo, fail
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    """Poll a condition of another process; its value once it is true."""
+    clock = runtime()
+    end = clock.now() + timeout_s
+    while clock.now() < end:
+        value = condition()
+        if value:
+            return value
+        clock.sleep(0.02)
+    raise AssertionError("it did not happen in time")
+
+
+def process_of(local: dps.LocalCluster, name: str) -> Any:
+    assert local._supervisor is not None
+    return local._supervisor.children[name].process
+
+
+def children() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_async_then_results_history_and_nothing_left() -> None:
+    before = {p.pid for p in children()}
+    with dps.LocalCluster(ps=2, workers=2) as local:
+        run = local.run(count, 40)
+        first, second = run.results
+        with local.session() as reader:
+            final = reader.pull()["a"]
+    assert first["pushes"] + second["pushes"] == final[0] >= 40
+    assert (final == final[0]).all()
+    rows = [row for row in run.history if row["worker"] == "worker:0"]
+    assert len(rows) == first["pushes"]
+    assert rows[0]["loss"] == 0.5 and rows[-1]["step"] <= final[0]
+    assert {p.pid for p in children()} <= before
+
+
+def test_two_runs_in_one_cluster_go_on_with_the_same_values() -> None:
+    with dps.LocalCluster(ps=1, workers=1) as local:
+        assert local.run(count, 10).results[0]["step"] == 10
+        assert local.run(count, 25).results[0]["a"][0] == 25
+
+
+def test_values_travel_whole() -> None:
+    table = np.arange(6, dtype=np.int64).reshape(2, 3)
+    with dps.LocalCluster(ps=1, workers=1, processes=True) as local:
+        (found,) = local.run(echo, table, {"x": (1, 2.5, None)}, b"\x00").results
+    assert found[0] == 0 and found[2:] == [{"x": (1, 2.5, None)}, b"\x00"]
+    np.testing.assert_array_equal(found[1], table)
+
+
+def test_a_failing_function_is_told_with_its_worker_and_traceback() -> None:
+    with dps.LocalCluster(ps=1, workers=1) as local, pytest.raises(DpsError, match="worker:0 failed: RuntimeError") as told:
+        local.run(fail).wait()
+    assert "does not want to" in str(told.value) and "programs.py" in str(told.value)
+
+
+def test_all_in_this_process() -> None:
+    with dps.LocalCluster(ps=2, workers=2, processes=False) as local:
+        results = local.run(count, 30).results
+    assert sum(r["pushes"] for r in results) >= 30
+
+
+def test_a_function_without_a_path_names_the_extra() -> None:
+    if "cloudpickle" in sys.modules:
+        pytest.skip("cloudpickle is loaded")
+    with dps.LocalCluster(ps=1, workers=1) as local, pytest.raises(ConfigError, match=r"dps\[notebook\]"):
+        local.run(lambda server: None)
+
+
+@pytest.mark.parametrize("mode", ["async", "backup"])
+def test_a_killed_worker_stops_nobody(mode: str) -> None:
+    with dps.LocalCluster(ps=2, workers=3) as local:
+        run = local.run(count, 150, {"update": mode, "slow": 0.01})
+        until(lambda: len({row["worker"] for row in run.history}) == 3)
+        os.kill(process_of(local, "worker:1").pid, signal.SIGKILL)
+        with pytest.raises(DpsError, match="worker:1 failed: its process ended without a result"):
+            run.wait(60)
+        assert all(run._results[i]["step"] >= 150 for i in (0, 2))
+
+
+def test_a_killed_ps_brings_an_announced_rollback_and_training_goes_on(tmp_path: Path) -> None:
+    with dps.LocalCluster(ps=2, workers=2) as local:
+        run = local.run(count, 150, {"checkpoint_dir": str(tmp_path), "slow": 0.01})
+        until(lambda: any(row["step"] > 45 for row in run.history))
+        os.kill(process_of(local, "ps:1").pid, signal.SIGKILL)
+        results = run.wait(60).results
+        with local.session() as reader:
+            final = reader.pull()
+    assert all(r["rolled_back"] == 1 and r["step"] >= 150 for r in results)
+    assert (final["a"] == final["a"][0]).all() and final["a"][0] >= 150
+
+
+def test_a_killed_chief_is_restarted_and_training_goes_on(tmp_path: Path) -> None:
+    with dps.LocalCluster(ps=1, workers=2) as local:
+        run = local.run(count, 150, {"checkpoint_dir": str(tmp_path), "slow": 0.01})
+        until(lambda: any(row["step"] > 45 for row in run.history))
+        os.kill(process_of(local, "chief").pid, signal.SIGKILL)
+        results = run.wait(60).results
+    assert all(r["step"] >= 150 for r in results)
+
+
+def launch(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-u", "-m", "dps.cli", "launch", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd)
+
+
+PROGRAM = """
+import numpy as np, dps, os, sys, time
+with dps.Server.from_env() as server, dps.Session(
+    server, {"a": np.zeros(10, np.float32)}, optimizer=dps.optim.SGD(1.0), timeout=20,
+    hooks=[dps.StopAtStep(last_step=int(sys.argv[1]))],
+) as session:
+    print("begins", os.getpid(), flush=True)
+    while not session.should_stop():
+        session.push({"a": np.ones_like(session.pull()["a"])})
+        time.sleep(0.005)
+    print("ends at", session.global_step, flush=True)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return tmp_path
+
+
+def lines_until(process: subprocess.Popen[str], words: str, times: int = 1) -> list[str]:
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line.rstrip())
+        times -= words in line
+        if times == 0:
+            return lines
+    raise AssertionError("\n".join(lines))
+
+
+def rest(process: subprocess.Popen[str]) -> str:
+    text = process.communicate(timeout=40)[0]
+    assert not psutil.pid_exists(process.pid) or process.returncode is not None
+    return text
+
+
+def test_launch_prefixes_lines_and_ends_with_zero(program: Path) -> None:
+    process = launch("--ps", "2", "--workers", "2", "--update", "sync", "program.py", "--", "20", cwd=program)
+    text = rest(process)
+    assert process.returncode == 0, text
+    assert "[worker:0] ends at 20" in text and "[worker:1] ends at 20" in text
+
+
+def test_launch_ends_with_three_when_a_ps_is_lost_for_good(program: Path) -> None:
+    process = launch("--ps", "1", "--workers", "2", "program.py", "--", "100000", cwd=program)
+    lines_until(process, "begins", 2)
+    ps = next(p for p in psutil.Process(process.pid).children() if "ps" in p.cmdline() and "--job" in p.cmdline())
+    ps.kill()
+    text = rest(process)
+    assert process.returncode == 3, text
+    assert "ps:0" in text.splitlines()[-1] or "ps:0" in text
+    assert "checkpoint_dir" in text
+
+
+def test_ctrl_c_once_drains(program: Path) -> None:
+    process = launch("--ps", "1", "--workers", "2", "program.py", "--", "100000", cwd=program)
+    lines_until(process, "begins", 2)
+    process.send_signal(signal.SIGINT)
+    text = rest(process)
+    assert process.returncode == 0, text
+    assert text.count("ends at") == 2
+
+
+def test_ctrl_c_twice_stops_at_once(program: Path) -> None:
+    (program / "program.py").write_text(PROGRAM.replace("time.sleep(0.005)", "time.sleep(30)"))
+    process = launch("--ps", "1", "--workers", "1", "program.py", "--", "100000", cwd=program)
+    lines_until(process, "begins")
+    tasks = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGINT)
+    lines_until(process, "stopping after this step")
+    process.send_signal(signal.SIGINT)
+    text = rest(process)
+    assert process.returncode != 0, text
+    assert not [p for p in tasks if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_killed_launcher_leaves_nothing_behind(program: Path) -> None:
+    process = launch("--ps", "1", "--workers", "1", "program.py", "--", "100000", cwd=program)
+    lines_until(process, "begins")
+    tasks = psutil.Process(process.pid).children()
+    process.kill()
+    process.communicate(timeout=20)
+    psutil.wait_procs(tasks, timeout=10)
+    assert not [p for p in tasks if p.is_running()]
+
+
+def test_a_late_worker_takes_part(program: Path) -> None:
+    chief = subprocess.Popen(
+        [sys.executable, "-m", "dps.role", "--job", "chief", "--chief", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
+    )
+    assert chief.stdout is not None
+    address = chief.stdout.readline().split()[-1]
+    command = [sys.executable, "-m", "dps.role", "--chief", address, "--job"]
+    ps = subprocess.Popen([*command, "ps"], stdout=subprocess.PIPE, text=True)
+    worker = [*command, "worker", "--program", "program.py", "--", "400"]
+    first = subprocess.Popen(worker, stdout=subprocess.PIPE, text=True, cwd=program)
+    lines_until(first, "begins")
+    second = subprocess.Popen(worker, stdout=subprocess.PIPE, text=True, cwd=program)
+    assert "begins" in rest(second)
+    assert "ends at" in rest(first)
+    assert (first.returncode, second.returncode) == (0, 0)
+    rest(chief)
+    rest(ps)
+    assert (chief.returncode, ps.returncode) == (0, 0)
