@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from dps import config
@@ -18,9 +18,11 @@ from dps.cluster.address import check_address
 from dps.cluster.spec import ClusterSpec, job_name
 from dps.errors import ConfigError, DeadlineExceeded, TaskLost
 from dps.protocol import AGENT, CHIEF, PS
-from dps.ps.server import PsActor
 from dps.transport.endpoint import Runtime, runtime
 from dps.worker.agent import Agent
+
+if TYPE_CHECKING:
+    from dps.ps.server import PsActor
 
 log = logging.getLogger("dps")
 
@@ -143,6 +145,8 @@ class Server:
             )
             self._node.host(CHIEF, self._chief_actor)
         if self.job == "ps":
+            from dps.ps.server import PsActor  # numba comes with it, and only a ps needs it
+
             self._ps_actor = PsActor()
             self._node.host(PS, self._ps_actor)
         if self.job == "chief":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dps.actors.system import local_actor
 from dps.connection import Connection
 from dps.protocol import PS
-from dps.ps.server import PsActor
-from dps.ps.store import Lease
 from dps.transport.wire import Array
+
+if TYPE_CHECKING:
+    from dps.ps.shard import Shard
+    from dps.ps.store import Lease
 
 
 class Leases:
@@ -38,8 +42,7 @@ def local_leases(connection: Connection) -> Leases | None:
     found: dict[int, Lease] = {}
     min_step = connection.local_step if connection.sync else 0
     for ps, ref in connection.refs.items():
-        actor = local_actor(connection.runtime, ref.address, PS)
-        shard = actor.shard if isinstance(actor, PsActor) else None
+        shard: Shard | None = getattr(local_actor(connection.runtime, ref.address, PS), "shard", None)
         lease = None
         if shard is not None and shard.ready and shard.epoch == connection.epoch and shard.store.step >= min_step:
             lease = shard.store.lease()

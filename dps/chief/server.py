@@ -124,6 +124,7 @@ class ChiefActor(Actor):
         self._stop: StopTask | None = None
         self._untold: set[str] = set()
         self._ending = False
+        self._linger_s = 0.0
         self._alone_since: float | None = None
 
     def started(self) -> None:
@@ -651,6 +652,8 @@ class ChiefActor(Actor):
             return
         trained = self.phase == RUN
         self.phase = END
+        away = self.nodes["ps"].missing() or (self._restarted and self.nodes["worker"].missing())
+        self._linger_s = UNKNOWN_S if away else 0.0
         if self.checkpoints is None or not trained:
             self._stop_all(0, "")
             return
@@ -686,8 +689,7 @@ class ChiefActor(Actor):
         if not self._untold and not self._ending:
             self._ending = True
             stop = self._stop
-            unknown = any(nodes.missing() for nodes in self.nodes.values() if nodes.expected)
-            self.node.after(UNKNOWN_S if unknown else 0.0, lambda: self._ended(stop.code, stop.reason))
+            self.node.after(self._linger_s, lambda: self._ended(stop.code, stop.reason))
 
     def stop_run(self) -> None:
         """End the run from this side (`Server.stop` of the chief); nothing is saved."""

@@ -63,12 +63,18 @@ class Child:
         if self.alive:
             os.kill(self.process.pid, number)
 
-    def end(self, patience_s: float) -> None:
-        """SIGTERM, and SIGKILL for one that takes longer than `patience_s`. Blocks until it is gone."""
-        self.signal(signal.SIGTERM)
+    def wait(self, patience_s: float) -> bool:
+        """Wait for its end; True when it has ended."""
         try:
             self.process.wait(patience_s)
         except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def end(self, patience_s: float) -> None:
+        """SIGTERM, and SIGKILL for one that takes longer than `patience_s`. Blocks until it is gone."""
+        self.signal(signal.SIGTERM)
+        if not self.wait(patience_s):
             self.signal(signal.SIGKILL)
             self.process.wait()
         self._reader.join(2.0)

@@ -17,6 +17,8 @@ START_S = 30.0
 END_S = 6.0
 """How long ps and chief may take to end by themselves when all workers have."""
 KILL_S = 3.0
+TOLD_S = 2.0
+"""How long the chief may take to end itself and the ps when it is told to."""
 COLOURS = (36, 32, 33, 35, 34, 31)
 
 Print = Callable[[str, str], None]
@@ -209,8 +211,14 @@ class Supervisor:
         return max(failed, default=0)
 
     def stop(self) -> None:
-        """End every task that still runs: SIGTERM, then SIGKILL. Blocks until all are gone."""
+        """End every task that still runs: the chief tells the ps, then SIGTERM, then SIGKILL. Blocks until all are gone."""
         self._ending = True
+        for name in self.workers_alive():
+            self.children[name].signal(signal.SIGTERM)
+        chief = self.children.get("chief")
+        if chief is not None and chief.alive:
+            chief.signal(signal.SIGTERM)
+            chief.wait(TOLD_S)
         for child in self.children.values():
             child.signal(signal.SIGTERM)
         for child in self.children.values():
