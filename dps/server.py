@@ -224,6 +224,8 @@ class Server:
 
         A worker that hosts the chief first waits for the other workers to finish, and logs every 10 s for whom.
         """
+        for server in self._beside:
+            server.stop()
         if self._chief_actor is not None and self.exit_code is None:
             if self.job == "worker":
                 self._wait_for_the_others(self._chief_actor)
@@ -234,8 +236,6 @@ class Server:
             self.exit_code = 0
         self._node.stop()
         self._node.join(STOP_S)
-        for server in self._beside:
-            server.stop()
         _open.discard(self)
 
     def _wait_for_the_others(self, chief: ChiefActor) -> None:
@@ -332,7 +332,7 @@ class Server:
         chief = Server(None, "chief", 0, bind="127.0.0.1:0", ps=1, workers=1, update=update, owned=True)
         ps = Server(None, "ps", 0, chief=chief.address)
         worker = Server(None, "worker", 0, chief=chief.address)
-        worker._beside = (ps, chief)
+        worker._beside = (chief, ps)
         return worker
 
     _beside: tuple[Server, ...] = ()

@@ -44,7 +44,7 @@ def cluster(
         ]
         yield made[1 + ps :]
     finally:
-        for server in reversed(made):
+        for server in made:  # the chief first: it tells the others
             server.stop()
 
 

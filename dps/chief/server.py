@@ -465,7 +465,7 @@ class ChiefActor(Actor):
         if self.run is None:
             return False
         try:
-            if message.plan and (difference := self.run.plan.differs(Plan.from_wire(message.plan))):
+            if message.plan and (difference := Plan.from_wire(message.plan).differs(self.run.plan)):
                 raise ConfigError(f"{session.name} does not fit the run: {difference}")
             for key in ("update", "durability", "checkpoint_dir"):
                 wanted, has = message.settings.get(key), self.run.settings.get(key)

@@ -138,7 +138,7 @@ class LocalCluster:
         if self._supervisor is not None:
             self._supervisor.stop()
             self._supervisor = None
-        for server in reversed(self._servers):
+        for server in self._servers:
             server.stop()
         self._servers = []
 

@@ -125,7 +125,8 @@ class Plan:
             return f"the variables differ: {only[:5]}" if only else "the variables come in another order"
         for a, b in zip(self.variables, other.variables, strict=True):
             if (a.shape, a.dtype) != (b.shape, b.dtype):
-                return f"{a.name} is {a.dtype} {a.shape} here and {b.dtype} {b.shape} there"
+                names = [np.dtype(v.dtype).name for v in (a, b)]
+                return f"{a.name} is {names[0]} {a.shape} here and {names[1]} {b.shape} there"
             if a.optimizer != b.optimizer:
                 return f"the optimizer of {a.name} is {a.optimizer} here and {b.optimizer} there"
         return ""

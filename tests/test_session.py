@@ -1,0 +1,383 @@
+"""A session against a running cluster in this process: what it does, and what it says to bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from dps.checkpoint import MemoryStorage
+from dps.errors import CheckpointError, ConfigError, DeadlineExceeded, Unavailable
+from dps.transport.endpoint import runtime
+from dps.transport.wire import Envelope, encode
+from tests.in_process import cluster, on_all
+
+
+@pytest.fixture
+def server() -> Iterator[dps.Server]:
+    with cluster(ps=2, workers=1, transport="inproc") as (worker,):
+        yield worker
+
+
+def params() -> dict[str, Any]:
+    return {"w": np.arange(6, dtype=np.float32).reshape(3, 2), "b": [np.zeros(2), dps.Variable(np.int64(7))]}
+
+
+def ones() -> dict[str, Any]:
+    return {"w": np.ones((3, 2), np.float32), "b": [np.ones(2), None]}
+
+
+def session(server: Any, **settings: Any) -> dps.Session:
+    return dps.Session(server, params(), **{"optimizer": dps.optim.SGD(0.5), "timeout": 10, **settings})
+
+
+# -- what it does ---------------------------------------------------------------------------------------------
+
+
+def test_pull_gives_the_same_nesting_and_the_callers_own_arrays(server: dps.Server) -> None:
+    with session(server) as s:
+        first = s.pull()
+        first["w"][:] = 99
+        second = s.pull()
+    assert isinstance(second["b"], list) and second["b"][1] == 7
+    np.testing.assert_array_equal(second["w"], params()["w"])
+    assert second["w"].dtype == np.float32 and second["b"][0].dtype == np.float64
+
+
+def test_push_applies_and_counts_the_step(server: dps.Server) -> None:
+    with session(server) as s:
+        s.pull()
+        push = s.push(ones(), loss=0.25)
+        assert (push.step, push.accepted, push.staleness) == (1, True, 0)
+        np.testing.assert_array_equal(s.pull()["w"], params()["w"] - np.float32(0.5))
+
+
+def test_missing_keys_and_none_mean_no_gradient(server: dps.Server) -> None:
+    with session(server) as s:
+        s.push({"b": [np.ones(2), None]})
+        values = s.pull()
+    np.testing.assert_array_equal(values["w"], params()["w"])
+    np.testing.assert_array_equal(values["b"][0], [-0.5, -0.5])
+
+
+def test_step_is_push_and_pull(server: dps.Server) -> None:
+    with session(server) as s:
+        values = s.step(ones())
+        np.testing.assert_array_equal(values["w"], params()["w"] - np.float32(0.5))
+        assert s.global_step == 1
+
+
+def test_names_out_and_if_newer_than(server: dps.Server) -> None:
+    with session(server) as s:
+        only = s.pull(names=["b/0"])
+        assert list(only) == ["b"] and list(only["b"]) == ["0"]
+        out = params()
+        out["b"][1] = np.array(0)
+        assert s.pull(out=out) is out and out["b"][1] == 7
+        s.pull()
+        version = s.version
+        assert s.pull(if_newer_than=version) is None
+        s.push({"b": [np.ones(2), None]})
+        values = s.pull(if_newer_than=version)
+        np.testing.assert_array_equal(values["b"][0], [-0.5, -0.5])
+        np.testing.assert_array_equal(values["w"], params()["w"])
+        assert s.version != version and s.pull(if_newer_than=s.version) is None
+
+
+def test_async_replies(server: dps.Server) -> None:
+    with session(server) as s:
+        replies = [s.push_async(ones()) for _ in range(20)]
+        values = s.pull_async()
+        assert [r.result().accepted for r in replies] == [True] * 20
+        assert replies[0].done() and replies[0].accepted is True
+        assert values.result()["b"][1] == 7
+        np.testing.assert_array_equal(s.pull()["b"][0], [-10, -10])
+
+
+def test_sparse_rows_sum_duplicates_and_are_looked_up(server: dps.Server) -> None:
+    table = np.arange(20, dtype=np.float32).reshape(10, 2)
+    tree = {"table": dps.Variable(table, sparse=True), "w": np.zeros(2, np.float32)}
+    with dps.Session(server, tree, optimizer=dps.optim.SGD(1.0), partitioner=dps.partition.Fixed(3), timeout=10) as s:
+        np.testing.assert_array_equal(s.lookup("table", [9, 0, 9]), table[[9, 0, 9]])
+        s.push({"table": dps.Rows([4, 0, 4], np.ones((3, 2), np.float32))})
+        wanted = table.copy()
+        wanted[4] -= 2
+        wanted[0] -= 1
+        np.testing.assert_array_equal(s.pull()["table"], wanted)
+
+
+def test_view_is_read_only_in_place_and_valid_in_the_block(server: dps.Server) -> None:
+    with session(server) as s:
+        with s.view() as values:
+            assert not values["w"].flags.writeable
+            np.testing.assert_array_equal(values["w"], params()["w"])
+            s.push(ones())
+            np.testing.assert_array_equal(values["w"], params()["w"])
+        with s.view() as values:
+            np.testing.assert_array_equal(values["w"], params()["w"] - np.float32(0.5))
+
+
+def test_gradients_are_arrays_to_fill(server: dps.Server) -> None:
+    with session(server) as s:
+        grads = s.gradients()
+        grads["w"][:] = 2
+        grads["b"][0][:] = 4
+        grads["b"][1] = None
+        s.push(grads)
+        np.testing.assert_array_equal(s.pull()["b"][0], [-2, -2])
+
+
+def test_a_reader_takes_the_layout_that_is_there(server: dps.Server) -> None:
+    with session(server) as s, dps.Session(server.target, timeout=10) as reader:
+        s.push(ones())
+        np.testing.assert_array_equal(reader.pull()["b"]["0"], [-0.5, -0.5])
+        with pytest.raises(ValueError, match="not trained"):
+            reader.push({"b": {"1": np.ones(())}})
+
+
+def test_running_out_of_data_is_a_good_end(server: dps.Server) -> None:
+    ended: list[str] = []
+
+    class End(dps.Hook):
+        def end(self, session: Any) -> None:
+            ended.append("end")
+
+    data = iter([1, 2])
+    with session(server, hooks=[End()]) as s:
+        while not s.should_stop():
+            next(data)
+            s.push(ones())
+    assert ended == ["end"]
+
+
+def test_async_drops_what_is_too_old() -> None:
+    with cluster(1, 2, "inproc", update=dps.Async(max_staleness=1)) as (one, two), session(one) as first:
+        with session(two) as second:
+            second.pull()
+            first.pull()
+            for _ in range(3):
+                first.step(ones())
+            push = second.push(ones())
+        assert (push.accepted, push.staleness) == (False, 3)
+
+
+# -- bad input ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("grads", "words"),
+    [
+        ({"nope": np.ones(2)}, "nope.*no variable.*w"),
+        ({"w": np.ones((3, 3), np.float32)}, r"w has shape \(3, 3\).*\(3, 2\)"),
+        ({"w": np.ones((3, 2))}, "w is float64.*float32.*astype"),
+        ({"b": [np.ones(2), np.int64(1)]}, "b/1.*not trained"),
+        ({"w": dps.Rows([3], np.ones((1, 2), np.float32))}, "0 to 2, got 3"),
+        ({"w": dps.Rows([0.5], np.ones((1, 2), np.float32))}, "integers"),
+        ({"w": "text"}, "w is str"),
+        ({"w": np.full((3, 2), np.nan, np.float32)}, "w has NaN"),
+    ],
+)
+def test_a_bad_gradient_is_one_clear_error_and_applies_nothing(server: dps.Server, grads: Any, words: str) -> None:
+    with session(server) as s:
+        with pytest.raises((ValueError, TypeError), match=words):
+            s.push(grads)
+        assert s.push(ones()).accepted
+        np.testing.assert_array_equal(s.pull()["w"], params()["w"] - np.float32(0.5))
+
+
+@pytest.mark.parametrize("mode", [dps.Async(), dps.SyncReplicas(), dps.Bounded(1)])
+def test_nan_is_refused_by_the_ps_counted_and_uses_up_its_number(mode: Any) -> None:
+    with cluster(1, 1, "inproc") as (server,), session(server, update=mode) as s:
+        bad = {"w": np.full((3, 2), np.inf, np.float32)}
+        with pytest.raises(ValueError, match="w has NaN or infinite"):
+            s.push(bad)
+        assert s.push(ones()).accepted
+        assert s.stats()["ps:0"]["refused"] == 1 and s.stats()["ps:0"]["applied"] == 1
+
+
+def test_sync_goes_on_without_a_refused_gradient() -> None:
+    def work(server: dps.Server) -> list[bool]:
+        with session(server, update=dps.SyncReplicas()) as s:
+            found = []
+            for step in range(3):
+                value = np.nan if (server.task, step) == (1, 1) else 1.0
+                try:
+                    found.append(s.push({"w": np.full((3, 2), value, np.float32)}).accepted)
+                except ValueError:
+                    found.append(False)
+            assert s.global_step == 3
+            return found
+
+    with cluster(2, 2) as servers:
+        assert on_all(servers, work) == [[True, True, True], [True, False, True]]
+
+
+def test_nan_passes_by_a_switch() -> None:
+    with cluster(1, 1, "inproc") as (server,), session(server, check_finite=False) as s:
+        assert s.push({"w": np.full((3, 2), np.nan, np.float32)}).accepted
+        assert np.isnan(s.pull()["w"]).all()
+
+
+def test_a_session_that_does_not_fit_the_run_names_both(server: dps.Server) -> None:
+    with session(server, update=dps.SyncReplicas()):
+        for other, words in (
+            ({"params": {"w": np.zeros((3, 2), np.float32)}}, "variables differ.*b/0"),
+            ({"params": {**params(), "w": np.zeros((4, 2), np.float32)}}, r"w is .*\(4, 2\) here.*\(3, 2\) there"),
+            ({"optimizer": dps.optim.Adam(0.1)}, "optimizer of w.*adam.*sgd"),
+            ({"update": dps.Async()}, "async.*sync"),
+        ):
+            settings = {"params": params(), "optimizer": dps.optim.SGD(0.5), "timeout": 5, **other}
+            with pytest.raises(ConfigError, match=words):
+                dps.Session(server.target, **settings)
+
+
+def test_bad_params_and_settings(server: dps.Server) -> None:
+    with pytest.raises(ValueError, match="no optimizer for w"):
+        dps.Session(server, params(), timeout=5)
+    with pytest.raises(ValueError, match="cannot be a name"):
+        dps.Session(server, {"a/b": np.zeros(2)}, optimizer=dps.optim.SGD(1.0), timeout=5)
+    with pytest.raises(ValueError, match="no arrays"):
+        dps.Session(server, {}, optimizer=dps.optim.SGD(1.0), timeout=5)
+    with pytest.raises(ConfigError, match="durability 'log' is not there yet"):
+        session(server, durability="log")
+    with pytest.raises(ValueError, match="the first step could not finish"):
+        dps.SyncReplicas(4, 2, initial_tokens=1)
+    with session(server) as s:
+        s.close()
+        with pytest.raises(ValueError, match="closed"):
+            s.pull()
+
+
+def test_addresses() -> None:
+    with cluster(1, 1) as (worker,):
+        with pytest.raises(Unavailable, match=worker.address):
+            dps.Server({"ps": [worker.address], "worker": ["127.0.0.1:1"]}, "ps", 0)
+        with pytest.raises(ValueError, match="HOST:PORT"):
+            dps.Server({"ps": ["nowhere"]}, "ps", 0)
+        with pytest.raises(ValueError, match="evaluator"):
+            dps.Server({"ps": ["127.0.0.1:0"]}, "evaluator", 0)
+        with pytest.raises(dps.NotAuthenticated, match="keys"):
+            dps.Server({"ps": ["0.0.0.0:0"]}, "ps", 0)
+    with pytest.raises(DeadlineExceeded, match="127.0.0.1:9.*did not answer"):
+        dps.Session("127.0.0.1:9", timeout=0.3)
+
+
+def test_a_wait_names_who_is_missing() -> None:
+    with cluster(2, 2, "inproc") as (one, two):
+        with pytest.raises(DeadlineExceeded, match="step 1 waits for worker:1"), session(
+            one, update=dps.SyncReplicas(), timeout=1.0
+        ) as s:
+            s.push(ones())
+        assert two.exit_code is None
+    with cluster(1, 2, "inproc") as (one, two), session(one, update=dps.Bounded(0), timeout=1.0) as s, session(two):
+        s.push(ones())
+        with pytest.raises(DeadlineExceeded, match="waits for worker:1"):
+            s.pull()
+
+
+def test_another_protocol_version_is_told(server: dps.Server) -> None:
+    import msgpack
+
+    from dps.actors.messages import Failed
+    from dps.protocol import CHIEF, AskStats
+    from dps.transport.endpoint import Delivery
+    from dps.transport.wire import decode
+
+    header, _ = encode(Envelope(AskStats(), CHIEF, 5, "old", 0))
+    parts = msgpack.unpackb(header)
+    parts[0] = 99
+    endpoint = runtime().endpoint(None)
+    endpoint.send(server.target, msgpack.packb(parts))
+    while not isinstance(event := endpoint.receive(5.0), Delivery):
+        assert event is not None
+    answer = decode(event.header, event.frames).message
+    endpoint.close(0)
+    assert isinstance(answer, Failed) and answer.error == "ProtocolError" and "version 99" in answer.text
+
+
+def test_ten_thousand_random_messages_do_nothing(server: dps.Server) -> None:
+    draw = np.random.default_rng(0)
+    with session(server) as s:
+        before = s.pull()
+        ports = [server.target, server.address, *(ref.address for ref in s._connection.refs.values())]
+        good, _ = encode(Envelope(dps.protocol.Pull(1, 0, 0, 0, -1, []), "ps", 1, "x", 1))  # type: ignore[attr-defined]
+        endpoint = runtime().endpoint(None)
+        for index in range(10_000):
+            header = draw.bytes(int(draw.integers(1, 60)))
+            if index % 2:
+                mixed = bytearray(good)
+                mixed[int(draw.integers(len(mixed)))] = int(draw.integers(256))
+                header = bytes(mixed)
+            frames = [draw.bytes(int(draw.integers(0, 40))) for _ in range(int(draw.integers(0, 3)))]
+            endpoint.send(ports[index % len(ports)], header, frames)
+            endpoint.receive(0)
+        endpoint.close()
+        after = s.pull()
+        assert s.push(ones()).accepted
+        assert s.stats()["ps:0"]["refused_messages"] > 500
+    np.testing.assert_array_equal(before["w"], after["w"])
+
+
+# -- checkpoints ----------------------------------------------------------------------------------------------
+
+
+def train(folder: Path, steps: int, ps: int = 2, partitioner: Any = None) -> Any:
+    with cluster(ps, 1, "inproc", owned=False) as (server,), dps.Session(
+        server, params(), optimizer=dps.optim.Adam(0.1), checkpoint_dir=str(folder), partitioner=partitioner, timeout=10,
+        hooks=[dps.StopAtStep(last_step=steps), dps.CheckpointSaver(steps=2)],
+    ) as s:  # fmt: skip
+        while not s.should_stop():
+            s.push({"w": s.pull()["w"], "b": [np.ones(2), None]})
+        return s.pull()
+
+
+def test_training_goes_on_from_a_checkpoint_with_the_same_bits_on_any_number_of_ps(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", 9)
+    train(tmp_path / "cut", 4, ps=1)
+    again = train(tmp_path / "cut", 9, ps=3, partitioner=dps.partition.Fixed(2))
+    np.testing.assert_array_equal(again["w"], whole["w"])
+    np.testing.assert_array_equal(again["b"][0], whole["b"][0])
+
+
+@pytest.mark.parametrize("damage", ["truncate", "alter", "manifest"])
+def test_a_damaged_checkpoint_is_skipped_and_said_so(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    train(tmp_path, 6)
+    newest = sorted(p for p in tmp_path.iterdir() if p.name.startswith("step-"))[-1]
+    victim = newest / "manifest.json" if damage == "manifest" else sorted(newest.glob("shard-*"))[0]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data[:-3] if damage == "truncate" else data)
+    train(tmp_path, 7)
+    assert any(newest.name in text and "skipped" in text for text in caplog.messages)
+
+
+def test_a_checkpoint_dir_that_cannot_be_written(tmp_path: Path, server: dps.Server) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"file/run"):
+        session(server, checkpoint_dir=str(tmp_path / "file" / "run"))
+    with session(server) as s:
+        assert s.push(ones()).accepted
+        with pytest.raises(ValueError, match="checkpoint_dir"):
+            s.save()
+
+
+def test_a_full_disk_fails_the_save_and_nothing_else(server: dps.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    full: list[bool] = []
+
+    def before_write(path: str, nbytes: int) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runtime(), "storage", MemoryStorage(before_write))
+    with session(server, checkpoint_dir="run") as s:
+        s.push(ones())
+        full.append(True)
+        with pytest.raises(CheckpointError, match="No space left"):
+            s.save()
+        assert s.push(ones()).accepted
+        full.clear()
+        assert s.save().startswith("step-000000000002")
