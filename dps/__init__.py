@@ -23,8 +23,11 @@ _NAMES = {
     "ConfigError": "dps.errors", "RemoteError": "dps.errors",
 }  # fmt: skip
 _MODULES = {
-    "optim": "dps.optim", "placement": "dps.cluster.placement", "partition": "dps.cluster.partition", "sim": "dps.transport.sim",
-}  # fmt: skip
+    "optim": "dps.optim",
+    "placement": "dps.cluster.placement",
+    "partition": "dps.cluster.partition",
+    "sim": "dps.transport.sim",
+}
 
 __all__ = [*_NAMES, *_MODULES]  # noqa: PLE0604
 

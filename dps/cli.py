@@ -12,6 +12,8 @@ from dps import __version__
 from dps.errors import ConfigError, DpsError
 from dps.role import DEFAULT_CHIEF, EXIT_CODES, guarded
 
+COLUMNS = ("step", "version", "MB", "applied", "dropped", "refused")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a `dps` command; returns the exit code."""
@@ -84,29 +86,20 @@ def run_status(args: argparse.Namespace) -> int:
         found = caller.ask(Ref(args.chief, CHIEF), AskStats(), 3.0)
         assert isinstance(found, Stats)
         chief: dict[str, Any] = found.values
-        print(
-            f"chief at {args.chief}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {chief['saved'] or '-'}"
-        )
-        print(
-            f"workers: live {_list(chief['live'])}; waiting for {_list(chief['waiting'])}; finished {_list(chief['finished'])}"
-        )
-        print(
-            f"{'ps':4} {'address':22} {'state':8} {'step':>8} {'version':>8} {'MB':>8} {'applied':>8} {'dropped':>8} {'refused':>8}"
-        )
+        saved = chief["saved"] or "none"
+        print(f"chief at {args.chief}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {saved}")
+        for what in ("live", "waiting", "finished", "given_up"):
+            print(f"workers {what.replace('_', ' ')}: {', '.join(chief[what]) or 'none'}")
+        print(f"{'ps':4} {'address':22} {'state':8} " + " ".join(f"{name:>8}" for name in COLUMNS))
         for task, address in chief["cluster"].get("ps", {}).items():
             answer = caller.ask(Ref(address, PS), AskStats(), 3.0)
             assert isinstance(answer, Stats)
-            v = answer.values
-            row = [v.get(k, "-") for k in ("step", "version")] + [round(v.get("nbytes", 0) / 1e6, 1)]
-            row += [v.get(k, "-") for k in ("applied", "dropped", "refused")]
-            print(f"{task:4} {address:22} {v['state']:8} " + " ".join(f"{x:>8}" for x in row))
+            values = answer.values | {"MB": round(answer.values.get("nbytes", 0) / 1e6, 1)}
+            row = " ".join(f"{values.get(name, '-'):>8}" for name in COLUMNS)
+            print(f"{task:4} {address:22} {values['state']:8} {row}")
     finally:
         caller.close()
     return 0
-
-
-def _list(names: list[str]) -> str:
-    return ", ".join(names) or "none"
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -118,8 +111,8 @@ def run_doctor(args: argparse.Namespace) -> int:
 
 
 def run_simulate(args: argparse.Namespace) -> int:
+    from dps.launch.functions import load
     from dps.launch.simulate import simulate
-    from dps.role import load
     from dps.transport.sim import Compute
 
     run = simulate(

@@ -180,9 +180,7 @@ class Connection:
             return
         state["initialise"], state["sent"] = None, asked.epoch
         self._take(asked)
-        self._send_first_values(
-            asked.epoch, deadline, lambda: request.complete or state["initialise"] is not None
-        )
+        self._send_first_values(asked.epoch, deadline, lambda: request.complete or state["initialise"] is not None)
 
     def _take(self, opened: SessionOpened) -> None:
         self.plan = Plan.from_wire(opened.plan)

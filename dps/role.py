@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib
 import json
 import logging
 import os
@@ -17,7 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dps import config
 from dps.errors import ConfigError, DpsError
@@ -176,6 +175,8 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
     try:
         target, _, function = program.rpartition(":")
         if target and function.isidentifier():
+            from dps.launch.functions import load
+
             load(program)()
         elif program.endswith(".py") or os.path.exists(program):
             if not os.path.exists(program):
@@ -206,21 +207,6 @@ def exit_code(error: SystemExit) -> int:
         return error.code or 0
     print(error.code, file=sys.stderr)
     return 1
-
-
-def load(path: str) -> Callable[..., Any]:
-    """A function by its path, "package.module:function" or "folder/file.py:function"; ConfigError when not there."""
-    target, _, name = path.rpartition(":")
-    try:
-        if target.endswith(".py"):
-            sys.path.insert(0, os.path.dirname(os.path.abspath(target)))
-            target = os.path.splitext(os.path.basename(target))[0]
-        else:
-            sys.path.insert(0, os.getcwd())
-        found: Callable[..., Any] = getattr(importlib.import_module(target), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{path}: {error}; wanted package.module:function or folder/file.py:function") from None
-    return found
 
 
 def die_with_the_launcher() -> None:

@@ -314,17 +314,23 @@ class Server:
                 )
             return Server(cluster, found.job, found.index)
         task = int(env["DPS_TASK"]) if env.get("DPS_TASK", "") != "" else None
-        cluster_text = env.get("DPS_CLUSTER", "")
-        cluster: ClusterSpec | None = None
-        if cluster_text:
+        known: ClusterSpec | None = None
+        if env.get("DPS_CLUSTER"):
             from dps.cluster.resolve import load_cluster
 
-            cluster = load_cluster(cluster_text)
+            known = load_cluster(env["DPS_CLUSTER"])
         return Server(
-            cluster, env["DPS_JOB"], task, chief=env.get("DPS_CHIEF") or None, owned=owned, restarted=restarted, update=env.get("DPS_UPDATE") or None,
+            known,
+            env["DPS_JOB"],
+            task,
+            chief=env.get("DPS_CHIEF") or None,
             workers=int(env["DPS_WORKERS"]) if env.get("DPS_WORKERS") else None,
-            ps=int(env["DPS_PS"]) if env.get("DPS_PS") else None, bind=env.get("DPS_BIND", "127.0.0.1:0"),
-        )  # fmt: skip
+            ps=int(env["DPS_PS"]) if env.get("DPS_PS") else None,
+            update=env.get("DPS_UPDATE") or None,
+            bind=env.get("DPS_BIND", "127.0.0.1:0"),
+            owned=owned,
+            restarted=restarted,
+        )
 
     @staticmethod
     def create_local_server(update: update_modes.Update | str | None = None) -> Server:

@@ -262,15 +262,16 @@ def test_addresses() -> None:
             dps.Server({"ps": ["127.0.0.1:0"]}, "evaluator", 0)
         with pytest.raises(dps.NotAuthenticated, match="keys"):
             dps.Server({"ps": ["0.0.0.0:0"]}, "ps", 0)
-    with pytest.raises(DeadlineExceeded, match="127.0.0.1:9.*did not answer"):
+    with pytest.raises(DeadlineExceeded, match=r"127\.0\.0\.1:9.*did not answer"):
         dps.Session("127.0.0.1:9", timeout=0.3)
 
 
 def test_a_wait_names_who_is_missing() -> None:
     with cluster(2, 2, "inproc") as (one, two):
-        with pytest.raises(DeadlineExceeded, match="step 1 waits for worker:1"), session(
-            one, update=dps.SyncReplicas(), timeout=1.0
-        ) as s:
+        with (
+            pytest.raises(DeadlineExceeded, match="step 1 waits for worker:1"),
+            session(one, update=dps.SyncReplicas(), timeout=1.0) as s,
+        ):
             s.push(ones())
         assert two.exit_code is None
     with cluster(1, 2, "inproc") as (one, two), session(one, update=dps.Bounded(0), timeout=1.0) as s, session(two):
@@ -326,10 +327,12 @@ def test_ten_thousand_random_messages_do_nothing(server: dps.Server) -> None:
 
 
 def train(folder: Path, steps: int, ps: int = 2, partitioner: Any = None) -> Any:
-    with cluster(ps, 1, "inproc", owned=False) as (server,), dps.Session(
-        server, params(), optimizer=dps.optim.Adam(0.1), checkpoint_dir=str(folder), partitioner=partitioner, timeout=10,
-        hooks=[dps.StopAtStep(last_step=steps), dps.CheckpointSaver(steps=2)],
-    ) as s:  # fmt: skip
+    hooks = [dps.StopAtStep(last_step=steps), dps.CheckpointSaver(steps=2)]
+    settings: dict[str, Any] = {"checkpoint_dir": str(folder), "partitioner": partitioner, "hooks": hooks}
+    with (
+        cluster(ps, 1, "inproc", owned=False) as (server,),
+        session(server, optimizer=dps.optim.Adam(0.1), **settings) as s,
+    ):
         while not s.should_stop():
             s.push({"w": s.pull()["w"], "b": [np.ones(2), None]})
         return s.pull()
@@ -344,7 +347,9 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_bits_on_any_number_of_
 
 
 @pytest.mark.parametrize("damage", ["truncate", "alter", "manifest"])
-def test_a_damaged_checkpoint_is_skipped_and_said_so(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_said_so(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     train(tmp_path, 6)
     newest = sorted(p for p in tmp_path.iterdir() if p.name.startswith("step-"))[-1]
     victim = newest / "manifest.json" if damage == "manifest" else sorted(newest.glob("shard-*"))[0]

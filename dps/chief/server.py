@@ -282,9 +282,8 @@ class ChiefActor(Actor):
         try:
             plan = Plan.from_wire(session.request.plan)
             if set(plan.ps) != set(self.nodes["ps"].known):
-                raise ConfigError(
-                    f"{session.name} places variables on ps {sorted(plan.ps)}; the cluster has {sorted(self.nodes['ps'].known)}"
-                )
+                there = sorted(self.nodes["ps"].known)
+                raise ConfigError(f"{session.name} places variables on ps {sorted(plan.ps)}; the cluster has {there}")
             settings["update"] = self._agreed_update(session.name, settings.get("update"))
             checkpoint_dir = str(settings.get("checkpoint_dir") or "")
             if checkpoint_dir:
@@ -325,9 +324,10 @@ class ChiefActor(Actor):
         if not self.run.checkpoint_dir:
             return
         members = {live.name: i for i, live in self.members.live.items()}
+        last = self.members.next_incarnation - 1
         state = JournalState(
             run_epoch=self.epoch, next_incarnation=self.members.next_incarnation, members=members,
-            ended=((1, self.members.next_incarnation - 1),) if not members and self.members.next_incarnation > 1 else (),
+            ended=((1, last),) if not members and last > 0 else (),
             finished=tuple(self.members.finished), settings={"ended": ended},
         )  # fmt: skip
         try:

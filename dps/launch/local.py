@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import os
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any, Self
 from dps import telemetry, update
 from dps.errors import ConfigError, DeadlineExceeded, DpsError
 from dps.launch.child import Child
+from dps.launch.functions import path_of
 from dps.launch.supervisor import Output, Supervisor
 from dps.launch.values import pack, receive, send
 from dps.server import Server
@@ -227,24 +227,6 @@ class LocalCluster:
         for server in self._servers[1 + self.ps :]:
             runtime().spawn(server.name, lambda server=server: work(server))  # type: ignore[misc]
         return run
-
-
-def path_of(function: Callable[..., Any]) -> tuple[str, bytes]:
-    """A function's path, "module:name" or "file.py:name"; for one that has none its code, if cloudpickle is there."""
-    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
-    if name.isidentifier() and module and module != "__main__":
-        return f"{module}:{name}", b""
-    if name.isidentifier() and module == "__main__" and main_file and main_file.endswith(".py"):
-        return f"{os.path.abspath(main_file)}:{name}", b""
-    try:
-        code: bytes = importlib.import_module("cloudpickle").dumps(function)
-    except ImportError:
-        raise ConfigError(
-            f"{name or function!r} has no path that another process could import; put it at the top of a .py file, or "
-            "install dps[notebook]"
-        ) from None
-    return "", code
 
 
 @atexit.register

@@ -7,7 +7,8 @@ import sys
 import traceback
 from typing import Any
 
-from dps import role, telemetry
+from dps import telemetry
+from dps.launch.functions import load
 from dps.launch.values import receive, send
 
 
@@ -30,7 +31,7 @@ def main() -> None:
 def _run(order: dict[str, Any]) -> Any:
     from dps.server import Server
 
-    function = _shipped(order["code"]) if order["code"] else role.load(order["function"])
+    function = _shipped(order["code"]) if order["code"] else load(order["function"])
     with Server.from_env() as server:
         return function(server, *order["args"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -51,18 +52,17 @@ class SimulatedCluster:
         restarts: int = 1,
         **world: Any,
     ) -> None:
-        """`restarts`: how often a ps or the chief is started again after a kill. `world`: further arguments of World."""
+        """`restarts`: how often a ps or the chief is started again after a kill. `world`: arguments of World."""
         self.world = World(seed, network, compute, faults, **world)
         self.workers = workers
         self.results: list[Any] = [None] * workers
         self._train, self._args = train, args
-        self.world.process("chief", lambda: self._serve("chief", 0, ps, workers, update), restarts=restarts)
+        serve = functools.partial(self._serve, ps=ps, workers=workers, update=update)
+        self.world.process("chief", functools.partial(serve, "chief", 0), restarts=restarts)
         for task in range(ps):
-            self.world.process(
-                f"ps:{task}", lambda task=task: self._serve("ps", task, ps, workers, update), restarts=restarts
-            )  # type: ignore[misc]
+            self.world.process(f"ps:{task}", functools.partial(serve, "ps", task), restarts=restarts)
         for task in range(workers):
-            self.world.process(f"worker:{task}", lambda task=task: self._work(task))  # type: ignore[misc]
+            self.world.process(f"worker:{task}", functools.partial(self._work, task))
 
     def _serve(self, job: str, task: int, ps: int, workers: int, update: Update | str | None) -> int:
         bind = CHIEF if job == "chief" else f"{job}{task}:0"

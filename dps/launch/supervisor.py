@@ -133,7 +133,9 @@ class Supervisor:
         if self._left.setdefault(name, self._restarts) > 0 and self.workers_alive():
             self._left[name] -= 1
             self._print("dps", f"{name} ended with {describe(code)}; it is started again")
-            arguments = self._chief_arguments(self.target) + ["--restarted"] if name == "chief" else child.arguments
+            arguments = child.arguments
+            if name == "chief":
+                arguments = [*self._chief_arguments(self.target), "--restarted"]
             self._spawn(name, arguments)
         else:
             self.reason = self.reason or f"{name} ended with {describe(code)}"
@@ -211,7 +213,7 @@ class Supervisor:
         return max(failed, default=0)
 
     def stop(self) -> None:
-        """End every task that still runs: the chief tells the ps, then SIGTERM, then SIGKILL. Blocks until all are gone."""
+        """End every task that still runs: the chief tells the ps, then SIGTERM, then SIGKILL. Blocks."""
         self._ending = True
         for name in self.workers_alive():
             self.children[name].signal(signal.SIGTERM)

@@ -8,8 +8,8 @@ import platform
 import resource
 import shutil
 
+from dps.config import THREADS
 from dps.errors import DpsError
-from dps.launch.child import THREADS
 from dps.transport.endpoint import runtime
 
 PACKAGES = ("dps", "numpy", "numba", "pyzmq", "msgpack", "safetensors", "greenlet", "rich", "typer")

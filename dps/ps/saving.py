@@ -116,7 +116,7 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
 
     Raises CheckpointError where the checkpoint lacks a variable or has it in another shape or dtype.
     """
-    headers: dict[str, object] = {}
+    storage, headers = node.runtime.storage, dict[str, object]()
     for memory in store.arenas:
         for number, (part, start) in enumerate(zip(memory.arena.parts, memory.arena.starts, strict=True)):
             spec, stop = plan.variables[part.variable], start + part.size
@@ -127,7 +127,6 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
                     f"{spec.name} is {saved.dtype} {tuple(saved.shape)} in {checkpoint_dir}/{manifest.name} and "
                     f"{np.dtype(spec.dtype).name} {spec.shape} in this program; use another checkpoint_dir"
                 )
-            storage = node.runtime.storage
 
             def read(slot: str | None, name: str = spec.name, row0: int = part.row0, rows: int = rows) -> Array:
                 return read_part(storage, checkpoint_dir, manifest, name, row0, rows, slot, headers).reshape(-1)  # type: ignore[arg-type]

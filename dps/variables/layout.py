@@ -63,7 +63,7 @@ def check_gradients(plan: Plan, found: list[tuple[str, Any]]) -> dict[int, Gradi
         if array.dtype.str != spec.dtype:
             dtype = np.dtype(spec.dtype).name
             raise ValueError(
-                f"the gradient of {name} is {array.dtype.name}; the variable is {dtype}: cast it with .astype('{dtype}')"
+                f"the gradient of {name} is {array.dtype.name}; the variable is {dtype}: cast with .astype('{dtype}')"
             )
         gradients[index] = array
     return gradients

@@ -113,7 +113,7 @@ class PushTransfer(Transfer):
         held: Callable[[], None] | None,
         aborted: Callable[[], None],
     ) -> None:
-        """`held`: called when the ps has the push whole and that is all this transfer is for (sync, not the step ps)."""
+        """`held`: that the ps has the push whole is all that this transfer is for (sync, not the step ps)."""
         super().__init__(ps, aborted)
         self._caller, self._pieces, self._held = caller, pieces, held
         self.number, self._epoch = pieces[0].number, pieces[0].epoch

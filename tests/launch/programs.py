@@ -26,10 +26,9 @@ def count(server: Any, steps: int, settings: dict[str, Any] | None = None) -> di
     if settings.get("checkpoint_dir"):
         hooks.append(dps.CheckpointSaver(steps=20))
     mode = update[settings.pop("update", None)]
-    with dps.Session(
-        server, {"a": np.zeros(1000, np.float32), "b": np.zeros(10)}, optimizer=dps.optim.SGD(1.0), update=mode, hooks=hooks,
-        timeout=30, **settings,
-    ) as session:  # fmt: skip
+    params = {"a": np.zeros(1000, np.float32), "b": np.zeros(10)}
+    settings |= {"update": mode, "hooks": hooks, "timeout": 30}
+    with dps.Session(server, params, optimizer=dps.optim.SGD(1.0), **settings) as session:
         while not session.should_stop():
             session.pull()
             if slow:

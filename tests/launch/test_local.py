@@ -71,7 +71,10 @@ def test_values_travel_whole() -> None:
 
 
 def test_a_failing_function_is_told_with_its_worker_and_traceback() -> None:
-    with dps.LocalCluster(ps=1, workers=1) as local, pytest.raises(DpsError, match="worker:0 failed: RuntimeError") as told:
+    with (
+        dps.LocalCluster(ps=1, workers=1) as local,
+        pytest.raises(DpsError, match="worker:0 failed: RuntimeError") as told,
+    ):
         local.run(fail).wait()
     assert "does not want to" in str(told.value) and "programs.py" in str(told.value)
 
@@ -216,7 +219,9 @@ def test_a_killed_launcher_leaves_nothing_behind(program: Path) -> None:
 
 def test_a_late_worker_takes_part(program: Path) -> None:
     chief = subprocess.Popen(
-        [sys.executable, "-m", "dps.role", "--job", "chief", "--chief", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "dps.role", "--job", "chief", "--chief", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert chief.stdout is not None
     address = chief.stdout.readline().split()[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,7 +111,7 @@ def acknowledged(cluster: SimulatedCluster, applied: Applied, history: History, 
 def same_sets(applied: Applied) -> Iterator[str]:
     sets: dict[tuple[int, int], tuple[str, tuple[PushId, ...]]] = {}
     for (ps, epoch), rows in applied.of.items():
-        for before, after in zip(rows, rows[1:], strict=False):
+        for before, after in itertools.pairwise(rows):
             if after[1] != before[1] + 1:
                 yield f"{ps} epoch {epoch}: step {after[1]} follows {before[1]}"
         for _, step, pushes in rows:
@@ -164,7 +165,8 @@ def on_disk(cluster: SimulatedCluster, applied: Applied, history: History) -> It
         got = read_part(storage, DIR, last, spec.name, 0, history.cells)
         if not np.array_equal(got, wanted):
             cells = np.flatnonzero(got != wanted)[:5]
-            yield f"{last.name} {spec.name}: cells {cells.tolist()} hold {got[cells].tolist()}, not {wanted[cells].tolist()}"
+            values = f"{got[cells].tolist()}, not {wanted[cells].tolist()}"
+            yield f"{last.name} {spec.name}: cells {cells.tolist()} hold {values}"
 
 
 def one_step(cluster: SimulatedCluster, applied: Applied) -> Iterator[str]:

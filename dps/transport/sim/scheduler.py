@@ -204,7 +204,7 @@ class Scheduler:
     # Tasks
 
     def task(self) -> SimTask:
-        """The task that runs now; it may block. GreenletExit where it is to end, SimulationError where there is none."""
+        """The task that runs now; it may block. GreenletExit where it is to end, SimulationError without one."""
         current = self.current
         if current is None:
             if getcurrent().parent is not None:
