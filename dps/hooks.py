@@ -6,6 +6,7 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
+from dps.errors import CheckpointError
 from dps.reply import Push
 from dps.transport.endpoint import runtime
 
@@ -103,12 +104,18 @@ class CheckpointSaver(Hook):
     def after_run(self, session: Session, push: Push, loss: Any) -> None:
         if self._timer.due(push.step):
             self._timer.fired(push.step)
-            if session.is_chief:
-                session.save()
+            self._save(session)
 
     def end(self, session: Session) -> None:
+        self._save(session)
+
+    def _save(self, session: Session) -> None:
+        """A disk that is full does not end the training; at the very end the chief tries again."""
         if session.is_chief:
-            session.save()
+            try:
+                session.save()
+            except CheckpointError as error:
+                log.error("%s: no checkpoint at step %d: %s", session.name, session.global_step, error)
 
 
 class StepCounter(Hook):
@@ -127,15 +134,20 @@ class StepCounter(Hook):
 
 
 class LogMetrics(Hook):
-    """Log step, loss and staleness every `steps` or `seconds`."""
+    """Log step, loss, staleness and, with `batch` (examples in one push), examples/s every `steps` or `seconds`."""
 
-    def __init__(self, steps: int | None = 100, seconds: float | None = None) -> None:
+    def __init__(self, steps: int | None = 100, seconds: float | None = None, batch: int | None = None) -> None:
         self._timer = Timer(None if seconds is not None else steps, seconds)
+        self._batch, self._pushes = batch, 0
 
     def after_run(self, session: Session, push: Push, loss: Any) -> None:
+        self._pushes += 1
         if self._timer.due(push.step):
-            self._timer.fired(push.step)
+            since = self._timer.fired(push.step)
             text = "" if loss is None else f", loss {float(loss):.4f}"
+            if self._batch is not None and since is not None and since[1] > 0:
+                text += f", {self._pushes * self._batch / since[1]:,.0f} examples/s"
+            self._pushes = 0
             log.info("%s: step %d%s, staleness %d", session.name, push.step, text, push.staleness)
 
 

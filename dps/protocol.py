@@ -428,6 +428,17 @@ class Save(Message):
     session: int
 
 
+@kind(72)
+@dataclass(frozen=True, slots=True)
+class Restore(Message):
+    """Roll the run back to a checkpoint: a new run epoch. `name` "": the newest whole one. `epoch` is the sender's:
+    a restore that was asked for in an epoch that is over is done."""
+
+    session: int
+    epoch: int
+    name: str
+
+
 @kind(69)
 @dataclass(frozen=True, slots=True)
 class Saved(Message):

@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add("--owned", action="store_true", help="on the chief: do not end when the workers have left")
     add("--restarted", action="store_true", help="on the chief: it takes the place of one that died")
     add("--verbose", action="store_true", help="tracebacks for dps's own errors, and debug logs")
-    add("--log-level", default="WARNING", help="level of dps's log on stderr (default WARNING)")
+    add("--log-level", default="INFO", help="level of dps's log on stderr (default INFO)")
     return made
 
 

@@ -12,11 +12,12 @@ import numpy as np
 
 from dps import config, telemetry
 from dps import update as update_modes
+from dps.cluster.placement import describe, warning
 from dps.connection import SLICE_S, Connection
 from dps.errors import Aborted, ConfigError, DeadlineExceeded
 from dps.hooks import CheckpointSaver, Hook
 from dps.optim import Optimizer
-from dps.protocol import Save, Saved
+from dps.protocol import Restore, Save, Saved
 from dps.pulling import PullOp, Shards, lookup_rows, pull_shards
 from dps.pushing import PushOp, gradient_buffers, push_shards
 from dps.reply import Push, Reply, Version
@@ -30,6 +31,8 @@ from dps.viewing import local_leases
 
 log = logging.getLogger("dps")
 
+WARN_NBYTES = 1 << 20
+"""Models smaller than this may lie as unevenly as they like."""
 FOREVER = float("inf")
 """A timeout for waits that may take as long as they like; who is waited for is logged every 10 s."""
 
@@ -108,6 +111,9 @@ class Session:
         if params is not None:
             settings |= {"check_finite": check_finite, "keep": keep}
             plan, values = plan_of(params, optimizer, connection.ps_tasks(deadline), placement, partitioner)
+            log.info("%s: the plan\n%s", self.name, describe(plan.bytes_per_ps()))
+            if plan.nbytes > WARN_NBYTES and (advice := warning(plan.bytes_per_ps())) is not None:
+                log.warning("%s: %s", self.name, advice)
         for hook in self._hooks:
             hook.begin()
         connection.open(plan, values, settings, deadline)
@@ -425,6 +431,17 @@ class Session:
         )
         assert isinstance(answer, Saved)
         return answer.name
+
+    def restore(self, name: str = "", timeout: float | None = None) -> int:
+        """Roll the run back to a checkpoint, by default the newest whole one; returns the step. Blocks.
+
+        All sessions are rolled back, as after the loss of a ps. Raises CheckpointError when it cannot be used.
+        """
+        self._check_open()
+        connection, deadline = self._connection, self._deadline(timeout)
+        connection.ask(Restore(connection.number, connection.epoch, name), deadline, "the chief")
+        self._recover(deadline)
+        return connection.step
 
     def stats(self) -> dict[str, Any]:
         """Counters of every ps and of the chief, by task name, for people. Blocks."""

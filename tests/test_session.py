@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -386,3 +387,54 @@ def test_a_full_disk_fails_the_save_and_nothing_else(server: dps.Server, monkeyp
         assert s.push(ones()).accepted
         full.clear()
         assert s.save().startswith("step-000000000002")
+
+
+def test_restore_rolls_everybody_back(tmp_path: Path, server: dps.Server) -> None:
+    lost: list[tuple[int, int]] = []
+
+    class Rollbacks(dps.Hook):
+        def rolled_back(self, session: Any, step: int, steps: int) -> None:
+            lost.append((step, steps))
+
+    with session(server, checkpoint_dir=str(tmp_path), hooks=[Rollbacks()]) as s:
+        s.push(ones())
+        name = s.save()
+        for _ in range(3):
+            s.push(ones())
+        s.save()
+        assert s.restore() == 4 and s.restore(name) == 1
+        np.testing.assert_array_equal(s.pull()["w"], params()["w"] - np.float32(0.5))
+        assert s.push(ones()).step == 2
+        with pytest.raises(CheckpointError):
+            s.restore("step-000000000099-epoch-000001")
+    assert lost == [(4, 0), (1, 3)]
+
+
+def test_an_uneven_plan_is_told_with_what_would_mend_it(caplog: pytest.LogCaptureFixture) -> None:
+    tree = {"big": np.zeros(400_000, np.float32), "small": np.zeros(4, np.float32)}
+    with cluster(2, 1, "inproc") as (server,):
+        with dps.Session(server, tree, optimizer=dps.optim.SGD(1.0), timeout=10):
+            pass
+        assert any("Greedy" in text and "MinSize" in text for text in caplog.messages)
+
+
+def test_waiting_for_ever_says_every_ten_seconds_for_whom() -> None:
+    def wait(server: Any) -> None:
+        if server.task == 0:
+            with dps.Session(server, {"w": np.zeros(1)}, optimizer=dps.optim.SGD(1.0), timeout=dps.FOREVER) as s:
+                s.push({"w": np.ones(1)})
+        else:
+            server.runtime.sleep(45)
+            with dps.Session(server, {"w": np.zeros(1)}, optimizer=dps.optim.SGD(1.0), timeout=dps.FOREVER) as s:
+                s.push({"w": np.ones(1)})
+
+    texts: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dps").addHandler(handler)
+    try:
+        run = dps.simulate(wait, workers=2, update="sync")
+    finally:
+        logging.getLogger("dps").removeHandler(handler)
+    assert not run.errors and run.seconds > 45
+    assert sum("step 1 waits for worker:1" in text for text in texts) == 4

@@ -11,7 +11,7 @@ from dps import update
 from dps.actors.actor import Actor
 from dps.actors.messages import Waiting
 from dps.actors.ref import Ref, Sender
-from dps.checkpoint import Journal, JournalState, candidates, newest_whole, parse_folder_name
+from dps.checkpoint import Journal, JournalState, Manifest, candidates, load, newest_whole, parse_folder_name
 from dps.chief.checkpoints import Checkpoints
 from dps.chief.cluster import Nodes
 from dps.chief.members import Membership
@@ -31,6 +31,7 @@ from dps.protocol import (
     OpenSession,
     Register,
     Registered,
+    Restore,
     Save,
     Saved,
     SessionOpened,
@@ -49,6 +50,8 @@ RESTART_S = 60.0
 """How long a lost ps may take to come back."""
 ABSENT_S = 60.0
 """How long an expected worker may take to come, or to come back, once another one has joined."""
+LAST_SAVE_S = 2.0
+"""Seconds between the tries to write the last checkpoint."""
 REJOIN_S = 10.0
 """How long the run goes on when all workers were lost and none has finished."""
 STOP_S = 10.0
@@ -85,6 +88,8 @@ class _Run:
     settings: dict[str, Any]
     checkpoint_dir: str
     restore: str = ""
+    wanted: str = ""
+    """A checkpoint that a session asked for, once."""
     step: int = 0
     configured: dict[int, int] = field(default_factory=dict)
     lost_steps: int = 0
@@ -125,6 +130,7 @@ class ChiefActor(Actor):
         self._untold: set[str] = set()
         self._ending = False
         self._linger_s = 0.0
+        self._last_tries = 5
         self._alone_since: float | None = None
 
     def started(self) -> None:
@@ -345,7 +351,7 @@ class ChiefActor(Actor):
         self._acked, self._telling = {}, set()
         self._journal()
         if run.checkpoint_dir:
-            manifest = newest_whole(self.node.runtime.storage, run.checkpoint_dir, log.warning)
+            manifest = self._checkpoint(run)
             if manifest is not None:
                 run.restore, run.step = manifest.name, manifest.step
         self.node.runtime.record("epoch", epoch=self.epoch, restore=run.restore, step=run.step)
@@ -355,6 +361,16 @@ class ChiefActor(Actor):
         addresses = [[t, a] for t, a in self.nodes["ps"].addresses().items() if t in run.plan.ps]
         for task in run.plan.ps:
             self._configure_one(task, addresses)
+
+    def _checkpoint(self, run: _Run) -> Manifest | None:
+        """The checkpoint to begin with: the one that was asked for, else the newest that is whole."""
+        storage, wanted, run.wanted = self.node.runtime.storage, run.wanted, ""
+        if wanted:
+            try:
+                return load(storage, run.checkpoint_dir, wanted)
+            except CheckpointError as error:
+                log.error("%s: %s", self.node.name, error)
+        return newest_whole(storage, run.checkpoint_dir, log.warning)
 
     def _configure_one(self, task: int, addresses: list[Any]) -> None:
         assert self.run is not None
@@ -643,6 +659,19 @@ class ChiefActor(Actor):
 
         self.checkpoints.save(saved)
 
+    def on_Restore(self, message: Restore, sender: Sender) -> None:
+        if self.run is not None and not self.run.checkpoint_dir:
+            raise ValueError("nothing to restore from: the run has no checkpoint_dir; give the first session one")
+        if message.session not in self.sessions or self.phase != RUN or message.epoch != self.epoch:
+            raise Aborted(f"nothing can be restored now: {self._state_text()}")
+        assert self.run is not None
+        if message.name:
+            load(self.node.runtime.storage, self.run.checkpoint_dir, message.name)
+        self.node.answer(sender)
+        log.warning("%s: %s asked for a restore", self.node.name, self.sessions[message.session].name)
+        self.run.wanted = message.name
+        self._new_epoch()
+
     def _finish_if_done(self) -> None:
         if self._owned or self.phase in (END, FAILED) or self.sessions or not self.members.all_done():
             return
@@ -657,7 +686,21 @@ class ChiefActor(Actor):
         if self.checkpoints is None or not trained:
             self._stop_all(0, "")
             return
-        self.checkpoints.save(lambda name, step: self._stop_all(0, ""))
+        self._save_last()
+
+    def _save_last(self) -> None:
+        """The last step is saved by the chief; a disk that is full for a moment gets some tries."""
+        if self.checkpoints is not None and self.phase == END:
+            self.checkpoints.save(lambda name, step: self._last_saved(name))
+
+    def _last_saved(self, name: str | Exception) -> None:
+        if self.phase == END and isinstance(name, Exception) and self._last_tries > 0:
+            self._last_tries -= 1
+            self.node.after(LAST_SAVE_S, self._save_last)
+        elif isinstance(name, Exception):
+            self._stop_all(1, f"the last checkpoint could not be written: {name}")
+        elif self.phase == END:
+            self._stop_all(0, "")
 
     def _all_told(self) -> bool:
         """Whether every ps knows the members of now: only then has the last step of those who left been decided."""

@@ -114,6 +114,11 @@ class Plan:
         """The layout of each ps."""
         return {ps: ShardLayout.of(self, ps) for ps in self.ps}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all variables."""
+        return sum(spec.nbytes for spec in self.variables)
+
     def bytes_per_ps(self) -> dict[int, int]:
         return {ps: sum(a.nbytes for a in layout.arenas) for ps, layout in self.layouts.items()}
 

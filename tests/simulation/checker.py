@@ -59,6 +59,8 @@ def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
             yield f"{name}: a task raised {problem!r}"
         if process.state == "running":
             yield f"{name} still runs at the end"
+        elif "the first checkpoint cannot be written" in str(process.error):
+            continue  # the disk was full: the user is told at once
         elif name in killed and isinstance(process.error, TaskLost | Unavailable):
             continue  # came back when the others had finished
         elif name == "chief" and process.incarnation and process.exit_code == 3 and over(cluster, killed):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dps.launch.simulate import SimulatedCluster
 from dps.transport.sim import Compute, Kill, Network, Partition, Pause
-from dps.transport.sim.faults import Fault
+from dps.transport.sim.faults import DiskFull, Fault, SlowDisk
 from dps.update import Async, Bounded, SyncReplicas, Update
 from tests.simulation.checker import violations
 from tests.simulation.history import History, train
@@ -56,6 +56,9 @@ def scenario(mode: str, seed: int) -> Scenario:
     killed: set[str] = set()
     checkpointed = draw.random() < 0.7
     tasks = [f"ps:{i}" for i in range(ps)] + [f"worker:{i}" for i in range(workers)] + ["chief"]
+    if checkpointed and draw.random() < 0.3:
+        at = draw.uniform(0.5, 3.0)
+        faults.append(draw.choice([SlowDisk(at, 2.0, 0.2), DiskFull(at, 0.5)]))
     for _ in range(draw.randint(0, 3)):
         at, task = draw.uniform(0.0, 3.0), draw.choice(tasks)
         kind = draw.choice(["kill", "kill", "pause", "partition"])
@@ -90,4 +93,5 @@ def run(chosen: Scenario, *, keep: list[SimulatedCluster] | None = None) -> list
             keep.append(cluster)
         if found:
             found.append(f"replay: run(scenario({chosen.mode!r}, {chosen.seed})); {chosen}")
+            found.append(cluster.world.trace_text(last=200))
     return found
