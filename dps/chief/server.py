@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from dps import update
 from dps.actors.actor import Actor
 from dps.actors.messages import Waiting
 from dps.actors.ref import Ref, Sender
-from dps.checkpoint import Journal, JournalState, Manifest, candidates, load, newest_whole, parse_folder_name
+from dps.checkpoint import load
+from dps.chief.agreement import Agreement, check_fits
 from dps.chief.checkpoints import Checkpoints
 from dps.chief.cluster import Nodes
+from dps.chief.farewell import Farewell
 from dps.chief.members import Membership
+from dps.chief.roster import Roster
+from dps.chief.run import Run, read_journal, write_journal
 from dps.errors import Aborted, CheckpointError, ConfigError, DpsError, TaskLost, Unavailable
 from dps.protocol import (
-    AGENT,
     PS,
     AskCluster,
     AskState,
@@ -27,7 +29,6 @@ from dps.protocol import (
     Configure,
     Configured,
     Initialised,
-    Members,
     OpenSession,
     Register,
     Registered,
@@ -54,12 +55,9 @@ LAST_SAVE_S = 2.0
 """Seconds between the tries to write the last checkpoint."""
 REJOIN_S = 10.0
 """How long the run goes on when all workers were lost and none has finished."""
-STOP_S = 10.0
-"""How long a chief that ends tries to reach nodes that are away; those whose process is gone it does not wait for."""
 UNKNOWN_S = 5.0
 """How long a chief that ends waits for nodes that have not found it yet, after a restart, to tell them."""
 CONFIGURE_S = 120.0
-MEMBERS_S = 5.0
 GATHER, OPEN, CONFIGURE, INITIALISE, RUN, END, FAILED = (
     "gathering the ps", "waiting for a session", "configuring the ps", "initialising", "training", "ending", "failed",
 )  # fmt: skip
@@ -78,21 +76,6 @@ class _Session:
     request: OpenSession | None = None
     version: int = 0
     """Members version that every ps must have before the session is told its incarnation."""
-
-
-@dataclass
-class _Run:
-    """What the first session with variables brought."""
-
-    plan: Plan
-    settings: dict[str, Any]
-    checkpoint_dir: str
-    restore: str = ""
-    wanted: str = ""
-    """A checkpoint that a session asked for, once."""
-    step: int = 0
-    configured: dict[int, int] = field(default_factory=dict)
-    lost_steps: int = 0
 
 
 class ChiefActor(Actor):
@@ -115,25 +98,20 @@ class ChiefActor(Actor):
         self.nodes = {"ps": Nodes("ps", ps), "worker": Nodes("worker", workers)}
         self.members = Membership([f"worker:{t}" for t in workers])
         self.sessions: dict[int, _Session] = {}
-        self.run: _Run | None = None
+        self.run: Run | None = None
         self.checkpoints: Checkpoints | None = None
         self.reason = ""
-        self._update = update_mode
-        self._update_from = "the chief"
+        self.agreement = Agreement(update_mode)
+        self.roster: Roster | None = None
         self._ended, self._owned = ended, owned
-        self._acked: dict[int, int] = {}
-        self._telling: set[int] = set()
         self._initialiser: int | None = None
         self._lost_since: dict[int, float] = {}
         self._closed: set[int] = set()
-        self._stop: StopTask | None = None
-        self._untold: set[str] = set()
-        self._ending = False
-        self._linger_s = 0.0
         self._last_tries = 5
         self._alone_since: float | None = None
 
     def started(self) -> None:
+        self.farewell = Farewell(self.node, self._ended)
         self._started_at = self.node.runtime.now()
         self.node.after(ABSENT_S / 10, self._give_up_absent)
         if self._restarted:
@@ -165,10 +143,10 @@ class ChiefActor(Actor):
     # -- nodes ------------------------------------------------------------------------------------------------
 
     def on_Register(self, message: Register, sender: Sender) -> None:
-        if self._stop is not None:
-            self.node.answer(sender, self._stop)
+        if self.farewell.message is not None:
+            self.node.answer(sender, self.farewell.message)
             return
-        self._compare_update(message)
+        self.agreement.mode(f"{message.job}:{message.task}", message.update)
         if message.job not in self.nodes:
             self.node.answer(sender, Registered(max(message.task, 0), self._cluster()))
             return
@@ -185,17 +163,6 @@ class ChiefActor(Actor):
         elif replaced:
             self._worker_lost(f"worker:{task}", "was restarted")
 
-    def _compare_update(self, message: Register) -> None:
-        if not message.update:
-            return
-        if self._update is None:
-            self._update, self._update_from = message.update, f"{message.job}:{message.task}"
-        elif self._update != message.update:
-            raise ConfigError(
-                f"{message.job}:{message.task} wants {update.describe(message.update)}, {self._update_from} has "
-                f"{update.describe(self._update)}; give all the same --update"
-            )
-
     def _cluster(self) -> dict[str, Any]:
         return {job: {str(t): a for t, a in nodes.addresses().items()} for job, nodes in self.nodes.items()}
 
@@ -211,8 +178,7 @@ class ChiefActor(Actor):
         for session in [s for s in self.sessions.values() if s.address == address]:
             self._end_session(session, lost=True)
         self.node.unwatch(address)
-        if self._stop is not None:
-            self._told_to_stop(address)
+        self.farewell.told(address)
         self._finish_if_done()
 
     def _worker_lost(self, name: str, why: str) -> None:
@@ -261,6 +227,8 @@ class ChiefActor(Actor):
     def _new_epoch(self) -> None:
         """Back to a whole checkpoint, or to fresh values where none were published yet."""
         self.phase = GATHER
+        if self.roster is not None:
+            self.roster.over, self.roster = True, None
         if self.checkpoints is not None:
             self.checkpoints.end()
             self.checkpoints = None
@@ -290,87 +258,36 @@ class ChiefActor(Actor):
             if set(plan.ps) != set(self.nodes["ps"].known):
                 there = sorted(self.nodes["ps"].known)
                 raise ConfigError(f"{session.name} places variables on ps {sorted(plan.ps)}; the cluster has {there}")
-            settings["update"] = self._agreed_update(session.name, settings.get("update"))
+            settings["update"] = self.agreement.mode(session.name, settings.get("update"))
             checkpoint_dir = str(settings.get("checkpoint_dir") or "")
             if checkpoint_dir:
                 self.node.runtime.storage.check_writable(checkpoint_dir)
-                self._read_journal(checkpoint_dir)
+                self.epoch = max(self.epoch, read_journal(self.node.runtime.storage, checkpoint_dir, self.members))
         except (DpsError, ValueError) as error:
             self._refuse(session, error)
             self._advance()
             return
-        self.run = _Run(plan, settings, checkpoint_dir)
-
-    def _agreed_update(self, name: str, wanted: dict[str, Any] | None) -> dict[str, Any]:
-        if wanted and self._update and wanted != self._update:
-            raise ConfigError(
-                f"{name} wants {update.describe(wanted)}, {self._update_from} has {update.describe(self._update)}; "
-                "leave one of them out or give both the same"
-            )
-        if wanted and not self._update:
-            self._update, self._update_from = wanted, name
-        return self._update or update.to_wire(update.Async())
-
-    def _read_journal(self, checkpoint_dir: str) -> None:
-        state = Journal(self.node.runtime.storage, checkpoint_dir).load()
-        found = [parse_folder_name(n) for n in candidates(self.node.runtime.storage, checkpoint_dir)]
-        self.epoch = max([self.epoch, *(epoch for epoch, _ in (f for f in found if f))])
-        if state is None:
-            return
-        self.epoch = max(self.epoch, state.run_epoch)
-        self.members.next_incarnation = max(self.members.next_incarnation, state.next_incarnation)
-        if state.settings.get("ended") is False:
-            for name in state.finished:
-                if name not in self.members.joined:
-                    self.members.joined.append(name)
-                    self.members.finished.append(name)
+        self.run = Run(plan, settings, checkpoint_dir)
 
     def _journal(self, ended: bool = False) -> None:
-        assert self.run is not None
-        if not self.run.checkpoint_dir:
-            return
-        members = {live.name: i for i, live in self.members.live.items()}
-        last = self.members.next_incarnation - 1
-        state = JournalState(
-            run_epoch=self.epoch, next_incarnation=self.members.next_incarnation, members=members,
-            ended=((1, last),) if not members and last > 0 else (),
-            finished=tuple(self.members.finished), settings={"ended": ended},
-        )  # fmt: skip
-        try:
-            Journal(self.node.runtime.storage, self.run.checkpoint_dir).save(state)
-        except CheckpointError as error:
-            log.error("%s: the journal could not be written, training goes on: %s", self.node.name, error)
+        if self.run is not None and self.run.checkpoint_dir:
+            write_journal(self.node.runtime.storage, self.run.checkpoint_dir, self.epoch, self.members, ended)
 
     def _configure(self) -> None:
         """Begin a run epoch: all ps get their shard of the plan, restored or to be filled."""
         assert self.run is not None
         run = self.run
-        before, self.epoch = run.step, self.epoch + 1
+        self.epoch += 1
         self.phase = CONFIGURE
-        run.configured, run.restore = {}, ""
-        self._acked, self._telling = {}, set()
         self._journal()
-        if run.checkpoint_dir:
-            manifest = self._checkpoint(run)
-            if manifest is not None:
-                run.restore, run.step = manifest.name, manifest.step
+        lost = run.begin_from(self.node.runtime.storage)
         self.node.runtime.record("epoch", epoch=self.epoch, restore=run.restore, step=run.step)
         if run.restore:
-            lost = f", {before - run.step} steps lost" if before > run.step else ""
-            log.warning("%s: run epoch %d starts from %s%s", self.node.name, self.epoch, run.restore, lost)
+            text = f", {lost} steps lost" if lost else ""
+            log.warning("%s: run epoch %d starts from %s%s", self.node.name, self.epoch, run.restore, text)
         addresses = [[t, a] for t, a in self.nodes["ps"].addresses().items() if t in run.plan.ps]
         for task in run.plan.ps:
             self._configure_one(task, addresses)
-
-    def _checkpoint(self, run: _Run) -> Manifest | None:
-        """The checkpoint to begin with: the one that was asked for, else the newest that is whole."""
-        storage, wanted, run.wanted = self.node.runtime.storage, run.wanted, ""
-        if wanted:
-            try:
-                return load(storage, run.checkpoint_dir, wanted)
-            except CheckpointError as error:
-                log.error("%s: %s", self.node.name, error)
-        return newest_whole(storage, run.checkpoint_dir, log.warning)
 
     def _configure_one(self, task: int, addresses: list[Any]) -> None:
         assert self.run is not None
@@ -434,9 +351,19 @@ class ChiefActor(Actor):
         self._start()
 
     def _start(self) -> None:
+        assert self.run is not None
         self.phase = RUN
+        refs = {task: self._ps(task) for task in self.run.plan.ps}
+        self.roster = Roster(self.node, self.epoch, refs, self.members, self._roster_heard, self._roster_refused)
         self._admit_waiting()
-        self._tell_members()
+        self.roster.tell()
+
+    def _roster_heard(self) -> None:
+        self._answer_admitted()
+        self._finish_if_done()
+
+    def _roster_refused(self, ps: int) -> None:
+        self._ps_lost(ps, f"does not serve run epoch {self.epoch} any more")
 
     # -- sessions ---------------------------------------------------------------------------------------------
 
@@ -481,12 +408,7 @@ class ChiefActor(Actor):
         if self.run is None:
             return False
         try:
-            if message.plan and (difference := Plan.from_wire(message.plan).differs(self.run.plan)):
-                raise ConfigError(f"{session.name} does not fit the run: {difference}")
-            for key in ("update", "durability", "checkpoint_dir"):
-                wanted, has = message.settings.get(key), self.run.settings.get(key)
-                if wanted and wanted != has:
-                    raise ConfigError(f"{session.name} wants {key} {wanted!r}; the run has {has!r}")
+            check_fits(session.name, message.plan, message.settings, self.run.plan, self.run.settings)
         except (DpsError, ValueError) as error:
             self._refuse(session, error)
             return True
@@ -514,13 +436,11 @@ class ChiefActor(Actor):
 
     def _answer_admitted(self) -> None:
         """Tell sessions their incarnation once every ps knows it."""
-        assert self.run is not None
-        if self.phase != RUN or not self.run.plan.ps:
+        if self.phase != RUN or self.roster is None:
             return
-        known = min(self._acked.get(ps, -1) for ps in self.run.plan.ps)
         for session in list(self.sessions.values()):
             incarnation = self.members.incarnation_of(session.number)
-            if session.opened is not None and incarnation is not None and session.version <= known:
+            if session.opened is not None and incarnation is not None and session.version <= self.roster.known:
                 self._answer_opened(session, incarnation, initialise=False)
                 session.opened = None
 
@@ -547,7 +467,7 @@ class ChiefActor(Actor):
         """A session of the chief that was here before this one is done: its worker needs nothing more."""
         if self.run is None and message.checkpoint_dir:
             try:
-                self._read_journal(message.checkpoint_dir)
+                read_journal(self.node.runtime.storage, message.checkpoint_dir, self.members)
             except CheckpointError as error:
                 log.warning("%s: %s", self.node.name, error)
         self.members.done_elsewhere(f"{message.job}:{message.task}")
@@ -567,39 +487,9 @@ class ChiefActor(Actor):
 
     def _changed(self) -> None:
         """Membership has changed: write it down, tell every ps."""
-        if self.run is not None and self.phase == RUN:
+        if self.roster is not None and self.phase == RUN:
             self._journal()
-            self._tell_members()
-
-    def _tell_members(self) -> None:
-        assert self.run is not None
-        for ps in self.run.plan.ps:
-            if ps not in self._telling and self._acked.get(ps, -1) < self.members.version:
-                self._tell_one(ps)
-
-    def _tell_one(self, ps: int) -> None:
-        epoch, version = self.epoch, self.members.version
-        live = [[i, m.name, m.task, m.worker] for i, m in self.members.live.items()]
-        message = Members(epoch, version, live, self.members.waiting(), self.members.gone())
-        self._telling.add(ps)
-
-        def told(answer: Message | Exception) -> None:
-            if epoch != self.epoch or self.phase not in (RUN, END):
-                return
-            self._telling.discard(ps)
-            if isinstance(answer, Exception):
-                if type(answer).__name__ == "Aborted":
-                    self._ps_lost(ps, f"does not serve run epoch {epoch} any more")
-                    return
-            else:
-                self._acked[ps] = max(version, self._acked.get(ps, -1))
-                self._answer_admitted()
-            if self._acked.get(ps, -1) < self.members.version:
-                self._tell_one(ps)
-            else:
-                self._finish_if_done()
-
-        self.node.ask(self._ps(ps), message, MEMBERS_S, told)
+            self.roster.tell()
 
     def on_AskState(self, message: AskState, sender: Sender) -> None:
         known = message.session in self.sessions
@@ -640,7 +530,7 @@ class ChiefActor(Actor):
         if self.phase == INITIALISE and self._initialiser in self.sessions:
             return f"the chief waits for {self.sessions[self._initialiser].name} to send the first values"
         if self.phase == RUN and self.run is not None:
-            behind = [f"ps:{t}" for t in self.run.plan.ps if self._acked.get(t, -1) < self.members.version]
+            behind = [] if self.roster is None else [f"ps:{task}" for task in self.roster.behind()]
             return f"training; the chief waits for {', '.join(behind)}" if behind else "training"
         return self.reason or self.phase
 
@@ -677,16 +567,19 @@ class ChiefActor(Actor):
             return
         if not self.members.finished and not self._alone_for_long():
             return
-        if self.phase == RUN and not self._all_told():
-            return
+        if self.phase == RUN and self.roster is not None and self.roster.behind():
+            return  # only when every ps knows who has left is their last step decided
         trained = self.phase == RUN
         self.phase = END
-        away = self.nodes["ps"].missing() or (self._restarted and self.nodes["worker"].missing())
-        self._linger_s = UNKNOWN_S if away else 0.0
         if self.checkpoints is None or not trained:
-            self._stop_all(0, "")
+            self._stop_all(0, "", self._linger_s())
             return
         self._save_last()
+
+    def _linger_s(self) -> float:
+        """Nodes that have not found this chief (again) yet are to hear of the end, too."""
+        away = self.nodes["ps"].missing() or (self._restarted and self.nodes["worker"].missing())
+        return UNKNOWN_S if away else 0.0
 
     def _save_last(self) -> None:
         """The last step is saved by the chief; a disk that is full for a moment gets some tries."""
@@ -700,11 +593,7 @@ class ChiefActor(Actor):
         elif isinstance(name, Exception):
             self._stop_all(1, f"the last checkpoint could not be written: {name}")
         elif self.phase == END:
-            self._stop_all(0, "")
-
-    def _all_told(self) -> bool:
-        """Whether every ps knows the members of now: only then has the last step of those who left been decided."""
-        return self.run is None or all(self._acked.get(ps, -1) >= self.members.version for ps in self.run.plan.ps)
+            self._stop_all(0, "", self._linger_s())
 
     def _alone_for_long(self) -> bool:
         """All workers were lost, none finished: give them some time to come back."""
@@ -714,25 +603,11 @@ class ChiefActor(Actor):
             self.node.after(REJOIN_S + 0.1, self._finish_if_done)
         return now - self._alone_since >= REJOIN_S
 
-    def _stop_all(self, code: int, reason: str) -> None:
-        """Tell every node, and end when all have heard it, or were away for `STOP_S`."""
-        self._stop = StopTask(code, reason)
-        if self.run is not None:
-            self._journal(ended=code == 0)
-        addresses = {n.address for nodes in self.nodes.values() for n in nodes.known.values() if n.alive}
-        self._untold = addresses - {self.node.address}
-        for address in sorted(self._untold):
-            self.node.ask(Ref(address, AGENT), self._stop, STOP_S, lambda _, a=address: self._told_to_stop(a))  # type: ignore[misc]
-        self._told_to_stop("")
-
-    def _told_to_stop(self, address: str) -> None:
-        """A node knows that the run is over, or is away; when all do, the chief ends, too."""
-        assert self._stop is not None
-        self._untold.discard(address)
-        if not self._untold and not self._ending:
-            self._ending = True
-            stop = self._stop
-            self.node.after(self._linger_s, lambda: self._ended(stop.code, stop.reason))
+    def _stop_all(self, code: int, reason: str, linger_s: float = 0.0) -> None:
+        """Tell every node, and end when all have heard it."""
+        self._journal(ended=code == 0)
+        addresses = [n.address for nodes in self.nodes.values() for n in nodes.known.values() if n.alive]
+        self.farewell.begin(StopTask(code, reason), addresses, linger_s)
 
     def stop_run(self) -> None:
         """End the run from this side (`Server.stop` of the chief); nothing is saved."""

@@ -1,0 +1,71 @@
+"""Who takes part, told to every ps of a run epoch: always the newest version, until each has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dps.actors.ref import Ref
+from dps.actors.system import Node
+from dps.chief.members import Membership
+from dps.errors import Aborted
+from dps.protocol import Members
+from dps.transport.wire import Message
+
+MEMBERS_S = 5.0
+"""How long one try to tell a ps lasts."""
+
+
+class Roster:
+    """Belongs to one run epoch. `heard` is called when a ps knows more, `refused` when it has lost the epoch."""
+
+    def __init__(
+        self,
+        node: Node,
+        epoch: int,
+        ps: dict[int, Ref],
+        members: Membership,
+        heard: Callable[[], None],
+        refused: Callable[[int], None],
+    ) -> None:
+        self.node, self.epoch, self.ps, self.members = node, epoch, ps, members
+        self._heard, self._refused = heard, refused
+        self._known = dict.fromkeys(ps, -1)
+        self._telling: set[int] = set()
+        self.over = False
+        """Set when the run epoch ends; nothing is told any more."""
+
+    @property
+    def known(self) -> int:
+        """The version of the members that every ps has."""
+        return min(self._known.values(), default=-1)
+
+    def behind(self) -> list[int]:
+        """The ps that do not know the members of now."""
+        return [ps for ps, version in self._known.items() if version < self.members.version]
+
+    def tell(self) -> None:
+        """Tell those that are behind and are not being told already."""
+        for ps in self.behind():
+            if ps not in self._telling:
+                self._tell_one(ps)
+
+    def _tell_one(self, ps: int) -> None:
+        members, version = self.members, self.members.version
+        live = [[incarnation, m.name, m.task, m.worker] for incarnation, m in members.live.items()]
+        self._telling.add(ps)
+
+        def told(answer: Message | Exception) -> None:
+            self._telling.discard(ps)
+            if self.over:
+                return
+            if isinstance(answer, Aborted):
+                self._refused(ps)
+                return
+            if not isinstance(answer, Exception):
+                self._known[ps] = max(version, self._known[ps])
+                self._heard()
+            if not self.over:
+                self.tell()
+
+        message = Members(self.epoch, version, live, members.waiting(), members.gone())
+        self.node.ask(self.ps[ps], message, MEMBERS_S, told)

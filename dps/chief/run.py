@@ -1,0 +1,88 @@
+"""What a run is: the plan and settings that its first session brought, and the journal beside its checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from dps.checkpoint import (
+    Journal,
+    JournalState,
+    Manifest,
+    Storage,
+    candidates,
+    load,
+    newest_whole,
+    parse_folder_name,
+)
+from dps.chief.members import Membership
+from dps.errors import CheckpointError
+from dps.variables.plan import Plan
+
+log = logging.getLogger("dps")
+
+
+@dataclass
+class Run:
+    """`step` and `restore` (a checkpoint's name, "" for none) are what the run epoch of now began with."""
+
+    plan: Plan
+    settings: dict[str, Any]
+    checkpoint_dir: str
+    restore: str = ""
+    step: int = 0
+    wanted: str = ""
+    """A checkpoint that a session asked for, once."""
+    configured: dict[int, int] = field(default_factory=dict)
+    """Steps of the ps that have taken this run epoch."""
+
+    def begin_from(self, storage: Storage) -> int:
+        """Choose the checkpoint to begin with: the one asked for, else the newest whole one; returns steps lost."""
+        before, self.restore, self.configured = self.step, "", {}
+        manifest = self._manifest(storage) if self.checkpoint_dir else None
+        if manifest is not None:
+            self.restore, self.step = manifest.name, manifest.step
+        return max(0, before - self.step)
+
+    def _manifest(self, storage: Storage) -> Manifest | None:
+        wanted, self.wanted = self.wanted, ""
+        if wanted:
+            try:
+                return load(storage, self.checkpoint_dir, wanted)
+            except CheckpointError as error:
+                log.error("%s", error)
+        return newest_whole(storage, self.checkpoint_dir, log.warning)
+
+
+def read_journal(storage: Storage, checkpoint_dir: str, members: Membership) -> int:
+    """Take what an earlier chief wrote down into `members`; returns the highest run epoch that was ever used."""
+    found = [parse_folder_name(name) for name in candidates(storage, checkpoint_dir)]
+    epochs = [epoch for epoch, _ in (f for f in found if f is not None)]
+    state = Journal(storage, checkpoint_dir).load()
+    if state is None:
+        return max(epochs, default=0)
+    members.next_incarnation = max(members.next_incarnation, state.next_incarnation)
+    if state.settings.get("ended") is False:
+        for name in state.finished:
+            members.done_elsewhere(name)
+    return max([*epochs, state.run_epoch])
+
+
+def write_journal(storage: Storage, checkpoint_dir: str, epoch: int, members: Membership, ended: bool) -> None:
+    """Write down run epoch, members and ended incarnations; a disk that refuses is logged, training goes on."""
+    live = {member.name: incarnation for incarnation, member in members.live.items()}
+    last = members.next_incarnation - 1
+    spans: list[tuple[int, int]] = []
+    for incarnation in range(1, last + 1):
+        if incarnation in members.live:
+            continue
+        if spans and spans[-1][1] == incarnation - 1:
+            spans[-1] = (spans[-1][0], incarnation)
+        else:
+            spans.append((incarnation, incarnation))
+    state = JournalState(epoch, last + 1, tuple(spans), live, tuple(members.finished), {"ended": ended})
+    try:
+        Journal(storage, checkpoint_dir).save(state)
+    except CheckpointError as error:
+        log.error("the journal could not be written, training goes on: %s", error)
