@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from dps import __version__
-from dps.errors import ConfigError, DpsError
-from dps.role import DEFAULT_CHIEF, EXIT_CODES, guarded
+from dps.errors import ConfigError, DeadlineExceeded, DpsError
+from dps.role import DEFAULT_CHIEF, EXIT_CODES, Parser, guarded
 
 COLUMNS = ("step", "version", "MB", "applied", "dropped", "refused")
 
@@ -19,9 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a `dps` command; returns the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["bench"]:
-        from dps.monitor import bench
-
-        return int(bench.main(given[1:]))
+        return guarded(lambda: run_bench(given[1:]))
     cut = given.index("--") if "--" in given else len(given)
     args = parser().parse_args(given[:cut])
     logging.basicConfig(level="WARNING", format="%(message)s", stream=sys.stderr)
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="dps", description="A parameter server for Python.", epilog=EXIT_CODES)
+    made = Parser(prog="dps", description="A parameter server for Python.", epilog=EXIT_CODES)
     made.add_argument("--version", action="version", version=f"dps {__version__}")
     commands = made.add_subparsers(required=True, metavar="COMMAND")
     launch = commands.add_parser("launch", help="run a program on a cluster on this machine", epilog=EXIT_CODES)
@@ -64,12 +64,21 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def run_bench(arguments: list[str]) -> int:
+    if importlib.util.find_spec("dps.monitor.bench") is None:
+        raise ConfigError("dps bench is not there yet")
+    return int(importlib.import_module("dps.monitor.bench").main(arguments))
+
+
 def run_launch(args: argparse.Namespace) -> int:
     from dps.launch.supervisor import launch
     from dps.update import parse
 
     if args.ps < 1 or args.workers < 1:
         raise ConfigError(f"got --ps {args.ps} --workers {args.workers}; wanted at least one of each")
+    file = args.program.rpartition(":")[0] or args.program
+    if file.endswith(".py") and not os.path.exists(file):
+        raise ConfigError(f"{file}: no such file; wanted a program, FILE or package.module")
     if args.update:
         parse(args.update)
     return launch(args.ps, args.workers, args.program, args.arguments, args.update, args.restarts)
@@ -82,21 +91,31 @@ def run_status(args: argparse.Namespace) -> int:
     from dps.transport.endpoint import runtime
 
     caller = Caller(runtime(), "dps status")
+
+    def ask(ref: Ref) -> dict[str, Any]:
+        answer = caller.ask(ref, AskStats(), 3.0)
+        assert isinstance(answer, Stats)
+        return answer.values
+
     try:
-        found = caller.ask(Ref(args.chief, CHIEF), AskStats(), 3.0)
-        assert isinstance(found, Stats)
-        chief: dict[str, Any] = found.values
+        try:
+            chief = ask(Ref(args.chief, CHIEF))
+        except DeadlineExceeded:
+            raise DeadlineExceeded(f"no chief answered at {args.chief} for 3 s; is a run there?") from None
         saved = chief["saved"] or "none"
         print(f"chief at {args.chief}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {saved}")
         for what in ("live", "waiting", "finished", "given_up"):
             print(f"workers {what.replace('_', ' ')}: {', '.join(chief[what]) or 'none'}")
-        print(f"{'ps':4} {'address':22} {'state':8} " + " ".join(f"{name:>8}" for name in COLUMNS))
+        print(f"{'ps':4} {'address':22} {'state':9} " + " ".join(f"{name:>8}" for name in COLUMNS))
         for task, address in chief["cluster"].get("ps", {}).items():
-            answer = caller.ask(Ref(address, PS), AskStats(), 3.0)
-            assert isinstance(answer, Stats)
-            values = answer.values | {"MB": round(answer.values.get("nbytes", 0) / 1e6, 1)}
+            try:
+                values = ask(Ref(address, PS))
+            except DpsError:
+                values = {"state": "no answer"}
+            else:
+                values["MB"] = round(values.get("nbytes", 0) / 1e6, 1)
             row = " ".join(f"{values.get(name, '-'):>8}" for name in COLUMNS)
-            print(f"{task:4} {address:22} {values['state']:8} {row}")
+            print(f"{task:4} {address:22} {values['state']:9} {row}")
     finally:
         caller.close()
     return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib.util
 import json
 import logging
 import os
@@ -16,24 +17,29 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from dps import config
 from dps.errors import ConfigError, DpsError
-
-if TYPE_CHECKING:
-    from dps.server import Server
 
 EXIT_CODES = (
     "exit codes: 0 done, 1 the program failed, 2 bad arguments or configuration, 3 a task was lost for good, "
     "4 a deadline passed, 5 refused (keys), 130 stopped by a second Ctrl-C"
 )
 DEFAULT_CHIEF = "127.0.0.1:2220"
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"dps: {message}; {self.prog} --help tells what there is\n")
 
 
 def parser() -> argparse.ArgumentParser:
     """The flags of a task; the reference trainer's spellings are aliases."""
-    made = argparse.ArgumentParser(prog="python -m dps.role", description=__doc__, epilog=EXIT_CODES)
+    made = Parser(prog="python -m dps.role", description=__doc__, epilog=EXIT_CODES)
     add = made.add_argument
     add("--job", "--job_name", help="chief, ps or worker")
     add("--task", "--task_index", type=int, help="index within the job; left out: the only one, or given by the chief")
@@ -53,7 +59,14 @@ def parser() -> argparse.ArgumentParser:
     add("--owned", action="store_true", help="on the chief: do not end when the workers have left")
     add("--restarted", action="store_true", help="on the chief: it takes the place of one that died")
     add("--verbose", action="store_true", help="tracebacks for dps's own errors, and debug logs")
-    add("--log-level", default="INFO", help="level of dps's log on stderr (default INFO)")
+    add(
+        "--log-level",
+        default="INFO",
+        type=str.upper,
+        choices=LEVELS,
+        metavar="LEVEL",
+        help="level of dps's log on stderr (default INFO)",
+    )
     return made
 
 
@@ -62,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     cut = given.index("--") if "--" in given else len(given)
     args = parser().parse_args(given[:cut])
-    level = "DEBUG" if args.verbose else args.log_level.upper()
+    level = "DEBUG" if args.verbose else args.log_level
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     die_with_the_launcher()
     return guarded(lambda: run(args, given[cut + 1 :]), args.verbose)
@@ -83,6 +96,10 @@ def guarded(work: Callable[[], int], verbose: bool = False) -> int:
 
 def run(args: argparse.Namespace, rest: list[str]) -> int:
     """Serve, or run the program, as the task that flags and environment name."""
+    for name in ("task", "workers", "ps"):
+        value = getattr(args, name)
+        if value is not None and value < 0:
+            raise ConfigError(f"got --{name} {value}; wanted a whole number from 0")
     environ = task_environment(args)
     if environ["DPS_JOB"] == "evaluator":
         raise ConfigError("the evaluator job is not there yet; read with dps.Session(target) instead")
@@ -137,23 +154,32 @@ def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
     """A chief or ps: serve until the run ends, or a signal does."""
     from dps.server import Server
 
+    stop_asked = stop_on_signal()
     server = Server.from_env(environ, owned=args.owned, restarted=args.restarted)
-    stop_on_signal(server)
     print(f"dps {server.name} at {server.address}", flush=True)
-    code = server.join()
+    told = False
+    while (code := server.join(0.2)) is None:
+        if stop_asked() and not told:
+            told = True
+            server.end_soon()
     if code and server.reason:
         print(f"dps: {server.reason}", file=sys.stderr)
     return code or 0
 
 
-def stop_on_signal(server: Server) -> None:
-    """SIGTERM (and, without a launcher, Ctrl-C) ends a task in order."""
+def stop_on_signal() -> Callable[[], bool]:
+    """SIGTERM (and, without a launcher, Ctrl-C) ends a task in order; returns what tells whether there was one.
 
-    def stop(*_: object) -> None:
-        server.end_soon()
+    The handler takes no locks: it may run in the midst of code that holds them.
+    """
+    seen: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        seen.append(number)
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN if "DPS_LAUNCHED" in os.environ else stop)
+    return lambda: bool(seen)
 
 
 def drain_on_signal() -> None:
@@ -163,7 +189,7 @@ def drain_on_signal() -> None:
         if config.stop_requested.is_set():
             os._exit(130)
         config.stop_requested.set()
-        print("dps: stopping after this step; once more to stop at once", file=sys.stderr, flush=True)
+        os.write(2, b"dps: stopping after this step; once more to stop at once\n")  # print may be at work just now
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
@@ -185,6 +211,7 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
             runpy.run_path(program, run_name="__main__")
         else:
             sys.path.insert(0, os.getcwd())
+            check_module(program)
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         return 0
     except DpsError as error:
@@ -196,9 +223,31 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
         return 130
     except SystemExit as error:
         return exit_code(error)
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        show(error)
         return 1
+
+
+def check_module(name: str) -> None:
+    """ConfigError for a module that is not there; what it imports itself is its own affair."""
+    try:
+        found = importlib.util.find_spec(name) is not None
+    except (ModuleNotFoundError, ValueError) as error:
+        missing = getattr(error, "name", None)
+        if missing is not None and not name.startswith(f"{missing}."):
+            raise
+        found = False
+    if not found:
+        raise ConfigError(f"--program {name}: no such file or module; wanted FILE, package.module, or either:function")
+
+
+def show(error: Exception) -> None:
+    """A program's traceback, from the program's own frames on."""
+    trace = error.__traceback__
+    own = os.path.dirname(os.path.abspath(__file__))
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(("<frozen ", own)):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
 
 
 def exit_code(error: SystemExit) -> int:
@@ -213,8 +262,8 @@ def die_with_the_launcher() -> None:
     """A launched task does not outlive its launcher, however that ended (Linux; elsewhere the launcher's teardown)."""
     if "DPS_LAUNCHED" in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == 1:
-            os._exit(1)
+        if os.environ.get("DPS_LAUNCHER", str(os.getppid())) != str(os.getppid()):
+            os._exit(1)  # it was gone before this line
 
 
 if __name__ == "__main__":

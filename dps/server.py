@@ -16,7 +16,7 @@ from dps.actors.system import Node
 from dps.chief.server import ChiefActor
 from dps.cluster.address import check_address
 from dps.cluster.spec import ClusterSpec, job_name
-from dps.errors import ConfigError, DeadlineExceeded, TaskLost
+from dps.errors import ConfigError, DeadlineExceeded, TaskLost, Unavailable
 from dps.protocol import AGENT, CHIEF, PS
 from dps.transport.endpoint import Runtime, runtime
 from dps.worker.agent import Agent
@@ -129,7 +129,11 @@ class Server:
         return self.job == lead and self.task == self.cluster.task_indices(lead)[0]
 
     def _start(self, bind: str, workers: int | None, ps: int | None, owned: bool, restarted: bool) -> None:
-        self._node = Node(self.runtime, bind, self.name, self._process)
+        try:
+            self._node = Node(self.runtime, bind, self.name, self._process)
+        except Unavailable as error:
+            error.exit_code = 2  # an address of one's own that is taken is a mistake in the configuration
+            raise
         self.address = self._node.address
         if self.job == "chief" or (self._hosts_chief and self._chief == bind):
             self._chief = self.address

@@ -229,7 +229,7 @@ def test_a_session_that_does_not_fit_the_run_names_both(server: dps.Server) -> N
             ({"params": {"w": np.zeros((3, 2), np.float32)}}, "variables differ.*b/0"),
             ({"params": {**params(), "w": np.zeros((4, 2), np.float32)}}, r"w is .*\(4, 2\) here.*\(3, 2\) there"),
             ({"optimizer": dps.optim.Adam(0.1)}, "optimizer of w.*adam.*sgd"),
-            ({"update": dps.Async()}, "async.*sync"),
+            ({"update": dps.Async()}, "Async.*SyncReplicas"),
         ):
             settings = {"params": params(), "optimizer": dps.optim.SGD(0.5), "timeout": 5, **other}
             with pytest.raises(ConfigError, match=words):

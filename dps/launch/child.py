@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from dps.config import THREADS
-
-
-def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a launched task: one thread for each numeric library unless it says otherwise."""
-    threads = {name: "1" for name in THREADS if name not in os.environ}
-    own = {"DPS_LAUNCHED": "1", "PYTHONUNBUFFERED": "1"}
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("DPS_") and k != "TF_CONFIG"}
-    return {**inherited, **threads, **own, **(extra or {})}
+from dps.config import environment
 
 
 class Child:
@@ -34,10 +25,12 @@ class Child:
     ) -> None:
         self.name, self.arguments = name, list(arguments)
         self._line, self._ended = line, ended
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "dps.role", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, env=environment(extra), text=True, errors="replace", pass_fds=pass_fds,
-            start_new_session=True,
+        self.process = _on_the_starter(
+            lambda: subprocess.Popen(
+                [sys.executable, "-m", "dps.role", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, env=environment(extra), text=True, errors="replace", pass_fds=pass_fds,
+                start_new_session=True,
+            )
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, name=f"output of {name}", daemon=True)
         self._reader.start()
@@ -60,8 +53,7 @@ class Child:
         return self.process.poll()
 
     def signal(self, number: int) -> None:
-        if self.alive:
-            os.kill(self.process.pid, number)
+        self.process.send_signal(number)
 
     def wait(self, patience_s: float) -> bool:
         """Wait for its end; True when it has ended."""

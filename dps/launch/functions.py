@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from dps.errors import ConfigError
@@ -14,22 +16,52 @@ from dps.errors import ConfigError
 def load(path: str) -> Callable[..., Any]:
     """A function by its path, "package.module:function" or "folder/file.py:function"; ConfigError when not there."""
     target, _, name = path.rpartition(":")
-    try:
-        if target.endswith(".py"):
-            sys.path.insert(0, os.path.dirname(os.path.abspath(target)))
-            target = os.path.splitext(os.path.basename(target))[0]
-        else:
-            sys.path.insert(0, os.getcwd())
-        found: Callable[..., Any] = getattr(importlib.import_module(target), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{path}: {error}; wanted package.module:function or folder/file.py:function") from None
+    module = _file(path, target) if target.endswith(".py") else _module(path, target)
+    found: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(found):
+        raise ConfigError(f"{path}: {target} has no function {name!r}; {_WANTED}")
     return found
+
+
+_WANTED = "wanted package.module:function or folder/file.py:function"
+
+
+def _module(path: str, target: str) -> ModuleType:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(target)
+    except (ModuleNotFoundError, ValueError) as error:
+        missing = getattr(error, "name", None)
+        if missing is not None and target != missing and not target.startswith(f"{missing}."):
+            raise  # the module is there, and what it imports is not
+        raise ConfigError(f"{path}: no module {target!r}; {_WANTED}") from None
+
+
+def _file(path: str, target: str) -> ModuleType:
+    """A file as a module of its own name; under another where a module of that name is loaded already."""
+    file = os.path.abspath(target)
+    if not os.path.exists(file):
+        raise ConfigError(f"{path}: no file {target!r}; {_WANTED}")
+    sys.path.insert(0, os.path.dirname(file))
+    name = os.path.splitext(os.path.basename(file))[0]
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == file:
+        return loaded
+    spec = importlib.util.spec_from_file_location(name if loaded is None else f"dps_program_{name}", file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def path_of(function: Callable[..., Any]) -> tuple[str, bytes]:
     """A function's path, "module:name" or "file.py:name"; for one that has none its code, if cloudpickle is there."""
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
+    main = sys.modules.get("__main__")
+    main_file, main_spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if module == "__main__" and main_spec is not None:  # python -m package.module
+        module = main_spec.name
     if name.isidentifier() and module and module != "__main__":
         return f"{module}:{name}", b""
     if name.isidentifier() and module == "__main__" and main_file and main_file.endswith(".py"):

@@ -7,15 +7,16 @@ import contextlib
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 from dps import telemetry, update
-from dps.errors import ConfigError, DeadlineExceeded, DpsError
+from dps.errors import ConfigError, DeadlineExceeded, DpsError, TaskLost
 from dps.launch.child import Child
 from dps.launch.functions import path_of
-from dps.launch.supervisor import Output, Supervisor
+from dps.launch.supervisor import Output, Supervisor, describe
 from dps.launch.values import pack, receive, send
 from dps.server import Server
 from dps.session import Session
@@ -47,7 +48,7 @@ class LocalRun:
                     late = [f"worker:{i}" for i, e in enumerate(self._ended) if not e.is_set()]
                     raise DeadlineExceeded(f"{', '.join(late)} did not end within {timeout} s", self)
         if self._errors:
-            task, text = min(self._errors.items())
+            task, text = next(iter(self._errors.items()))  # the first: others may have failed because of it
             raise DpsError(f"worker:{task} failed: {text}")
         return self
 
@@ -82,6 +83,7 @@ class LocalCluster:
         self._servers: list[Server] = []
         self._watching = threading.Event()
         self._watcher: threading.Thread | None = None
+        self._run: LocalRun | None = None
 
     def start(self) -> Self:
         """Start chief and ps. Blocks until the chief listens."""
@@ -106,22 +108,30 @@ class LocalCluster:
         return self._servers[0].address
 
     def run(self, train: Callable[..., Any], *args: Any) -> LocalRun:
-        """Run `train(server, *args)` on every worker; returns at once.
+        """Run `train(server, *args)` on every worker; returns at once. One run at a time: ConfigError for a second.
 
         With processes, `train` is found by its path (a module's or a script's function) and `args` and results are
         plain values and arrays. A notebook's function needs dps[notebook].
         """
-        target = self.target
-        if not self.processes:
-            return self._run_here(train, args, target)
+        if not self.target or (self._run is not None and not self._run.done()):
+            raise ConfigError("the run before has not ended: each worker does one thing at a time; call its wait()")
+        self._run = run = LocalRun(self.workers)
+        try:
+            self._run_processes(run, train, args) if self.processes else self._run_here(run, train, args)
+        except BaseException:
+            self._run = None
+            raise
+        return run
+
+    def _run_processes(self, run: LocalRun, train: Callable[..., Any], args: tuple[Any, ...]) -> None:
         assert self._supervisor is not None
+        if lost := self._supervisor.lost():
+            raise TaskLost(f"{lost} of this cluster is gone; stop it and start another one")
         function, code = path_of(train)
         order = {"function": function, "code": code, "args": list(args), "path": [p or os.getcwd() for p in sys.path]}
         pack(order)
-        run = LocalRun(self.workers)
         for task in range(self.workers):
             self._start_worker(self._supervisor, task, order, run)
-        return run
 
     def session(self, params: Any = None, **settings: Any) -> Session:
         """This process as one more client."""
@@ -140,7 +150,7 @@ class LocalCluster:
             self._supervisor = None
         for server in self._servers:
             server.stop()
-        self._servers = []
+        self._servers, self._run = [], None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -182,21 +192,24 @@ class LocalCluster:
         with contextlib.suppress(BrokenPipeError):
             send(orders, order)
         os.close(orders)
-        result, error = None, "its process ended without a result"
+        result, error = None, ""
+        heard = False
         try:
             while True:
                 report = receive(reports)
                 if "progress" in report:
                     run.history.append(report["progress"])
-                elif "result" in report:
-                    result, error = report["result"], ""
+                    continue
+                heard = True
+                if "result" in report:
+                    result = report["result"]
                 else:
                     error = f"{report['error']}\n{report['traceback']}"
         except EOFError:
             pass
         os.close(reports)
-        child.process.wait()
-        run._end(task, result, error)
+        code = child.process.wait()
+        run._end(task, result, error if heard else f"its process ended without a result ({describe(code)})")
 
     # -- in this process --------------------------------------------------------------------------------------
 
@@ -211,8 +224,7 @@ class LocalCluster:
         for task in range(self.workers):
             self._servers.append(Server(None, "worker", task, chief=chief.address, bind=f"{name}-worker{task}"))
 
-    def _run_here(self, train: Callable[..., Any], args: tuple[Any, ...], target: str) -> LocalRun:
-        run = LocalRun(self.workers)
+    def _run_here(self, run: LocalRun, train: Callable[..., Any], args: tuple[Any, ...]) -> None:
         listener = run.history.append
         telemetry.on_progress.append(listener)
 
@@ -220,13 +232,12 @@ class LocalCluster:
             try:
                 run._end(server.task, train(server, *args))
             except BaseException as error:
-                run._end(server.task, None, f"{type(error).__name__}: {error}")
+                run._end(server.task, None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
             if run.done() and listener in telemetry.on_progress:
                 telemetry.on_progress.remove(listener)
 
         for server in self._servers[1 + self.ps :]:
             runtime().spawn(server.name, lambda server=server: work(server))  # type: ignore[misc]
-        return run
 
 
 @atexit.register

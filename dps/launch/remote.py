@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from typing import Any
 
@@ -17,14 +18,25 @@ def main() -> None:
     orders, reports = map(int, os.environ["DPS_RUN_FDS"].split(","))
     order = receive(orders)
     os.close(orders)
-    telemetry.on_progress.append(lambda row: send(reports, {"progress": row}))
+    sending = threading.Lock()  # a user's threads may push, too
+
+    def report(what: dict[str, Any]) -> None:
+        with sending:
+            send(reports, what)
+
+    def progress(row: dict[str, Any]) -> None:
+        report({"progress": row})
+
+    telemetry.on_progress.append(progress)
     sys.path[:] = [*order["path"], *(p for p in sys.path if p not in order["path"])]
     try:
-        send(reports, {"result": _run(order)})
+        report({"result": _run(order)})
     except BaseException as error:
-        send(reports, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+        report({"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
         raise
     finally:
+        if progress in telemetry.on_progress:
+            telemetry.on_progress.remove(progress)
         os.close(reports)
 
 

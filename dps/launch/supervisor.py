@@ -6,16 +6,22 @@ import os
 import queue
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from dps.errors import DeadlineExceeded, TaskLost
+from dps.actors.caller import Caller
+from dps.actors.ref import Ref
+from dps.errors import DeadlineExceeded, DpsError, TaskLost
 from dps.launch.child import Child
+from dps.protocol import CHIEF, AskStats, Stats
 from dps.transport.endpoint import runtime
 
 START_S = 30.0
 END_S = 6.0
 """How long ps and chief may take to end by themselves when all workers have."""
+SAVE_S = 120.0
+"""How long they may take where the chief says that it ends the run: the last checkpoint is being written."""
 KILL_S = 3.0
 TOLD_S = 2.0
 """How long the chief may take to end itself and the ps when it is told to."""
@@ -30,14 +36,16 @@ class Output:
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = sys.stdout if stream is None else stream
         self._colours: dict[str, int] = {}
+        self._writing = threading.Lock()
 
     def line(self, name: str, text: str) -> None:
         prefix = f"[{name}]"
-        if self.stream.isatty():
-            colour = self._colours.setdefault(name, COLOURS[len(self._colours) % len(COLOURS)])
-            prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
-        self.stream.write(f"{prefix} {text}\n")
-        self.stream.flush()
+        with self._writing:
+            if self.stream.isatty():
+                colour = self._colours.setdefault(name, COLOURS[len(self._colours) % len(COLOURS)])
+                prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
+            self.stream.write(f"{prefix} {text}\n")
+            self.stream.flush()
 
 
 class Supervisor:
@@ -61,7 +69,9 @@ class Supervisor:
         self.children: dict[str, Child] = {}
         self.states: dict[str, str] = {}
         self.target = ""
-        self.reason = ""
+        self._crashed: dict[str, int] = {}
+        """Exit codes of ps and chief that died by themselves, not because the run had ended; the latest last."""
+        self._killed = False
         self._restarts = restarts
         self._left: dict[str, int] = {}
         self._print = line or Output().line
@@ -130,15 +140,15 @@ class Supervisor:
             self._ready.put("")
         if name.startswith("worker") or code in (0, 2, 3) or self._ending:
             return
-        if self._left.setdefault(name, self._restarts) > 0 and self.workers_alive():
+        self._crashed.pop(name, None)
+        self._crashed[name] = code
+        if self._left.setdefault(name, self._restarts) > 0 and (self.owned or self.workers_alive()):
             self._left[name] -= 1
             self._print("dps", f"{name} ended with {describe(code)}; it is started again")
             arguments = child.arguments
             if name == "chief":
                 arguments = [*self._chief_arguments(self.target), "--restarted"]
             self._spawn(name, arguments)
-        else:
-            self.reason = self.reason or f"{name} ended with {describe(code)}"
 
     def workers_alive(self) -> list[str]:
         return [n for n, c in self.children.items() if n.startswith("worker") and c.alive]
@@ -154,19 +164,18 @@ class Supervisor:
             if interrupts is not None and interrupts.count > sent:
                 sent = interrupts.count
                 self._interrupt(sent)
-            lost = [n for n, c in self.children.items() if not n.startswith("worker") and c.code not in (None, 0)]
-            if (
-                lost
-                and not self._ending
-                and self.states[lost[0]].startswith("failed")
-                and not self._comes_back(lost[0])
-            ):
-                self._print("dps", f"{lost[0]} is lost for good; the workers have {END_S:.0f} s to end")
+            if not self._ending and self.lost():
+                self._print("dps", f"{self.lost()} is lost for good; the workers have {END_S:.0f} s to end")
                 self._give_up(END_S)
         return self._teardown()
 
-    def _comes_back(self, name: str) -> bool:
-        return self.children[name].alive
+    def lost(self) -> str:
+        """A ps or chief that failed and was not started again, the one that crashed before the others; else ""."""
+        failed = [
+            n for n, c in self.children.items()
+            if not n.startswith("worker") and not c.alive and self.states[n].startswith("failed")
+        ]  # fmt: skip
+        return next((n for n in reversed(self._crashed) if failed), failed[0] if failed else "")
 
     def _give_up(self, patience_s: float) -> None:
         """Without a ps or the chief nothing can go on."""
@@ -185,32 +194,50 @@ class Supervisor:
             for name in self.workers_alive():
                 self.children[name].signal(signal.SIGINT)
         else:
-            self._ending = True
+            self._ending = self._killed = True
             for child in self.children.values():
                 child.signal(signal.SIGKILL)
 
     def _teardown(self) -> int:
         clock = runtime()
-        deadline = clock.now() + END_S
+        deadline = clock.now() + self._patience_s()
         while not self.owned and self.servers_alive() and clock.now() < deadline:
             self.turn(0.05)
         late = self.servers_alive()
         self.stop()
         return self._exit_code(late)
 
+    def _patience_s(self) -> float:
+        """How long ps and chief may take now that no worker is left: the chief says what it does."""
+        if self.owned or not self.servers_alive():
+            return 0.0
+        from dps.chief.server import END, GATHER, OPEN
+
+        caller = Caller(runtime(), "dps launch")
+        try:
+            answer = caller.ask(Ref(self.target, CHIEF), AskStats(), 1.0)
+        except DpsError:
+            return END_S
+        finally:
+            caller.close()
+        phase = answer.values["phase"] if isinstance(answer, Stats) else ""
+        if phase in (GATHER, OPEN):
+            return 0.0  # no worker ever opened a session
+        return SAVE_S if phase == END else END_S
+
     def _exit_code(self, late: list[str]) -> int:
-        codes = {name: child.code or 0 for name, child in self.children.items()}
-        workers = [c for n, c in codes.items() if n.startswith("worker") and c]
-        lost = [
-            n
-            for n, c in codes.items()
-            if not n.startswith("worker") and c not in (0, -signal.SIGTERM) and n not in late
-        ]
-        if lost:
-            self._print("dps", f"the run is over: {lost[0]} was lost ({describe(codes[lost[0]])})")
+        """130 when all was killed, 3 for a lost ps or chief, else the worst that a task ended with."""
+        if self._killed:
+            return 130
+        codes = {n: c.code or 0 for n, c in self.children.items() if n not in late}
+        bad = {n: c for n, c in codes.items() if not n.startswith("worker") and c not in (0, -signal.SIGTERM)}
+        if any(c == 3 or c < 0 for c in bad.values()):
+            name, code = next(reversed(self._crashed.items()), next(iter(bad.items())))
+            self._print("dps", f"the run is over: {name} was lost ({describe(code)})")
             return 3
-        failed = [c if c > 0 else 1 for c in workers]
-        return max(failed, default=0)
+        for name, code in bad.items():
+            self._print("dps", f"{name} ended with {describe(code)}")
+        return max((c if c > 0 else 1 for c in codes.values() if c not in (0, -signal.SIGTERM)), default=0)
 
     def stop(self) -> None:
         """End every task that still runs: the chief tells the ps, then SIGTERM, then SIGKILL. Blocks."""
