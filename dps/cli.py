@@ -14,6 +14,8 @@ from dps import __version__
 from dps.errors import ConfigError, DeadlineExceeded, DpsError
 from dps.role import DEFAULT_CHIEF, EXIT_CODES, Parser, guarded
 
+ANSWER_S = 3.0
+"""How long `dps status` waits for each answer."""
 COLUMNS = ("step", "version", "MB", "applied", "dropped", "refused")
 
 
@@ -93,7 +95,7 @@ def run_status(args: argparse.Namespace) -> int:
     caller = Caller(runtime(), "dps status")
 
     def ask(ref: Ref) -> dict[str, Any]:
-        answer = caller.ask(ref, AskStats(), 3.0)
+        answer = caller.ask(ref, AskStats(), ANSWER_S)
         assert isinstance(answer, Stats)
         return answer.values
 
@@ -101,7 +103,7 @@ def run_status(args: argparse.Namespace) -> int:
         try:
             chief = ask(Ref(args.chief, CHIEF))
         except DeadlineExceeded:
-            raise DeadlineExceeded(f"no chief answered at {args.chief} for 3 s; is a run there?") from None
+            raise DeadlineExceeded(f"no chief answered at {args.chief} for {ANSWER_S:g} s; is a run there?") from None
         saved = chief["saved"] or "none"
         print(f"chief at {args.chief}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {saved}")
         for what in ("live", "waiting", "finished", "given_up"):

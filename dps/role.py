@@ -247,6 +247,8 @@ def show(error: Exception) -> None:
     own = os.path.dirname(os.path.abspath(__file__))
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(("<frozen ", own)):
         trace = trace.tb_next
+    if trace is None and not isinstance(error, SyntaxError):
+        trace = error.__traceback__
     traceback.print_exception(type(error), error, trace)
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from dps.config import environment
+from dps.launch.starter import started
 
 
 class Child:
@@ -25,7 +26,7 @@ class Child:
     ) -> None:
         self.name, self.arguments = name, list(arguments)
         self._line, self._ended = line, ended
-        self.process = _on_the_starter(
+        self.process = started(
             lambda: subprocess.Popen(
                 [sys.executable, "-m", "dps.role", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, env=environment(extra), text=True, errors="replace", pass_fds=pass_fds,

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 import dps
-from dps.errors import ConfigError, DpsError
+from dps.errors import ConfigError, DeadlineExceeded, DpsError, TaskLost
 from dps.transport.endpoint import runtime
 from tests.launch.programs import count, echo, fail
 
@@ -56,40 +57,66 @@ def test_async_then_results_history_and_nothing_left() -> None:
     assert {p.pid for p in children()} <= before
 
 
-def test_two_runs_in_one_cluster_go_on_with_the_same_values() -> None:
-    with dps.LocalCluster(ps=1, workers=1) as local:
+@pytest.fixture(scope="class")
+def local() -> Iterator[dps.LocalCluster]:
+    """Started on a thread that is gone when the tests begin, as a notebook might do it."""
+    local = dps.LocalCluster(ps=1, workers=1)
+    starting = threading.Thread(target=local.start)
+    starting.start()
+    starting.join()
+    yield local
+    local.stop()
+
+
+class TestOneCluster:
+    """What needs no cluster of its own."""
+
+    def test_two_runs_go_on_with_the_same_values(self, local: dps.LocalCluster) -> None:
         assert local.run(count, 10).results[0]["step"] == 10
         assert local.run(count, 25).results[0]["a"][0] == 25
 
-
-def test_values_travel_whole() -> None:
-    table = np.arange(6, dtype=np.int64).reshape(2, 3)
-    with dps.LocalCluster(ps=1, workers=1, processes=True) as local:
+    def test_values_travel_whole(self, local: dps.LocalCluster) -> None:
+        table = np.arange(6, dtype=np.int64).reshape(2, 3)
         (found,) = local.run(echo, table, {"x": (1, 2.5, None)}, b"\x00").results
-    assert found[0] == 0 and found[2:] == [{"x": (1, 2.5, None)}, b"\x00"]
-    np.testing.assert_array_equal(found[1], table)
+        assert found[0] == 0 and found[2:] == [{"x": (1, 2.5, None)}, b"\x00"]
+        np.testing.assert_array_equal(found[1], table)
 
+    def test_a_failing_function_is_told_with_its_worker_and_traceback(self, local: dps.LocalCluster) -> None:
+        with pytest.raises(DpsError, match="worker:0 failed: RuntimeError") as told:
+            local.run(fail).wait()
+        assert "does not want to" in str(told.value) and "programs.py" in str(told.value)
 
-def test_a_failing_function_is_told_with_its_worker_and_traceback() -> None:
-    with (
-        dps.LocalCluster(ps=1, workers=1) as local,
-        pytest.raises(DpsError, match="worker:0 failed: RuntimeError") as told,
-    ):
-        local.run(fail).wait()
-    assert "does not want to" in str(told.value) and "programs.py" in str(told.value)
+    def test_a_second_run_has_to_wait_for_the_first(self, local: dps.LocalCluster) -> None:
+        first = local.run(echo)
+        with pytest.raises(ConfigError, match="the run before has not ended"):
+            local.run(echo)
+        with pytest.raises(DeadlineExceeded, match="worker:0 did not end within 0.01 s"):
+            first.wait(0.01)
+        assert first.wait(30).done()
+
+    @pytest.mark.skipif("cloudpickle" in sys.modules, reason="cloudpickle would carry it")
+    def test_a_function_without_a_path_names_the_extra(self, local: dps.LocalCluster) -> None:
+        with pytest.raises(ConfigError, match=r"dps\[notebook\]"):
+            local.run(lambda server: None)
+        assert local.run(echo, 1).results == [[0, 1]]
+
+    def test_a_cluster_whose_chief_was_lost_for_good_says_so(self, local: dps.LocalCluster) -> None:
+        supervisor = local._supervisor
+        assert supervisor is not None
+        for _ in range(2):  # it is started again once
+            chief = supervisor.children["chief"]
+            chief.signal(signal.SIGKILL)
+            until(lambda chief=chief: supervisor.children["chief"] is not chief or supervisor.lost())
+        with pytest.raises(TaskLost, match="chief of this cluster is gone"):
+            local.run(echo)
 
 
 def test_all_in_this_process() -> None:
     with dps.LocalCluster(ps=2, workers=2, processes=False) as local:
         results = local.run(count, 30).results
+        with pytest.raises(DpsError, match="does not want to"):
+            local.run(fail).wait(20)
     assert sum(r["pushes"] for r in results) >= 30
-
-
-def test_a_function_without_a_path_names_the_extra() -> None:
-    if "cloudpickle" in sys.modules:
-        pytest.skip("cloudpickle is loaded")
-    with dps.LocalCluster(ps=1, workers=1) as local, pytest.raises(ConfigError, match=r"dps\[notebook\]"):
-        local.run(lambda server: None)
 
 
 @pytest.mark.parametrize("mode", ["async", "backup"])

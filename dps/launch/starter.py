@@ -1,0 +1,52 @@
+"""Where launched processes are started: on one thread that does not end before this process does."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+
+class Starter:
+    """Starts processes on a thread that lives as long as this process.
+
+    A launched task dies with its launcher, and Linux takes for that the thread that started it (prctl(2),
+    PR_SET_PDEATHSIG): a cluster that was started on a short thread would die with that thread.
+    """
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._orders: queue.Queue[tuple[Callable[[], subprocess.Popen[str]], Future[subprocess.Popen[str]]]]
+        self._orders = queue.Queue()
+        threading.Thread(target=self._serve, name="dps starts tasks", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            work, result = self._orders.get()
+            try:
+                result.set_result(work())
+            except BaseException as error:
+                result.set_exception(error)
+
+    def start(self, work: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
+        """What `work` returns or raises, run on the thread. Blocks."""
+        result: Future[subprocess.Popen[str]] = Future()
+        self._orders.put((work, result))
+        return result.result()
+
+
+_starter: Starter | None = None
+_starting = threading.Lock()
+
+
+def started(work: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    """A process, started on this process's starter. Blocks."""
+    global _starter
+    with _starting:
+        if _starter is None or _starter.pid != os.getpid():  # a fork has no threads but its own
+            _starter = Starter()
+        starter = _starter
+    return starter.start(work)

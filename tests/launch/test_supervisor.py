@@ -1,0 +1,147 @@
+"""All tasks of a run as processes: what is printed, who is started again, what the run's exit code is."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from dps.config import THREADS, environment
+from dps.launch.supervisor import Interrupts, Output, Supervisor, describe
+from tests.launch.test_local import until
+
+TRAINER = """
+import sys, time
+import numpy as np, dps
+steps, folder = int(sys.argv[1]), sys.argv[2]
+hooks = [dps.StopAtStep(last_step=steps), *([dps.CheckpointSaver(steps=20)] if folder else [])]
+with dps.Server.from_env() as server, dps.Session(
+    server, {"a": np.zeros(10, np.float32)}, optimizer=dps.optim.SGD(1.0), hooks=hooks, timeout=30,
+    checkpoint_dir=folder or None,
+) as session:
+    while not session.should_stop():
+        step = session.push({"a": np.ones_like(session.pull()["a"])}).step
+        if step % 10 == 0:
+            print("step", step)
+        time.sleep(0.004)
+    print("ends at", session.global_step)
+"""
+
+
+class Run:
+    """A launched run; `wait` runs on this thread, what is to happen meanwhile on another."""
+
+    def __init__(self, program: str, folder: Path, *arguments: str, workers: int = 1, **settings: int) -> None:
+        self.lines: list[str] = []
+        path = folder / "program.py"
+        path.write_text(program)
+        self.supervisor = Supervisor(
+            1, workers, line=lambda name, text: self.lines.append(f"{name} {text}"), **settings
+        )
+        self.supervisor.start()
+        for task in range(workers):
+            self.supervisor.start_worker(task, str(path), arguments)
+
+    def heard(self, words: str) -> bool:
+        return any(words in line for line in self.lines)
+
+    def kill(self, name: str, after: str) -> threading.Thread:
+        """SIGKILL a task once a line with these words was heard."""
+
+        def act() -> None:
+            until(lambda: self.heard(after))
+            self.supervisor.children[name].signal(signal.SIGKILL)
+
+        thread = threading.Thread(target=act)
+        thread.start()
+        return thread
+
+    def end(self, interrupts: Interrupts | None = None) -> int:
+        code = self.supervisor.wait(interrupts)
+        assert not [name for name, child in self.supervisor.children.items() if child.alive]
+        return code
+
+
+def test_lines_carry_their_tasks_name_and_colour_on_a_terminal_only() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    plain, terminal = io.StringIO(), Terminal()
+    Output(plain).line("worker:1", "loss 0.5")
+    assert plain.getvalue() == "[worker:1] loss 0.5\n"
+    output = Output(terminal)
+    output.line("ps:0", "a")
+    output.line("ps:1", "b")
+    output.line("ps:0", "c")
+    first, second, third = (line.split("[ps")[0] for line in terminal.getvalue().splitlines())
+    assert first == third != second and first.startswith("\x1b[")
+
+
+def test_tasks_get_one_thread_where_nothing_else_is_said_and_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    monkeypatch.setenv("DPS_CHIEF", "127.0.0.1:9")
+    for name in THREADS[1:]:
+        monkeypatch.delenv(name, raising=False)
+    made = environment({"DPS_RUN_FDS": "3,4"})
+    assert [made[name] for name in THREADS] == ["3", "1", "1", "1"]
+    assert "TF_CONFIG" not in made and "DPS_CHIEF" not in made
+    assert (made["DPS_LAUNCHED"], made["DPS_LAUNCHER"], made["DPS_RUN_FDS"]) == ("1", str(os.getpid()), "3,4")
+
+
+def test_an_exit_code_for_people() -> None:
+    assert [describe(code) for code in (3, -9, -64)] == ["exit code 3", "SIGKILL", "SIGRTMAX"]
+
+
+def test_the_worst_exit_code_of_the_workers_is_the_runs(tmp_path: Path) -> None:
+    run = Run("import os, sys; sys.exit([0, 5, 4][int(os.environ['DPS_TASK'])])", tmp_path, workers=3)
+    assert run.end() == 5
+    assert run.supervisor.states["worker:1"] == "failed (exit code 5)"
+    assert run.supervisor.states["worker:0"] == "done"
+
+
+def test_a_killed_worker_is_not_started_again_and_the_others_end(tmp_path: Path) -> None:
+    run = Run(TRAINER, tmp_path, "300", "", workers=2)
+    killing = run.kill("worker:1", "worker:1 step")
+    assert run.end() == 1
+    killing.join()
+    assert run.heard("worker:0 ends at 30") and not run.heard("worker:1 ends at")
+    assert run.supervisor.states["worker:1"] == "failed (SIGKILL)"
+
+
+def test_a_killed_ps_is_started_again_and_the_run_ends_well(tmp_path: Path) -> None:
+    run = Run(TRAINER, tmp_path, "150", str(tmp_path / "saved"))
+    killing = run.kill("ps:0", "step 40")
+    assert run.end() == 0
+    killing.join()
+    assert run.heard("dps ps:0 ended with SIGKILL; it is started again")
+    assert run.heard("worker:0 ends at 150")
+
+
+def test_a_ps_that_may_not_be_started_again_is_named_in_the_last_line(tmp_path: Path) -> None:
+    run = Run(TRAINER, tmp_path, "100000", "", restarts=0)
+    killing = run.kill("ps:0", "step 20")
+    assert run.end() == 3
+    killing.join()
+    assert run.lines[-1] == "dps the run is over: ps:0 was lost (SIGKILL)"
+
+
+def test_two_interrupts_kill_all_and_give_130(tmp_path: Path) -> None:
+    run = Run("import time\nprint('busy')\ntime.sleep(600)", tmp_path)
+    interrupts = Interrupts()
+
+    def press() -> None:
+        until(lambda: run.heard("busy"))
+        interrupts.count += 1
+        until(lambda: run.heard("Ctrl-C once more"))
+        interrupts.count += 1
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    assert run.end(interrupts) == 130
+    pressing.join()

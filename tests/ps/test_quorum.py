@@ -1,0 +1,238 @@
+"""Synchronous steps as lists of events; outcomes worked out by hand from the rules of SyncReplicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from dps.ps.quorum import Decision, Grant, Member, Quorum
+
+
+class Steps:
+    """A quorum with workers 0, 1, 2 ... under incarnations 10, 11, 12 ..., one ps unless said."""
+
+    def __init__(self, workers: int, ps: int = 1, **settings: Any) -> None:
+        self.quorum = Quorum(range(ps), 0, **settings)
+        self.members = {10 + i: Member(i, f"worker:{i}") for i in range(workers)}
+        self.number = dict.fromkeys(self.members, 0)
+        self.gone = 0
+        self.actions = self.quorum.set_members(self.members, [], 0)
+        for incarnation in self.members:
+            self.quorum.enter(incarnation)
+
+    def push(self, worker: int, step: int, refusal: str = "", ps: int = 1) -> list[Decision | Grant]:
+        incarnation = 10 + worker
+        self.number[incarnation] += 1
+        actions: list[Decision | Grant] = []
+        for task in range(ps):
+            actions += self.quorum.report(task, incarnation, self.number[incarnation], step, refusal)
+        return actions
+
+    def leave(self, worker: int) -> list[Decision | Grant]:
+        del self.members[10 + worker]
+        self.gone += 1
+        return self.quorum.set_members(self.members, [], self.gone)
+
+
+def sets(actions: list[Decision | Grant]) -> list[list[tuple[int, int, int]]]:
+    return [list(a.chosen) for a in actions if isinstance(a, Decision) and a.chosen]
+
+
+def grants(actions: list[Decision | Grant]) -> list[tuple[int, int, str]]:
+    """(worker, token, status) of the granted pushes."""
+    return [(a.incarnation - 10, a.step, a.status) for a in actions if isinstance(a, Grant) and a.number]
+
+
+def test_a_full_quota_makes_a_step_and_releases_everybody_with_it() -> None:
+    s = Steps(2)
+    assert s.push(1, 0) == []
+    actions = s.push(0, 0)
+    assert sets(actions) == [[(0, 10, 1), (1, 11, 1)]]
+    assert grants(actions) == [(1, 1, "applied"), (0, 1, "applied")]
+
+
+def test_a_push_counts_only_when_it_is_whole_on_every_ps() -> None:
+    s = Steps(1, ps=2)
+    assert s.quorum.report(0, 10, 1, 0, "") == []
+    assert sets(s.quorum.report(1, 10, 1, 0, "")) == [[(0, 10, 1)]]
+
+
+def test_reports_that_come_twice_or_late_do_nothing() -> None:
+    s = Steps(1)
+    s.push(0, 0)
+    assert s.quorum.report(0, 10, 1, 0, "") == []
+
+
+def test_numbers_of_a_session_are_taken_in_order() -> None:
+    s = Steps(1, aggregate=2, total=1)
+    assert s.quorum.report(0, 10, 2, 0, "") == []
+    assert sets(s.quorum.report(0, 10, 1, 0, "")) == [[(0, 10, 1), (0, 10, 2)]]
+
+
+def test_backup_workers_the_first_two_of_three_make_the_step_and_the_third_is_dropped() -> None:
+    s = Steps(3, aggregate=2, total=3)
+    s.push(2, 0)
+    actions = s.push(0, 0)
+    assert sets(actions) == [[(0, 10, 1), (2, 12, 1)]]
+    late = s.push(1, 0)
+    assert sets(late) == [] and grants(late) == [(1, 1, "dropped")]
+
+
+def test_several_batches_a_worker_make_a_step_by_initial_tokens() -> None:
+    s = Steps(2, aggregate=4, total=2)
+    assert grants(s.push(0, 0)) == [(0, 0, "applied")]
+    assert grants(s.push(1, 0)) == [(1, 0, "applied")]
+    assert grants(s.push(0, 0)) == []
+    actions = s.push(1, 0)
+    assert sets(actions) == [[(0, 10, 1), (0, 10, 2), (1, 11, 1), (1, 11, 2)]]
+    assert grants(actions) == [(0, 1, "applied"), (1, 1, "applied")]
+    assert s.quorum.tokens == 2
+
+
+def test_initial_tokens_as_tensorflow_waste_the_round_after_the_first_update() -> None:
+    s = Steps(2, aggregate=2, total=2, initial_tokens=2)
+    assert grants(s.push(0, 0)) == [(0, 0, "applied")]
+    actions = s.push(1, 0)
+    assert sets(actions) == [[(0, 10, 1), (1, 11, 1)]] and grants(actions) == [(1, 1, "applied")]
+    assert grants(s.push(0, 0)) == [(0, 1, "dropped")]
+
+
+def test_a_refused_gradient_lowers_the_quota_of_its_step_only_and_gets_a_token() -> None:
+    s = Steps(2)
+    refused = s.push(0, 0, "NaN in w")
+    assert [a.refused for a in refused if isinstance(a, Decision)] == [(((0, 10, 1), "NaN in w"),)]
+    actions = s.push(1, 0)
+    assert sets(actions) == [[(1, 11, 1)]]
+    assert grants(actions) == [(0, 1, "refused"), (1, 1, "applied")]
+    assert s.push(0, 1) == [] and len(sets(s.push(1, 1))[0]) == 2
+
+
+def test_when_all_are_refused_all_get_a_token_of_the_same_step() -> None:
+    s = Steps(2)
+    s.push(0, 0, "bad")
+    actions = s.push(1, 0, "bad")
+    assert sets(actions) == [] and grants(actions) == [(0, 0, "refused"), (1, 0, "refused")]
+
+
+def test_a_worker_that_dies_before_its_push_lets_the_others_go_on() -> None:
+    s = Steps(3)
+    s.push(0, 0)
+    s.push(1, 0)
+    actions = s.leave(2)
+    assert sets(actions) == [[(0, 10, 1), (1, 11, 1)]] and grants(actions) == [(0, 1, "applied"), (1, 1, "applied")]
+
+
+def test_an_unacknowledged_push_of_a_worker_that_died_is_forgotten() -> None:
+    s = Steps(3)
+    s.push(0, 0)
+    actions = s.leave(0)
+    assert [a.ended for a in actions if isinstance(a, Decision)] == [(10,)]
+    s.push(1, 0)
+    assert sets(s.push(2, 0)) == [[(1, 11, 1), (2, 12, 1)]]
+
+
+def test_an_acknowledged_push_of_a_worker_that_left_is_still_applied_and_only_then_forgotten() -> None:
+    s = Steps(2, aggregate=4, total=2)
+    assert grants(s.push(0, 0)) == [(0, 0, "applied")]
+    assert s.leave(0) == []
+    actions = s.leave(1)
+    assert sets(actions) == [[(0, 10, 1)]]
+    ended = [a.ended for a in actions if isinstance(a, Decision) and a.ended]
+    assert sorted(i for group in ended for i in group) == [10, 11]
+
+
+def test_a_late_worker_enters_at_the_next_step() -> None:
+    s = Steps(2)
+    s.push(0, 0)
+    s.members[12] = Member(2, "worker:2")
+    s.number[12] = 0
+    s.quorum.set_members(s.members, [], 0)
+    assert s.quorum.enter(12) == []
+    actions = s.push(1, 0)
+    assert sets(actions) == [[(0, 10, 1), (1, 11, 1)]]
+    assert Grant(12, 0, 1, "applied") in actions
+    s.push(0, 1)
+    s.push(1, 1)
+    assert len(sets(s.push(2, 1))[0]) == 3
+
+
+def test_a_late_worker_enters_at_once_between_two_steps() -> None:
+    s = Steps(1)
+    s.members[11] = Member(1, "worker:1")
+    s.quorum.set_members(s.members, [], 0)
+    assert s.quorum.enter(11) == [Grant(11, 0, 0, "applied")]
+
+
+def test_the_first_step_waits_for_workers_that_are_expected() -> None:
+    quorum = Quorum([0], 0)
+    quorum.set_members({10: Member(0, "worker:0")}, ["worker:1"], 0)
+    quorum.enter(10)
+    assert quorum.report(0, 10, 1, 0, "") == []
+    assert quorum.missing() == ["worker:1"]
+    assert sets(quorum.set_members({10: Member(0, "worker:0")}, [], 1)) == [[(0, 10, 1)]]
+
+
+def test_a_worker_that_is_counted_enters_even_while_others_wait_for_it() -> None:
+    quorum = Quorum([0], 5)
+    quorum.set_members({10: Member(0, "worker:0")}, ["worker:1"], 0)
+    quorum.enter(10)
+    quorum.report(0, 10, 1, 5, "")
+    quorum.set_members({10: Member(0, "worker:0"), 11: Member(1, "worker:1")}, [], 0)
+    assert quorum.enter(11) == [Grant(11, 0, 5, "applied")]
+
+
+@settings(max_examples=150)
+@given(
+    workers=st.integers(1, 4), extra=st.integers(-2, 3), configured=st.booleans(),
+    events=st.lists(st.tuples(st.sampled_from(["push", "push", "push", "refuse", "leave", "join"]), st.integers(0, 5)), max_size=60),
+)  # fmt: skip
+def test_no_sequence_of_events_stands_still(
+    workers: int, extra: int, configured: bool, events: list[tuple[str, int]]
+) -> None:
+    """Each worker pushes when it may; as long as a counted worker lives, somebody may go on."""
+    aggregate = max(1, workers + extra)
+    options = {"aggregate": aggregate, "total": workers} if configured else {}
+    s = Steps(workers, **options)
+    local = dict.fromkeys(s.members, 0)
+    waiting: set[int] = set()
+    chosen: set[tuple[int, int]] = set()
+    steps = 0
+
+    def take(actions: list[Decision | Grant]) -> None:
+        nonlocal steps
+        for action in actions:
+            if isinstance(action, Grant):
+                waiting.discard(action.incarnation)
+                assert action.step >= local.get(action.incarnation, 0)
+                local[action.incarnation] = action.step
+            elif action.chosen:
+                steps += 1
+                assert action.step == steps
+                assert list(action.chosen) == sorted(action.chosen)
+                for _, incarnation, number in action.chosen:
+                    assert (incarnation, number) not in chosen
+                    chosen.add((incarnation, number))
+
+    following = 10 + workers
+    for what, which in events:
+        free = [i for i in s.members if i not in waiting]
+        if what in ("push", "refuse") and free:
+            incarnation = free[which % len(free)]
+            waiting.add(incarnation)
+            s.number[incarnation] += 1
+            refusal = "bad" if what == "refuse" else ""
+            take(s.quorum.report(0, incarnation, s.number[incarnation], local[incarnation], refusal))
+        elif what == "leave" and s.members:
+            incarnation = list(s.members)[which % len(s.members)]
+            waiting.discard(incarnation)
+            take(s.leave(incarnation - 10))
+        elif what == "join":
+            s.members[following] = Member(following - 10, f"worker:{following - 10}")
+            s.number[following], local[following] = 0, 0
+            waiting.add(following)
+            take(s.quorum.set_members(s.members, [], s.gone))
+            take(s.quorum.enter(following))
+            following += 1
+        assert not s.members or len(waiting) < len(s.members), "everybody waits"

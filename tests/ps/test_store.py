@@ -1,0 +1,140 @@
+"""A shard's memory: versions, leases and updates against a plain model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from dps import optim
+from dps.ps.store import RowGradient, Store, Update, row_gradient
+from dps.transport.endpoint import runtime
+from dps.variables.plan import Plan, VariableSpec, make_plan
+
+SGD = optim.SGD(1.0).to_wire()
+
+
+def plan() -> Plan:
+    specs = [
+        VariableSpec("a", (4, 3), "<f4", SGD),
+        VariableSpec("b", (), "<f8", SGD),
+        VariableSpec("c", (5,), "<f4", SGD),
+        VariableSpec("frozen", (2,), "<i8", None),
+        VariableSpec("table", (6, 2), "<f4", SGD, sparse=True),
+    ]
+    return make_plan(specs, (0,), lambda *_: 0, None)
+
+
+def store() -> Store:
+    return Store(plan().layouts[0], runtime())
+
+
+def values(held: Any, made: Store) -> dict[int, Any]:
+    found = {}
+    for arena, array in zip(made.layout.arenas, held.arrays, strict=True):
+        for part, start in zip(arena.parts, arena.starts, strict=True):
+            found[part.index] = array[start : start + part.size].reshape(part.shape).copy()
+    return found
+
+
+def run_of(made: Store, value: float) -> Update:
+    return Update([np.full(a.size, value, a.dtype) for a in made.layout.arenas], {})
+
+
+def test_arenas_hold_what_shares_dtype_and_optimizer_and_a_sparse_table_its_own() -> None:
+    arenas = plan().layouts[0].arenas
+    assert [[p.name for p in a.parts] for a in arenas] == [["a", "c"], ["b"], ["frozen"], ["table"]]
+    assert all(a.offset % 64 == 0 for a in arenas)
+
+
+def test_a_leased_version_stays_while_others_are_written() -> None:
+    made = store()
+    first = made.lease()
+    assert first is not None
+    made.apply(run_of(made, -1.0), 1)
+    second = made.lease()
+    assert second is not None
+    made.apply(run_of(made, -1.0), 2)
+    assert (first.counter, second.counter, made.counter) == (0, 1, 2)
+    assert values(first, made)[0][0, 0] == 0 and values(second, made)[0][0, 0] == 1
+    assert made.part(plan().parts[0])[0, 0] == 2
+
+
+def test_no_third_version_is_leased_so_that_a_writer_always_finds_memory() -> None:
+    made = store()
+    held = []
+    for _ in range(2):
+        held.append(made.lease())
+        made.apply(run_of(made, -1.0), 1)
+    assert None not in held and made.lease() is None
+    for _ in range(5):
+        made.apply(run_of(made, -1.0), 1)
+    assert all(len(a.buffers) <= 3 for a in made.arenas)
+    assert held[0] is not None
+    held[0].release()
+    held[0].release()
+    assert made.lease() is not None
+
+
+def test_lease_arrays_cannot_be_written() -> None:
+    held = store().lease()
+    assert held is not None
+    with pytest.raises(ValueError, match="read-only"):
+        held.arrays[0][0] = 1
+
+
+def test_rows_are_checked_and_duplicates_summed() -> None:
+    part = plan().parts[4]
+    gradient = row_gradient(part, np.array([3, 0, 3]), np.ones((3, 2), np.float32))
+    assert gradient.rows.tolist() == [0, 3] and gradient.values.tolist() == [[1, 1], [2, 2]]
+    with pytest.raises(ValueError, match="out of range: got 1 to 6, wanted 0 to 5"):
+        row_gradient(part, np.array([6, 1]), np.ones((2, 2), np.float32))
+    with pytest.raises(ValueError, match="wanted int64"):
+        row_gradient(part, np.array([1.0]), np.ones((1, 2), np.float32))
+
+
+PARTS = plan().parts
+EVENT = st.one_of(
+    st.tuples(st.just("run"), st.integers(1, 3)),
+    st.tuples(st.just("part"), st.sampled_from([0, 1, 2, 4])),
+    st.tuples(st.just("rows"), st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True)),
+    st.tuples(st.just("lease"), st.none()),
+    st.tuples(st.just("release"), st.integers(0, 5)),
+)
+
+
+@settings(max_examples=120)
+@given(events=st.lists(EVENT, max_size=40))
+def test_any_updates_and_leases_give_what_a_plain_model_gives(events: list[tuple[str, Any]]) -> None:
+    made, model = store(), {p.index: np.zeros(p.shape) for p in PARTS}
+    held: list[tuple[Any, dict[int, Any]]] = []
+    for what, detail in events:
+        if what == "run":
+            made.apply(run_of(made, -detail), 1)
+            for index in (0, 1, 2, 4):
+                model[index] = model[index] + detail
+        elif what == "part":
+            part = PARTS[detail]
+            dtype = made.part(part).dtype
+            made.apply(Update(None, {detail: np.full(part.shape, -1, dtype)}), 1)
+            model[detail] = model[detail] + 1
+        elif what == "rows":
+            rows = np.array(sorted(detail))
+            for index, dim in ((0, 3), (4, 2)):
+                made.apply(Update(None, {index: RowGradient(rows, np.full((len(rows), dim), -1, np.float32))}), 1)
+                model[index] = model[index].copy()
+                model[index][rows] += 1
+        elif what == "lease":
+            lease = made.lease()
+            if lease is not None:
+                held.append((lease, {i: v.copy() for i, v in model.items()}))
+        elif held:
+            held.pop(detail % len(held))[0].release()
+        for lease, then in held:
+            for index, value in values(lease, made).items():
+                np.testing.assert_array_equal(value, then[index])
+        for part in PARTS:
+            np.testing.assert_array_equal(made.part(part), model[part.index])

@@ -1,0 +1,106 @@
+"""The `dps` command: what each part prints, and how mistakes end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dps
+from dps import cli
+
+
+def exit_code(*argv: str) -> int:
+    try:
+        return cli.main(argv)
+    except SystemExit as error:
+        assert isinstance(error.code, int)
+        return error.code
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "COMMAND"),
+        (["fly"], "fly"),
+        (["launch"], "program"),
+        (["launch", "--ps", "0", "train.py"], "got --ps 0"),
+        (["launch", "--workers", "-1", "train.py"], "--workers -1"),
+        (["launch", "nowhere.py"], "nowhere.py: no such file"),
+        (["launch", __file__, "--steps", "3"], "--steps"),
+        (["launch", "--update", "often", __file__], "--update 'often' is not known"),
+        (["simulate", "nowhere:train"], "no module 'nowhere'"),
+        (["status", "--chief", "nonsense"], "nonsense"),
+        (["keys", "new", "folder"], "not there yet"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(*argv) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("dps: ") and told.count("\n") == 1
+    assert words in told
+
+
+def test_help_lists_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("launch", "bench", "doctor", "keys", "status", "simulate", "3 a task was lost", "5 refused"):
+        assert words in text
+
+
+def test_status_shows_the_chief_the_workers_and_a_row_for_each_ps(capsys: pytest.CaptureFixture[str]) -> None:
+    with dps.Server.create_local_server() as server:
+        params = {"w": np.zeros((250, 1000), np.float32)}
+        with dps.Session(server, params, optimizer=dps.optim.SGD(1.0)) as session:
+            session.push({"w": np.ones((250, 1000), np.float32)})
+            assert exit_code("status", "--chief", server.target) == 0
+    chief, live, waiting, *_, ps = capsys.readouterr().out.splitlines()
+    assert chief.startswith(f"chief at {server.target}: training; run epoch 1")
+    assert (live, waiting) == ("workers live: worker:0", "workers waiting: none")
+    step_version_mb = ps.split()[3:6]
+    assert ps.split()[0] == "0" and step_version_mb == ["1", "1", "1.0"]
+
+
+def test_status_of_a_chief_that_is_not_there_is_exit_code_4(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "ANSWER_S", 0.2)
+    with dps.Server.create_local_server() as server:
+        gone = server.target
+    assert exit_code("status", "--chief", gone) == 4
+    assert f"no chief answered at {gone}" in capsys.readouterr().err
+
+
+def test_doctor_names_packages_and_whether_a_node_can_listen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("doctor") == 0
+    text = capsys.readouterr().out
+    assert f"numpy {np.__version__}" in text and "a node can listen on 127.0.0.1" in text
+
+
+def test_simulate_runs_a_function_and_prints_what_came_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("greenlet")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "program_simulated.py").write_text(
+        "import dps, numpy as np\n"
+        "def train(server):\n"
+        "    hooks = [dps.StopAtStep(last_step=3)]\n"
+        "    with dps.Session(server, {'a': np.zeros(2)}, optimizer=dps.optim.SGD(1.0), hooks=hooks) as session:\n"
+        "        while not session.should_stop():\n"
+        "            session.push({'a': np.ones(2)})\n"
+        "        return float(session.pull()['a'][0])\n"
+        "def fail(server):\n"
+        "    raise OSError('disk')\n"
+    )
+    file = str(tmp_path / "program_simulated.py")
+    assert exit_code("simulate", f"{file}:train", "--workers", "2", "--update", "sync", "--seed", "4") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("simulated ") and lines[0].endswith("all tasks ended well")
+    assert lines[1:] == ["worker:0 returned -3.0", "worker:1 returned -3.0"]
+    assert exit_code("simulate", f"{file}:fail") == 1
+    assert "worker:0: OSError: disk" in capsys.readouterr().out

@@ -1,0 +1,240 @@
+"""One task as a process: where its settings come from, what a mistake says, what its exit code tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dps import role
+from dps.transport.endpoint import runtime
+
+TWO_JOBS = '{"ps": ["127.0.0.1:2222"], "worker": ["127.0.0.1:2230", "127.0.0.1:2231"]}'
+
+
+def exit_code(*argv: str) -> int:
+    """What the process's exit code would be, in this process."""
+    try:
+        return role.main(argv)
+    except SystemExit as error:
+        return role.exit_code(error)
+
+
+def start(*argv: str, cwd: Path | None = None, **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "dps.role", *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **environ},
+    )
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "which job is this task of"),
+        (["--bogus"], "unrecognized arguments: --bogus"),
+        (["--job", "ps", "--log-level", "loud"], "LOUD"),
+        (["--job", "boss"], "--job boss cannot be run"),
+        (["--job", "evaluator"], "not there yet"),
+        (["--job", "worker", "--task", "0"], "not there yet"),
+        (["--job", "worker", "--task", "-1", "--program", "x.py"], "got --task -1"),
+        (["--job", "chief", "--workers", "-2"], "got --workers -2"),
+        (["--job", "ps", "--program", "train.py"], "a ps runs no program"),
+        (["--job", "chief", "--bind", "127.0.0.1"], "has no port"),
+        (["--job", "ps", "--chief", "nonsense"], "nonsense"),
+        (["--job", "chief", "--chief", "127.0.0.1:0", "--update", "often"], "--update 'often' is not known"),
+        (["--job", "ps", "--task", "7", "--cluster", TWO_JOBS], "7"),
+        (["--job", "ps", "--task", "0", "--cluster", "cluster.ini"], "cluster.ini"),
+    ],
+)
+def test_a_mistake_in_the_arguments_is_one_line_and_exit_code_2(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(*argv) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("dps: ") and told.count("\n") == 1
+    assert words in told
+
+
+def test_an_address_that_is_taken_is_exit_code_2_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    holder = runtime().endpoint("127.0.0.1:0")
+    try:
+        assert exit_code("--job", "chief", "--bind", holder.address) == 2
+    finally:
+        holder.close(0)
+    told = capsys.readouterr().err
+    assert holder.address in told and told.count("\n") == 1
+
+
+def test_help_lists_the_exit_codes_and_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom dps import role\nprint(' '.join(role.parser().format_help().split()))\n"
+        "print([m for m in ('numpy', 'zmq', 'numba', 'msgpack') if m in sys.modules])"
+    )
+    text, loaded = subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()
+    for words in (
+        "0 done",
+        "1 the program failed",
+        "2 bad arguments",
+        "3 a task was lost",
+        "4 a deadline",
+        "5 refused",
+    ):
+        assert words in text
+    assert loaded == "[]"
+
+
+# -- where the settings come from -------------------------------------------------------------------------------------
+
+
+def environment(*argv: str) -> dict[str, str]:
+    return role.task_environment(role.parser().parse_args(argv))
+
+
+def test_the_cluster_flag_goes_before_hosts_and_those_before_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"cluster": {"ps": ["127.0.0.1:3"], "worker": ["127.0.0.1:4"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(there))
+    hosts = ("--ps_hosts", "127.0.0.1:5", "--worker_hosts", "127.0.0.1:6,127.0.0.1:7")
+    found = environment("--job_name", "ps", "--task_index", "0", "--cluster", TWO_JOBS, *hosts)
+    assert json.loads(found["DPS_CLUSTER"]) == json.loads(TWO_JOBS)
+    found = environment("--job_name", "ps", "--task_index", "0", *hosts)
+    assert json.loads(found["DPS_CLUSTER"]) == {"ps": ["127.0.0.1:5"], "worker": ["127.0.0.1:6", "127.0.0.1:7"]}
+    found = environment()
+    assert json.loads(found["DPS_CLUSTER"]) == there["cluster"]
+    assert (found["DPS_JOB"], found["DPS_TASK"], found["DPS_CHIEF"]) == ("worker", "0", "")
+
+
+def test_with_the_chiefs_address_only_the_task_may_be_left_out() -> None:
+    found = environment("--job", "worker", "--chief", "127.0.0.1:7000")
+    assert (found["DPS_CHIEF"], found["DPS_TASK"], found["DPS_BIND"]) == ("127.0.0.1:7000", "", "127.0.0.1:0")
+
+
+def test_with_nothing_the_chief_is_at_port_2220_and_listens_there() -> None:
+    assert environment("--job", "ps")["DPS_CHIEF"] == "127.0.0.1:2220"
+    assert environment("--job", "chief")["DPS_BIND"] == "127.0.0.1:2220"
+
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs the text of a program with arguments 5 and x; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+
+    def call(text: str, name: str = "program_trainer.py", verbose: bool = False, program: str = "") -> int:
+        (tmp_path / name).write_text(text)
+        return role.run_program(program or name, ["5", "x"], verbose)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "told"),
+    [
+        ("import sys; assert (__name__, sys.argv[1:]) == ('__main__', ['5', 'x'])", 0, ""),
+        ("raise SystemExit(7)", 7, ""),
+        ("raise SystemExit('no data')", 1, "no data\n"),
+        ("import dps; raise dps.TaskLost('ps:1 is gone')", 3, "dps: ps:1 is gone\n"),
+        ("import dps; raise dps.DeadlineExceeded('ps:0 is silent')", 4, "dps: ps:0 is silent\n"),
+        ("raise KeyboardInterrupt", 130, ""),
+    ],
+)
+def test_the_exit_code_tells_how_the_program_ended(
+    run: Callable[..., int], text: str, code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(text) == code
+    assert capsys.readouterr().err == told
+
+
+def test_the_programs_own_error_shows_its_own_frames_only(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("def f():\n    raise OSError('disk')\nf()\n") == 1
+    told = capsys.readouterr().err
+    assert told.splitlines()[1].strip().endswith("line 3, in <module>")
+    assert told.endswith("OSError: disk\n") and "runpy" not in told and "role.py" not in told
+
+
+def test_verbose_shows_where_one_of_our_errors_was_raised(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("import dps\nraise dps.TaskLost('gone')\n", verbose=True) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_program_may_be_a_module_or_a_function(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    text = "import sys\ndef main():\n    print('in', __name__, sys.argv[1])\nif __name__ == '__main__': main()\n"
+    assert run(text, "program_one.py", program="program_one") == 0
+    assert run(text, "program_two.py", program="program_two:main") == 0
+    assert run(text, "program_three.py", program="program_three.py:main") == 0
+    assert capsys.readouterr().out.splitlines() == ["in __main__ 5", "in program_two 5", "in program_three 5"]
+
+
+@pytest.mark.parametrize("program", ["nowhere.py", "nowhere.at.all", "nowhere:main", "nowhere.py:main", "json:nothing"])
+def test_a_program_that_is_not_there_is_one_line_and_exit_code_2(
+    run: Callable[..., int], program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("", program=program) == 2
+    told = capsys.readouterr().err
+    assert program in told and told.count("\n") == 1
+
+
+def test_a_module_that_the_program_lacks_is_the_programs_own_error(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("import nowhere_at_all", "program_lacking.py", program="program_lacking") == 1
+    assert "No module named 'nowhere_at_all'" in capsys.readouterr().err
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_chief_says_where_it_is_and_a_sigterm_ends_it_in_order() -> None:
+    chief = start("--job", "chief", "--chief", "127.0.0.1:0", "--owned")
+    said = line(chief)
+    assert said.startswith("dps chief at 127.0.0.1:") and not said.endswith(":0")
+    chief.send_signal(signal.SIGTERM)
+    assert chief.communicate(timeout=20) == ("", "")
+    assert chief.returncode == 0
+
+
+def test_the_first_signal_drains_a_program_and_the_second_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(
+        "import time\nfrom dps import config\nprint('begins')\n"
+        "while not config.stop_requested.is_set(): time.sleep(0.01)\n"
+        "print('drains')\nwhile True: time.sleep(0.01)\n"
+    )
+    worker = start("--job", "worker", "--program", "loop.py", cwd=tmp_path)
+    assert line(worker) == "begins"
+    worker.send_signal(signal.SIGTERM)
+    assert line(worker) == "drains"
+    worker.send_signal(signal.SIGINT)
+    told = worker.communicate(timeout=20)[1]
+    assert worker.returncode == 130
+    assert told == "dps: stopping after this step; once more to stop at once\n"
+
+
+def test_a_task_whose_launcher_is_gone_does_not_begin() -> None:
+    orphan = start("--job", "chief", "--chief", "127.0.0.1:0", DPS_LAUNCHED="1", DPS_LAUNCHER="1")
+    assert orphan.communicate(timeout=20) == ("", "")
+    assert orphan.returncode == 1
