@@ -64,6 +64,8 @@ class Bounded:
     staleness: int
 
     def __post_init__(self) -> None:
+        if self.staleness is None:
+            raise ValueError("staleness is an int of at least 0, got None; without a bound, use Async()")
         _at_least(self.staleness, 0, "staleness")
 
 
@@ -81,11 +83,11 @@ def from_wire(data: dict[str, Any]) -> Update:
     """The settings again; ConfigError for what they cannot be."""
     fields = dict(data)
     mode = fields.pop("mode", None)
-    if mode not in _MODES:
+    if not isinstance(mode, str) or mode not in _MODES:
         raise ConfigError(f"update mode {mode!r} is not known; wanted one of {', '.join(_MODES)}")
     try:
         return _MODES[mode](**fields)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"update mode {mode}: {error}") from None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from dps.actors.messages import Failed
+from dps.actors.messages import Failed, Waiting
 from dps.actors.ref import Ref
 from dps.actors.requests import Feed, Request, Requests
 from dps.errors import DeadlineExceeded, ProtocolError
@@ -54,6 +54,8 @@ class Caller:
         answers: list[Message] = []
 
         def feed(answer: Message) -> bool:
+            if isinstance(answer, Waiting):
+                return False
             answers.append(answer)
             return True
 

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from dps.actors.actor import Actor
-from dps.actors.messages import Done, Failed
+from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.ref import Ref, Sender
 from dps.actors.requests import Requests
 from dps.actors.watch import Watch
@@ -63,6 +61,7 @@ class Node:
         self._requests = Requests()
         self._watch = Watch()
         self._broken: set[str] = set()
+        self._up: set[str] = set()
         self._timers: list[Timer] = []
         self._order = itertools.count()
         self._posted: deque[Callable[[], None]] = deque()
@@ -110,11 +109,14 @@ class Node:
         now = self.runtime.now()
 
         def feed(answer: Message) -> bool:
-            then(answer.exception() if isinstance(answer, Failed) else answer)
+            if isinstance(answer, Waiting):
+                return False
+            self._guard(lambda: then(answer.exception() if isinstance(answer, Failed) else answer))
             return True
 
         def expired() -> None:
-            then(DeadlineExceeded(f"{to} did not answer {type(message).__name__} for {timeout_s:.1f} s"))
+            error = DeadlineExceeded(f"{to} did not answer {type(message).__name__} for {timeout_s:.1f} s")
+            self._guard(lambda: then(error))
 
         request = self._requests.open(now, to, lambda: message, feed, expired, now + timeout_s)
         self._send(to.address, Envelope(message, to.actor, request.number, self.name, self.incarnation))
@@ -141,12 +143,16 @@ class Node:
 
     def watch(self, address: str, grace_s: float) -> None:
         """Tell all actors here (`lost`, `back`) when the node at an address goes away and comes back."""
-        if address != self.address:
+        if address != self.address and not self._watch.watches(address):
             self._watch.add(address, grace_s, self.runtime.now())
+            if address in self._up:  # only a new connection tells that it is there
+                self._up.discard(address)
+                self._endpoint.disconnect(address)
             self._endpoint.connect(address)
 
     def unwatch(self, address: str) -> None:
         self._watch.remove(address)
+        self._up.discard(address)
         if address != self.address:
             self._endpoint.disconnect(address)
 
@@ -159,7 +165,7 @@ class Node:
             while not self._stop_asked:
                 self._turn(self._wait_s())
             for actor in list(self.actors.values()):
-                actor.stopping()
+                self._guard(actor.stopping)
             self._answer_mailbox()
         except Exception:
             log.critical("%s: the node failed\n%s", self.name, traceback.format_exc())
@@ -182,6 +188,7 @@ class Node:
             self._connected(event.address)
         elif isinstance(event, Disconnected):
             self._broken.add(event.address)
+            self._up.discard(event.address)
             self._watch.disconnected(event.address, self.runtime.now())
         while self._posted and not self._stop_asked:
             self._guard(self._posted.popleft())
@@ -202,6 +209,7 @@ class Node:
                 self._guard(call)
 
     def _connected(self, address: str) -> None:
+        self._up.add(address)
         if self._watch.connected(address):
             for actor in list(self.actors.values()):
                 self._guard(lambda actor=actor: actor.back(address))  # type: ignore[misc]
@@ -250,7 +258,7 @@ class Node:
         try:
             call()
         except Exception:
-            log.error("%s: a timer or an answer's handler failed\n%s", self.name, traceback.format_exc())
+            log.error("%s: a timer, an answer's handler or an end failed\n%s", self.name, traceback.format_exc())
 
     def _answer_mailbox(self) -> None:
         gone = Unavailable(f"{self.name} has stopped")
@@ -267,7 +275,7 @@ class Node:
 
     def _deliver_local(self, envelope: Envelope, done: Callable[[], None] | None) -> None:
         header, arrays = encode(envelope)
-        frames = [a.reshape(-1).view(np.uint8).data if a.nbytes else memoryview(b"") for a in arrays]
+        frames = [memoryview(a.tobytes()) for a in arrays]  # copies: frames belong to the receiver
         self._deliver(Delivery(self.address, header, frames))
         if done is not None:
             done()

@@ -24,6 +24,10 @@ class Watch:
         if address not in self._watched:
             self._watched[address] = _Watched(grace_s, away_since=now)
 
+    def watches(self, address: str) -> bool:
+        """Whether the address is watched."""
+        return address in self._watched
+
     def remove(self, address: str) -> None:
         self._watched.pop(address, None)
 

@@ -59,6 +59,7 @@ class AsyncMode:
         for incarnation in [i for i in self.shard.ledgers if i not in live]:
             self.shard.forget(incarnation)
             self._backups.pop(incarnation, None)
+        self._senders = {key: sender for key, sender in self._senders.items() if key[0] in live}
 
     def cut(self, name: str) -> None:
         self.shard.saving.cut(name)
@@ -100,7 +101,7 @@ class AsyncMode:
             return update
         if update.run is not None:
             runs = [
-                self._compensate(g, memory.values, backup)
+                g if memory.optimizer is None else self._compensate(g, memory.values, backup)
                 for g, memory, backup in zip(update.run, self.shard.store.arenas, backups, strict=True)
             ]
             return Update(runs, {})
@@ -111,7 +112,8 @@ class AsyncMode:
             now = self.shard.store.part(part)
             then = backups[arena][start : start + part.size].reshape(part.shape)
             if isinstance(gradient, RowGradient):
-                table, old = now.reshape(part.shape[0], -1), then.reshape(part.shape[0], -1)
+                shape = (part.shape[0], part.row_size)
+                table, old = now.reshape(shape), then.reshape(shape)
                 values = self._compensate(gradient.values, table[gradient.rows], old[gradient.rows])
                 parts[index] = RowGradient(gradient.rows, values)
             else:
@@ -119,8 +121,6 @@ class AsyncMode:
         return Update(None, parts)
 
     def _compensate(self, g: Array, w: Array, backup: Array) -> Array:
-        if g.dtype.kind != "f":
-            return g
         result: Array = g + g.dtype.type(self.settings.compensation) * g * g * (w - backup)
         return np.ascontiguousarray(result)
 

@@ -90,7 +90,7 @@ class Quorum:
         self._reports: dict[tuple[int, int], _Reported] = {}
         self._next: dict[int, int] = {}
         self._held: list[PushId] = []
-        self._excused = 0
+        self._excused: list[int] = []
         self._waiting: deque[_Waiting] = deque()
 
     # -- events -----------------------------------------------------------------------------------------------
@@ -169,7 +169,8 @@ class Quorum:
     def _whole(self, push: PushId, found: _Reported) -> list[Decision | Grant]:
         refusal = next((found.by[ps] for ps in self.ps if found.by[ps]), "")
         if refusal:
-            self._excused += 1
+            if found.step >= self.step:
+                self._excused.append(push[1])
             self._waiting.append(_Waiting(push, REFUSED, refusal))
             return [Decision(self.step, refused=((push, refusal),))]
         if found.step < self.step:
@@ -186,6 +187,7 @@ class Quorum:
         acknowledged = [p for p in self._held if p[1] == incarnation and not any(w.id == p for w in self._waiting)]
         self._held = [p for p in self._held if p[1] != incarnation or p in acknowledged]
         self._leaving.append(incarnation)
+        self._excused = [i for i in self._excused if i != incarnation]
         self._waiting = deque(w for w in self._waiting if w.id[1] != incarnation)
         for key in [k for k in self._reports if k[0] == incarnation]:
             del self._reports[key]
@@ -202,7 +204,7 @@ class Quorum:
         while True:
             actions += self._admit(everybody=not self._held or not self._has_counted_members())
             nobody = not self.counted and not self._waiting
-            if self._held and (nobody or len(self._held) >= max(1, self.aggregate - self._excused)):
+            if self._held and (nobody or len(self._held) >= max(1, self.aggregate - len(self._excused))):
                 actions.append(self._freeze())
                 actions += self._forget_ended()
                 continue
@@ -220,12 +222,14 @@ class Quorum:
                 actions.append(self._freeze())
                 actions += self._forget_ended()
             else:
+                if not self._held:  # nobody's gradient was taken: all try this step again, with the whole quota
+                    self._excused = []
                 self.tokens += len(self._waiting)
 
     def _freeze(self) -> Decision:
         self.step += 1
         decision = Decision(self.step, chosen=tuple(sorted(self._held)))
-        self._held, self._excused = [], 0
+        self._held, self._excused = [], []
         self._started = True
         self.tokens = max(self.total, self.aggregate)
         return decision

@@ -143,7 +143,8 @@ class PsActor(Actor):
         shard = self._shard(message.epoch)
         ledger = shard.ledger(sender, message.epoch)
         key = (sender.incarnation, message.number)
-        if key in self._credits or ledger.decided(message.number):
+        staged = ledger.staged.get(message.number)
+        if key in self._credits or ledger.decided(message.number) or (staged is not None and staged.whole):
             self.node.answer(sender)
             return
         self._wants_credit[key] = sender

@@ -51,6 +51,7 @@ class Mode(Protocol):
 class _Read:
     sender: Sender
     pull: Pull
+    pieces: list[list[tuple[int, int]]]
 
 
 class Shard:
@@ -122,12 +123,13 @@ class Shard:
     def read(self, sender: Sender, pull: Pull) -> None:
         """Answer a pull now, or keep it until it may be answered."""
         self.ledger(sender, pull.epoch)
+        read = _Read(sender, pull, self._pieces(pull))
         reason = self._not_yet(sender, pull)
         if reason:
-            self._reads[sender.route, sender.request] = _Read(sender, pull)
+            self._reads[sender.route, sender.request] = read
             self.node.answer(sender, Waiting(reason))
         else:
-            self._answer(sender, pull)
+            self._answer(read)
 
     def wake_reads(self) -> None:
         """Answer the reads that waited for what has just happened."""
@@ -136,7 +138,7 @@ class Shard:
                 del self._reads[key]
             elif not self._not_yet(read.sender, read.pull):
                 del self._reads[key]
-                self._answer(read.sender, read.pull)
+                self._answer(read)
 
     def _not_yet(self, sender: Sender, pull: Pull) -> str:
         if self.store.step < pull.min_step:
@@ -148,12 +150,13 @@ class Shard:
             return f"push {pull.after} has no result on {self.node.name}: " + self.mode.waiting_for()
         return self.mode.may_read(sender, pull)
 
-    def _answer(self, sender: Sender, pull: Pull) -> None:
-        store, ledger = self.store, self.ledgers[sender.incarnation]
+    def _answer(self, read: _Read) -> None:
+        sender, store = read.sender, self.store
+        ledger = self.ledgers[sender.incarnation]
         ledger.pulled = store.counter
         self.counts["pulls"] += 1
         self.mode.pulled(ledger)
-        if pull.newer_than >= store.counter:
+        if read.pull.newer_than >= store.counter:
             self.node.answer(sender, NotNewer(self.epoch, store.counter, store.step))
             return
         lease = store.lease()
@@ -161,7 +164,7 @@ class Shard:
             self.counts["copied_pulls"] += 1
             lease = _Copy(store)
         self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=store.counter)
-        self._send(sender, lease, self._pieces(pull))
+        self._send(sender, lease, read.pieces)
 
     def _pieces(self, pull: Pull) -> list[list[tuple[int, int]]]:
         size = self.node.runtime.piece_nbytes
@@ -169,7 +172,7 @@ class Shard:
             return self.layout.pieces(size)
         ranges: list[tuple[int, int]] = []
         for index in pull.parts:
-            if index not in self.layout.place:
+            if type(index) is not int or index not in self.layout.place:
                 raise ValueError(f"part {index!r} is not on {self.node.name}")
             number, start = self.layout.place[index]
             arena = self.layout.arenas[number]
@@ -196,7 +199,7 @@ class Shard:
 
     def _bytes(self, lease: Lease, offset: int, nbytes: int) -> Array:
         for arena, values in zip(self.layout.arenas, lease.arrays, strict=True):
-            if arena.offset <= offset < arena.offset + max(arena.nbytes, 1):
+            if arena.offset <= offset < arena.offset + arena.nbytes:
                 return values.view(np.uint8)[offset - arena.offset : offset - arena.offset + nbytes]
         raise AssertionError(f"no arena at byte {offset}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +31,9 @@ class Staged:
     touched_at: float = 0.0
     run: Array | None = None
     parts: dict[int, Array | RowGradient] = field(default_factory=dict)
-    _got: dict[int, int] = field(default_factory=dict)
+    _got: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of the run that are here: (offset, bytes), rising, none over another."""
+    _got_nbytes: int = 0
 
     @property
     def id(self) -> tuple[int, int, int]:
@@ -45,10 +48,12 @@ class Staged:
             raise ProtocolError(f"push {self.number}: this piece belongs to another push")
         if self.form == RUN:
             self._add_run(piece, layout, check_finite)
-        else:
-            if self.form == PARTS:
-                self._add_parts(piece, layout, check_finite)
-            self.whole = True
+            return
+        if self.form == PARTS:
+            self._add_parts(piece, layout, check_finite)
+        elif self.form != EMPTY or piece.arrays or piece.parts:
+            raise ProtocolError(f"push {self.number} has form {self.form}; wanted 0 (nothing), 1 (run) or 2 (parts)")
+        self.whole = True
 
     def _add_run(self, piece: Push, layout: ShardLayout, check_finite: bool) -> None:
         if self.nbytes != layout.gradient_nbytes:
@@ -58,19 +63,33 @@ class Staged:
         if self.run is None:
             self.run = np.empty(layout.nbytes, np.uint8)
         for offset, data in zip(piece.offsets, piece.arrays, strict=True):
-            layout.check_range(offset, data.nbytes)
+            layout.check_range(offset, data.nbytes, trained_only=True)
+            if not self._new(offset, data.nbytes):
+                continue
             self.run[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
-            if check_finite and not self.problem and offset not in self._got:
+            if check_finite and not self.problem:
                 self.problem = _not_finite(self.run, layout, offset, data.nbytes)
-            self._got[offset] = data.nbytes
-        self.whole = sum(self._got.values()) >= self.nbytes
+        self.whole = self._got_nbytes == self.nbytes
+
+    def _new(self, offset: int, nbytes: int) -> bool:
+        """Note a range; False for one that came before. ProtocolError where it is cut otherwise than before."""
+        place = bisect_left(self._got, (offset, 0))
+        after = self._got[place] if place < len(self._got) else None
+        if after == (offset, nbytes) or nbytes == 0:
+            return False
+        before = sum(self._got[place - 1]) if place else 0
+        if before > offset or (after is not None and after[0] < offset + nbytes):
+            raise ProtocolError(f"push {self.number}: bytes {offset} to {offset + nbytes} came before, cut otherwise")
+        self._got.insert(place, (offset, nbytes))
+        self._got_nbytes += nbytes
+        return True
 
     def _add_parts(self, piece: Push, layout: ShardLayout, check_finite: bool) -> None:
         arrays = list(piece.arrays)
         for described in piece.parts:
             part, as_rows = _described(described, layout)
-            if len(arrays) < 1 + as_rows:
-                raise ProtocolError(f"push {self.number} has too few arrays for its parts")
+            if len(arrays) < 1 + as_rows or part.index in self.parts:
+                raise ProtocolError(f"push {self.number} has too few arrays for its parts, or a part twice")
             try:
                 gradient = self._gradient(part, as_rows, arrays, layout)
                 if check_finite and not is_finite(gradient.values if isinstance(gradient, RowGradient) else gradient):
@@ -106,7 +125,8 @@ def run_arrays(run: Array, layout: ShardLayout) -> list[Array]:
 
 
 def _described(described: Any, layout: ShardLayout) -> tuple[Part, bool]:
-    if not isinstance(described, list) or len(described) != 2 or described[0] not in layout.place:
+    fits = isinstance(described, list) and len(described) == 2 and type(described[0]) is int
+    if not fits or described[0] not in layout.place:
         raise ProtocolError(f"{described!r} describes no part of this shard")
     arena = layout.arenas[layout.place[described[0]][0]]
     if arena.optimizer is None:
@@ -162,8 +182,3 @@ class Ledger:
             self.done += 1
         for number in [n for n in self.results if n <= self.done - self.window]:
             del self.results[number]
-
-
-def empty(piece: Push) -> bool:
-    """Whether a push has nothing for this shard."""
-    return piece.form == EMPTY

@@ -108,7 +108,7 @@ class Store:
         if not part.shape:
             raise ValueError(f"{part.name} is a scalar; it has no rows to look up")
         _check_rows(part, rows)
-        table = self.part(part).reshape(part.shape[0], -1)
+        table = self.part(part).reshape(part.shape[0], part.row_size)
         out = np.empty((len(rows), table.shape[1]), table.dtype)
         row_kernels.gather(table, rows, out)
         return out.reshape(len(rows), *part.shape[1:])
@@ -121,16 +121,15 @@ class Store:
         for memory in self.arenas:
             arena = memory.arena
             if arena.offset <= offset < arena.offset + arena.nbytes:
-                memory.values.view(np.uint8)[offset - arena.offset : offset - arena.offset + data.nbytes] = data.view(
-                    np.uint8
-                ).reshape(-1)
+                start = offset - arena.offset
+                memory.values.view(np.uint8)[start : start + data.nbytes] = data.reshape(-1).view(np.uint8)
 
     def apply(self, update: Update, step: int, scale: float = 1.0) -> None:
         """Apply one update as one new version: whole or not at all for every reader."""
         if update.empty:
             return
         touched = self._touched(update)
-        with self._writable(touched) as targets:
+        with self._writable(touched, step) as targets:
             if update.run is not None:
                 for memory, target, gradient in zip(self.arenas, targets, update.run, strict=True):
                     self._apply_run(memory, target, gradient, step, scale)
@@ -138,7 +137,6 @@ class Store:
                 for index, gradient_of_part in update.parts.items():
                     arena, start = self.layout.place[index]
                     self._apply_part(self.arenas[arena], targets[arena], start, index, gradient_of_part, step, scale)
-        self.counter += 1
 
     def _touched(self, update: Update) -> list[list[tuple[int, int]]]:
         """Per arena the element ranges that the update writes."""
@@ -152,8 +150,8 @@ class Store:
         return touched
 
     @contextmanager
-    def _writable(self, touched: list[list[tuple[int, int]]]) -> Iterator[list[Array]]:
-        """Arrays to write the next version into, in place or aside; published together at the end."""
+    def _writable(self, touched: list[list[tuple[int, int]]], step: int) -> Iterator[list[Array]]:
+        """Arrays to write the next version into, in place or aside; published at the end, under its number."""
         with self._lock:
             indices = [self._target(memory, ranges) for memory, ranges in zip(self.arenas, touched, strict=True)]
             in_place = any(
@@ -172,6 +170,8 @@ class Store:
                     if ranges:
                         memory.wrote(index, ranges)
                 self._writing = False
+                self.counter += 1
+                self.step = step
 
     def _target(self, memory: ArenaMemory, ranges: list[tuple[int, int]]) -> int:
         if not ranges or memory.buffers[memory.current].leases == 0:
@@ -205,7 +205,7 @@ class Store:
         if not isinstance(gradient, RowGradient):
             self._pass(memory, target, start, stop, gradient.reshape(-1), t, step, scale)
             return
-        shape = (part.shape[0], -1)
+        shape = (part.shape[0], part.row_size)
         slots = {name: slot[start:stop].reshape(shape) for name, slot in memory.slots.items()}
         optimizers.apply_rows(
             memory.optimizer, target[start:stop].reshape(shape), slots, gradient.rows, gradient.values, t, step, scale
@@ -259,7 +259,7 @@ def row_gradient(part: Part, rows: Array, values: Array) -> RowGradient:
         )
     private = rows.copy()
     _check_rows(part, private)
-    unique, sums, _ = row_kernels.sum_duplicate_rows(private, values.reshape(len(private), -1))
+    unique, sums, _ = row_kernels.sum_duplicate_rows(private, values.reshape(len(private), part.row_size))
     return RowGradient(unique, sums)
 
 

@@ -25,7 +25,7 @@ VERSION = 1
 MAX_FRAMES = 4096
 MAX_HEADER_NBYTES = 64 << 20
 MAX_DIMS = 32
-_DTYPES = frozenset(
+DTYPES = frozenset(
     np.dtype(name).str for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 )
 
@@ -129,11 +129,15 @@ def decode(header: bytes, frames: Sequence[Buffer]) -> Envelope:
 
 def peek(header: bytes) -> tuple[int, str] | None:
     """Request number and actor of a header that `decode` refused, so that its sender can be told; or None."""
+    if len(header) > MAX_HEADER_NBYTES:
+        return None
     try:
-        parts = msgpack.unpackb(header)
-        request, actor = parts[2], parts[5]
+        parts = msgpack.unpackb(header, strict_map_key=False, use_list=True)
     except Exception:
         return None
+    if type(parts) is not list or len(parts) < 6:
+        return None
+    request, actor = parts[2], parts[5]
     return (request, actor) if type(request) is int and type(actor) is str else None
 
 
@@ -154,8 +158,10 @@ def _message(form: _Form, fields: list[Any], shapes: list[Any], frames: Sequence
 
 
 def _array(described: Any, frame: Buffer) -> Array:
-    if type(described) is not list or not 1 <= len(described) <= MAX_DIMS + 1 or described[0] not in _DTYPES:
+    if type(described) is not list or not 1 <= len(described) <= MAX_DIMS + 1:
         raise ProtocolError("an array is described by a known dtype and its shape")
+    if type(described[0]) is not str or described[0] not in DTYPES:
+        raise ProtocolError(f"dtype {described[0]!r:.40} is not known; wanted one of {', '.join(sorted(DTYPES))}")
     dtype, shape = np.dtype(described[0]), described[1:]
     if not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
         raise ProtocolError(f"shape {shape} is not a list of sizes")
@@ -164,4 +170,7 @@ def _array(described: Any, frame: Buffer) -> Array:
         raise ProtocolError(
             f"an array of shape {tuple(shape)} and dtype {dtype} has {nbytes} bytes, got {frame.nbytes}"
         )
-    return np.frombuffer(frame, dtype).reshape(shape)
+    try:
+        return np.frombuffer(frame, dtype).reshape(shape)
+    except ValueError as error:  # no elements, and yet too many for numpy: (0, 1 << 47, 1 << 47)
+        raise ProtocolError(f"an array of shape {tuple(shape)} and dtype {dtype}: {error}") from None

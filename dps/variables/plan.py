@@ -13,7 +13,7 @@ import numpy as np
 
 from dps.cluster.partition import split_rows
 from dps.errors import PlacementError, ProtocolError
-from dps.transport.wire import Array
+from dps.transport.wire import DTYPES, Array
 
 ALIGN = 64
 
@@ -48,6 +48,11 @@ class Part:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def row_size(self) -> int:
+        """Elements of one row."""
+        return math.prod(self.shape[1:])
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -79,17 +84,25 @@ class Plan:
             )
             plan = Plan(variables, parts, tuple(int(k) for k in data["ps"]))
             plan._check()
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"not a plan: {error}") from None
         return plan
 
     def _check(self) -> None:
+        if len(set(self.ps)) != len(self.ps) or len(self.by_name) != len(self.variables):
+            raise ValueError("a ps or a variable comes twice")
+        for spec in self.variables:
+            trains = isinstance(spec.optimizer, dict) and spec.dtype in ("<f4", "<f8")
+            if spec.dtype not in DTYPES or not (spec.optimizer is None or trains):
+                raise ValueError(f"{spec.name} has dtype {spec.dtype} and optimizer {spec.optimizer!r:.100}")
         rows: dict[int, int] = {}
         for part in self.parts:
+            if part.variable < 0:
+                raise ValueError(f"part {part.name} belongs to no variable")
             spec = self.variables[part.variable]
             if part.ps not in self.ps or any(n < 0 for n in part.shape) or part.row0 != rows.get(part.variable, 0):
                 raise ValueError(f"part {part.name} does not fit")
-            if spec.shape and (not part.shape or part.shape[1:] != spec.shape[1:]):
+            if part.shape[1:] != spec.shape[1:] or bool(part.shape) != bool(spec.shape):
                 raise ValueError(f"part {part.name} has shape {part.shape} of {spec.shape}")
             rows[part.variable] = part.row0 + (part.shape[0] if part.shape else 1)
         for index, spec in enumerate(self.variables):
@@ -256,9 +269,11 @@ class ShardLayout:
                 found[part.index] = flat[start : start + part.size].reshape(part.shape)
         return found
 
-    def check_range(self, offset: int, nbytes: int) -> None:
-        """Raises ProtocolError unless the bytes lie within one arena, on element boundaries."""
+    def check_range(self, offset: int, nbytes: int, trained_only: bool = False) -> None:
+        """Raises ProtocolError unless the bytes lie within one (trained) arena, on element boundaries."""
         for arena in self.arenas:
+            if type(offset) is not int or (trained_only and arena.optimizer is None):
+                continue
             if arena.offset <= offset and offset + nbytes <= arena.offset + arena.nbytes:
                 item = np.dtype(arena.dtype).itemsize
                 if (offset - arena.offset) % item or nbytes % item:

@@ -12,7 +12,7 @@ from dps.cluster.partition import num_parts
 from dps.cluster.setter import replica_device_setter
 from dps.errors import PlacementError
 from dps.optim import Optimizer
-from dps.transport.wire import Array
+from dps.transport.wire import DTYPES, Array
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from dps.variables.tree import Variable, leaves, to_array
 
@@ -33,6 +33,8 @@ def plan_of(
             raise ValueError(f"no optimizer for {name}; give the session one, e.g. optimizer=dps.optim.SGD(0.1)")
         if trained and array.dtype.str not in ("<f4", "<f8"):
             raise ValueError(f"{name} is {array.dtype.name}; trained variables are float32 or float64")
+        if array.dtype.str not in DTYPES:
+            raise ValueError(f"{name} is {array.dtype.name}, which cannot travel; cast it, e.g. to float64")
         wire = chosen.to_wire() if trained and chosen is not None else None
         specs.append(VariableSpec(name, tuple(array.shape), array.dtype.str, wire, settings.sparse))
         values[name] = array

@@ -107,7 +107,7 @@ def nested(names: list[str]) -> Any:
 
 
 def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """A leaf as a C-contiguous array without a copy where it is one; TypeError names what cannot be one."""
+    """A leaf as a C-contiguous array of native byte order, without a copy where it is one; TypeError names what cannot be one."""
     if isinstance(value, Variable):
         value = value.value
     if hasattr(value, "detach"):
@@ -115,4 +115,5 @@ def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name} is {type(value).__name__} of dtype {array.dtype}; wanted an array of numbers")
-    return np.ascontiguousarray(array).reshape(array.shape)
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return np.ascontiguousarray(native).reshape(array.shape)

@@ -183,11 +183,16 @@ def test_a_worker_that_is_counted_enters_even_while_others_wait_for_it() -> None
     assert quorum.enter(11) == [Grant(11, 0, 5, "applied")]
 
 
+WHAT = ["push", "push", "push", "refuse", "leave", "join"]
+
+
 @settings(max_examples=150)
 @given(
-    workers=st.integers(1, 4), extra=st.integers(-2, 3), configured=st.booleans(),
-    events=st.lists(st.tuples(st.sampled_from(["push", "push", "push", "refuse", "leave", "join"]), st.integers(0, 5)), max_size=60),
-)  # fmt: skip
+    workers=st.integers(1, 4),
+    extra=st.integers(-2, 3),
+    configured=st.booleans(),
+    events=st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 5)), max_size=60),
+)
 def test_no_sequence_of_events_stands_still(
     workers: int, extra: int, configured: bool, events: list[tuple[str, int]]
 ) -> None:

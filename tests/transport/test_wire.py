@@ -23,10 +23,15 @@ PLAIN = st.recursive(
     max_leaves=5,
 )
 BY_TYPE: dict[Any, Any] = {
-    int: st.integers(-(2**63), 2**63 - 1), str: st.text(max_size=8), bool: st.booleans(), float: st.floats(allow_nan=False),
-    bytes: st.binary(max_size=8), list: st.lists(PLAIN, max_size=3), dict: st.dictionaries(st.text(max_size=3), PLAIN, max_size=3),
+    int: st.integers(-(2**63), 2**63 - 1),
+    str: st.text(max_size=8),
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False),
+    bytes: st.binary(max_size=8),
+    list: st.lists(PLAIN, max_size=3),
+    dict: st.dictionaries(st.text(max_size=3), PLAIN, max_size=3),
     Any: PLAIN,
-}  # fmt: skip
+}
 DTYPES = ["?", "i1", "i4", "i8", "u1", "u8", "f2", "f4", "f8"]
 
 
