@@ -106,6 +106,9 @@ class CheckpointSaver(Hook):
             self._timer.fired(push.step)
             self._save(session)
 
+    def rolled_back(self, session: Session, step: int, lost: int) -> None:
+        self._timer.fired(step)
+
     def end(self, session: Session) -> None:
         self._save(session)
 
@@ -132,6 +135,9 @@ class StepCounter(Hook):
                 self.steps_per_s = since[0] / since[1]
                 log.info("%s: step %d, %.1f steps/s", session.name, push.step, self.steps_per_s)
 
+    def rolled_back(self, session: Session, step: int, lost: int) -> None:
+        self._timer.fired(step)
+
 
 class LogMetrics(Hook):
     """Log step, loss, staleness and, with `batch` (examples in one push), examples/s every `steps` or `seconds`."""
@@ -149,6 +155,10 @@ class LogMetrics(Hook):
                 text += f", {self._pushes * self._batch / since[1]:,.0f} examples/s"
             self._pushes = 0
             log.info("%s: step %d%s, staleness %d", session.name, push.step, text, push.staleness)
+
+    def rolled_back(self, session: Session, step: int, lost: int) -> None:
+        self._timer.fired(step)
+        self._pushes = 0
 
 
 class NanGuard(Hook):

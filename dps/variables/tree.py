@@ -107,7 +107,7 @@ def nested(names: list[str]) -> Any:
 
 
 def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """A leaf as a C-contiguous array of native byte order, without a copy where it is one; TypeError names what cannot be one."""
+    """A leaf as a C-contiguous array of native byte order, not copied where it is one; TypeError for what cannot be."""
     if isinstance(value, Variable):
         value = value.value
     if hasattr(value, "detach"):

@@ -1,0 +1,211 @@
+"""Random events on a quorum of one to three ps: its invariants hold, and nothing ever stands still."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dps.protocol import APPLIED, DROPPED, REFUSED
+from dps.ps.quorum import Decision, Grant, Member, Quorum
+
+Report = tuple[int, int, int, int, str]
+"""ps, incarnation, number, local step, refusal."""
+
+
+class Model:
+    """Workers that push when they may, reports that arrive in any order and more than once, and what must hold."""
+
+    def __init__(self, ps: int, workers: int, expected: int, settings: dict[str, Any]) -> None:
+        self.ps, self.quorum, self.gone = ps, Quorum(range(ps), 0, **settings), 0
+        self.expected = [f"worker:{workers + i}" for i in range(expected)]
+        self.members: dict[int, Member] = {}
+        self.local: dict[int, int] = {}
+        self.number: dict[int, int] = {}
+        self.waiting: set[int] = set()
+        self.following = 10
+        self.pending: list[Report] = []
+        self.reported: dict[tuple[int, int], dict[int, str]] = {}
+        self.steps = 0
+        self.decided_at: dict[tuple[int, int], int] = {}
+        self.chosen: set[tuple[int, int]] = set()
+        self.granted: dict[tuple[int, int], str] = {}
+        self.ended: set[int] = set()
+        self.grants_this_step = 0
+        for index in range(workers):
+            self.join(f"worker:{index}", index)
+
+    # -- events -----------------------------------------------------------------------------------------------
+
+    def join(self, name: str, task: int) -> None:
+        incarnation, self.following = self.following, self.following + 1
+        self.members[incarnation] = Member(task, name)
+        self.expected = [n for n in self.expected if n != name]
+        self.number[incarnation], self.local[incarnation] = 0, -1
+        self.waiting.add(incarnation)
+        self.take(self.quorum.set_members(self.members, self.expected, self.gone))
+        self.take(self.quorum.enter(incarnation))
+
+    def join_next(self) -> None:
+        if self.expected:
+            self.join(self.expected[0], int(self.expected[0].split(":")[1]))
+        else:
+            self.join(f"worker:{self.following}", self.following)
+
+    def push(self, which: int, refusal: str, stale: bool) -> None:
+        free = [i for i in self.members if i not in self.waiting]
+        if free:
+            incarnation = free[which % len(free)]
+            self.number[incarnation] += 1
+            self.waiting.add(incarnation)
+            step = max(0, self.local[incarnation] - stale)
+            refusing = which % self.ps
+            for ps in range(self.ps):
+                report = (ps, incarnation, self.number[incarnation], step, refusal if ps == refusing else "")
+                self.pending.append(report)
+
+    def deliver(self, which: int, again: bool = False) -> None:
+        if self.pending:
+            report = self.pending[which % len(self.pending)]
+            if not again:
+                self.pending.remove(report)
+            ps, incarnation, number, step, refusal = report
+            if incarnation in self.members:
+                by = self.reported.setdefault((incarnation, number), {})
+                by[ps] = refusal
+                if len(by) == self.ps:
+                    self.decided_at.setdefault((incarnation, number), step)
+            self.take(self.quorum.report(ps, incarnation, number, step, refusal))
+
+    def leave(self, which: int, comes_back: bool) -> None:
+        if self.members:
+            incarnation = list(self.members)[which % len(self.members)]
+            member = self.members.pop(incarnation)
+            self.waiting.discard(incarnation)
+            self.gone += not comes_back
+            self.expected += [member.name] if comes_back else []
+            self.take(self.quorum.set_members(self.members, self.expected, self.gone))
+
+    def give_up(self) -> None:
+        self.gone += len(self.expected)
+        self.expected = []
+        self.take(self.quorum.set_members(self.members, [], self.gone))
+
+    # -- what must hold -----------------------------------------------------------------------------------------
+
+    def take(self, actions: list[Decision | Grant]) -> None:
+        over = False
+        for action in actions:
+            if isinstance(action, Decision):
+                self._decision(action)
+            else:
+                over |= self._grant(action)
+        if over:
+            still_out = [i for i in self.members if i not in self.waiting and self.local[i] < self.steps]
+            assert not still_out, "more tokens than max(total, aggregate), and it was no standstill"
+
+    def _decision(self, decision: Decision) -> None:
+        if decision.chosen:
+            self.steps += 1
+            self.grants_this_step = 0
+        assert decision.step == self.steps
+        assert list(decision.chosen) == sorted(decision.chosen)
+        for _, incarnation, number in decision.chosen:
+            push = (incarnation, number)
+            assert push not in self.chosen, "a push is in two sets"
+            assert incarnation not in self.ended, "a push of a session that is forgotten"
+            assert len(self.reported[push]) == self.ps, "a push that is not whole on every ps"
+            assert not any(self.reported[push].values()), "a refused push"
+            assert self.decided_at[push] >= self.steps - 1, "a push that is older than its step"
+            self.chosen.add(push)
+        for (_, incarnation, number), reason in decision.refused:
+            assert reason in self.reported[incarnation, number].values()
+        assert not self.ended & set(decision.ended)
+        assert not self.members.keys() & set(decision.ended)
+        self.ended |= set(decision.ended)
+
+    def _grant(self, grant: Grant) -> bool:
+        """Whether it is one token more than a step hands out."""
+        assert grant.step == self.steps
+        assert grant.incarnation in self.waiting, "a grant for nobody who waits"
+        self.waiting.discard(grant.incarnation)
+        self.local[grant.incarnation] = grant.step
+        if not grant.number:
+            return False
+        push = (grant.incarnation, grant.number)
+        assert grant.number == self.number[grant.incarnation] and push not in self.granted
+        self.granted[push] = grant.status
+        refused = any(self.reported[push].values())
+        assert refused == (grant.status == REFUSED)
+        assert grant.status != DROPPED or push not in self.chosen
+        self.grants_this_step += 1
+        initial = self.quorum._initial_tokens or 0
+        most = max(self.quorum.total, self.quorum.aggregate, len(self.members) + 1) + initial
+        return self.grants_this_step > most
+
+    def nobody_stands_still(self) -> None:
+        """With all reports there and nobody expected, somebody may push; and steps go on when all push well."""
+        while self.pending:
+            self.deliver(0)
+        self.give_up()
+        assert not self.members or len(self.waiting) < len(self.members), "everybody waits"
+        before = self.steps
+        for _ in range(4 * (1 + self.quorum.aggregate)):
+            for which in range(len(self.members)):
+                self.push(which, "", False)
+            while self.pending:
+                self.deliver(0)
+        assert not self.members or self.steps >= before + 2
+
+    def all_leave(self) -> None:
+        while self.members:
+            self.leave(0, False)
+        assert not self.expected
+        acknowledged = {push for push, status in self.granted.items() if status == APPLIED}
+        assert acknowledged <= self.chosen, "an acknowledged push was never applied"
+        assert self.ended == set(range(10, self.following)), "a session that ended is not forgotten"
+
+
+EVENT = st.tuples(
+    st.sampled_from(
+        ["push"] * 5 + ["deliver"] * 8 + ["twice", "refuse", "stale", "leave", "crash", "join", "give up", "all"]
+    ),
+    st.integers(0, 11),
+)
+
+
+@settings(max_examples=300)
+@given(
+    ps=st.integers(1, 3),
+    workers=st.integers(1, 4),
+    expected=st.integers(0, 2),
+    aggregate=st.none() | st.integers(1, 6),
+    total=st.none() | st.integers(1, 5),
+    initial=st.none() | st.integers(0, 6),
+    events=st.lists(EVENT, max_size=60),
+)
+def test_random_events_break_no_invariant_and_reach_no_standstill(
+    ps: int, workers: int, expected: int, aggregate: int | None, total: int | None, initial: int | None,
+    events: list[tuple[str, int]],
+) -> None:  # fmt: skip
+    model = Model(ps, workers, expected, {"aggregate": aggregate, "total": total, "initial_tokens": initial})
+    for what, which in events:
+        match what:
+            case "push" | "stale":
+                model.push(which, "", what == "stale")
+            case "refuse":
+                model.push(which, "NaN", False)
+            case "deliver" | "twice":
+                model.deliver(which, what == "twice")
+            case "leave" | "crash":
+                model.leave(which, what == "crash")
+            case "join":
+                model.join_next()
+            case "give up":
+                model.give_up()
+            case "all":
+                while model.pending:
+                    model.deliver(which)
+    model.nobody_stands_still()
+    model.all_leave()
