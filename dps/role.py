@@ -179,6 +179,7 @@ def stop_on_signal() -> Callable[[], bool]:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN if "DPS_LAUNCHED" in os.environ else stop)
+    unblock()
     return lambda: bool(seen)
 
 
@@ -193,6 +194,12 @@ def drain_on_signal() -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    unblock()
+
+
+def unblock() -> None:
+    """Take the signals that the launcher has blocked until there is something to handle them."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
 def run_program(program: str, arguments: list[str], verbose: bool) -> int:

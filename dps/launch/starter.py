@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import subprocess
 import threading
 from collections.abc import Callable
@@ -14,7 +15,8 @@ class Starter:
     """Starts processes on a thread that lives as long as this process.
 
     A launched task dies with its launcher, and Linux takes for that the thread that started it (prctl(2),
-    PR_SET_PDEATHSIG): a cluster that was started on a short thread would die with that thread.
+    PR_SET_PDEATHSIG): a cluster that was started on a short thread would die with that thread. Tasks begin with
+    Ctrl-C and SIGTERM blocked, and take them as soon as they can handle them.
     """
 
     def __init__(self) -> None:
@@ -24,6 +26,7 @@ class Starter:
         threading.Thread(target=self._serve, name="dps starts tasks", daemon=True).start()
 
     def _serve(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         while True:
             work, result = self._orders.get()
             try:

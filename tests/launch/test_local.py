@@ -119,13 +119,12 @@ def test_all_in_this_process() -> None:
     assert sum(r["pushes"] for r in results) >= 30
 
 
-@pytest.mark.parametrize("mode", ["async", "backup"])
-def test_a_killed_worker_stops_nobody(mode: str) -> None:
+def test_a_killed_worker_stops_nobody_where_there_is_a_backup() -> None:
     with dps.LocalCluster(ps=2, workers=3) as local:
-        run = local.run(count, 150, {"update": mode, "slow": 0.01})
+        run = local.run(count, 150, {"update": "backup", "slow": 0.01})
         until(lambda: len({row["worker"] for row in run.history}) == 3)
         os.kill(process_of(local, "worker:1").pid, signal.SIGKILL)
-        with pytest.raises(DpsError, match="worker:1 failed: its process ended without a result"):
+        with pytest.raises(DpsError, match=r"worker:1 failed: its process ended without a result \(SIGKILL\)"):
             run.wait(60)
         assert all(run._results[i]["step"] >= 150 for i in (0, 2))
 
@@ -208,7 +207,7 @@ def test_launch_ends_with_three_when_a_ps_is_lost_for_good(program: Path) -> Non
     ps.kill()
     text = rest(process)
     assert process.returncode == 3, text
-    assert "ps:0" in text.splitlines()[-1] or "ps:0" in text
+    assert text.splitlines()[-1] == "[dps] the run is over: ps:0 was lost (SIGKILL)"
     assert "checkpoint_dir" in text
 
 
@@ -230,7 +229,7 @@ def test_ctrl_c_twice_stops_at_once(program: Path) -> None:
     lines_until(process, "stopping after this step")
     process.send_signal(signal.SIGINT)
     text = rest(process)
-    assert process.returncode != 0, text
+    assert process.returncode == 130, text
     assert not [p for p in tasks if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -32,7 +32,7 @@ class Model:
         self.chosen: set[tuple[int, int]] = set()
         self.granted: dict[tuple[int, int], str] = {}
         self.ended: set[int] = set()
-        self.grants_this_step = 0
+        self.grants_this_step = self.most = 0
         for index in range(workers):
             self.join(f"worker:{index}", index)
 
@@ -95,20 +95,29 @@ class Model:
     # -- what must hold -----------------------------------------------------------------------------------------
 
     def take(self, actions: list[Decision | Grant]) -> None:
-        over = False
+        going_on = [i for i in self.members if i not in self.waiting]
+        self.most = max(self.most, self._tokens())
         for action in actions:
             if isinstance(action, Decision):
                 self._decision(action)
             else:
-                over |= self._grant(action)
-        if over:
-            still_out = [i for i in self.members if i not in self.waiting and self.local[i] < self.steps]
-            assert not still_out, "more tokens than max(total, aggregate), and it was no standstill"
+                self._grant(action)
+        if self.grants_this_step > self.most:
+            assert not going_on, "more tokens than max(total, aggregate), and it was no standstill"
+            self.most = self.grants_this_step
+
+    def _tokens(self) -> int:
+        """How many tokens the step that is under way may hand out."""
+        aggregate, total = self.quorum.aggregate, self.quorum.total
+        if not self.steps:
+            return max(0, aggregate - total, self.quorum._initial_tokens or 0)
+        return max(aggregate, total)
 
     def _decision(self, decision: Decision) -> None:
         if decision.chosen:
             self.steps += 1
             self.grants_this_step = 0
+            self.most = self._tokens()
         assert decision.step == self.steps
         assert list(decision.chosen) == sorted(decision.chosen)
         for _, incarnation, number in decision.chosen:
@@ -125,14 +134,13 @@ class Model:
         assert not self.members.keys() & set(decision.ended)
         self.ended |= set(decision.ended)
 
-    def _grant(self, grant: Grant) -> bool:
-        """Whether it is one token more than a step hands out."""
+    def _grant(self, grant: Grant) -> None:
         assert grant.step == self.steps
         assert grant.incarnation in self.waiting, "a grant for nobody who waits"
         self.waiting.discard(grant.incarnation)
         self.local[grant.incarnation] = grant.step
         if not grant.number:
-            return False
+            return
         push = (grant.incarnation, grant.number)
         assert grant.number == self.number[grant.incarnation] and push not in self.granted
         self.granted[push] = grant.status
@@ -140,9 +148,6 @@ class Model:
         assert refused == (grant.status == REFUSED)
         assert grant.status != DROPPED or push not in self.chosen
         self.grants_this_step += 1
-        initial = self.quorum._initial_tokens or 0
-        most = max(self.quorum.total, self.quorum.aggregate, len(self.members) + 1) + initial
-        return self.grants_this_step > most
 
     def nobody_stands_still(self) -> None:
         """With all reports there and nobody expected, somebody may push; and steps go on when all push well."""
