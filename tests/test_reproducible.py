@@ -45,7 +45,7 @@ def train(server: Any, optimizer: Any = None, partitioner: Any = None) -> bytes:
     ) as session:  # fmt: skip
         for step in range(STEPS):
             values = session.pull()
-            session.push(gradient(values, server.task, step))
+            assert session.push(gradient(values, server.task, step)).accepted
         return flat(session.pull())
 
 

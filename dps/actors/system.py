@@ -17,12 +17,17 @@ from dps.actors.ref import Ref, Sender
 from dps.actors.requests import Requests
 from dps.actors.watch import Watch
 from dps.errors import DeadlineExceeded, DpsError, ProtocolError, Unavailable
-from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Runtime, Task
+from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Event, Runtime, Task
 from dps.transport.wire import Envelope, Message, decode, encode, peek
 
 log = logging.getLogger("dps")
 
 Then = Callable[[Message | Exception], None]
+
+HELD_UP_S = 0.2
+"""A turn of a node's thread that took longer than this does not count against those who are away."""
+DRAINED = 1000
+"""Events that a node reads at most before it judges who is late."""
 
 _local: WeakKeyDictionary[Runtime, dict[str, Node]] = WeakKeyDictionary()
 
@@ -62,6 +67,7 @@ class Node:
         self._watch = Watch()
         self._broken: set[str] = set()
         self._up: set[str] = set()
+        self._turned_at = 0.0
         self._timers: list[Timer] = []
         self._order = itertools.count()
         self._posted: deque[Callable[[], None]] = deque()
@@ -162,6 +168,7 @@ class Node:
         try:
             for actor in list(self.actors.values()):
                 actor.started()
+            self._turned_at = self.runtime.now()
             while not self._stop_asked:
                 self._turn(self._wait_s())
             for actor in list(self.actors.values()):
@@ -182,6 +189,26 @@ class Node:
 
     def _turn(self, wait_s: float) -> None:
         event = self._endpoint.receive(wait_s)
+        self._take(event)
+        # A thread that was held up finds news and passed deadlines at once: the news first, or who is there is lost.
+        for _ in range(DRAINED):
+            if not self._is_late() or (event := self._endpoint.receive(0)) is None:
+                break
+            self._take(event)
+        now = self.runtime.now()
+        took_s, self._turned_at = now - self._turned_at, now
+        if took_s - wait_s > HELD_UP_S:
+            self._watch.forgive(took_s, now)
+        while self._posted and not self._stop_asked:
+            self._guard(self._posted.popleft())
+        self._clockwork()
+
+    def _is_late(self) -> bool:
+        """Whether somebody is to be judged now by when they were last heard."""
+        times = [t for t in (self._requests.next_at(), self._watch.next_at()) if t is not None]
+        return bool(times) and min(times) <= self.runtime.now()
+
+    def _take(self, event: Event | None) -> None:
         if isinstance(event, Delivery):
             self._deliver(event)
         elif isinstance(event, Connected):
@@ -190,9 +217,6 @@ class Node:
             self._broken.add(event.address)
             self._up.discard(event.address)
             self._watch.disconnected(event.address, self.runtime.now())
-        while self._posted and not self._stop_asked:
-            self._guard(self._posted.popleft())
-        self._clockwork()
 
     def _clockwork(self) -> None:
         now = self.runtime.now()

@@ -44,6 +44,12 @@ class Watch:
         if watched is not None and watched.away_since is None:
             watched.connected, watched.away_since = False, now
 
+    def forgive(self, seconds: float, now: float) -> None:
+        """The watcher itself stood still for so long: nobody is away for that time."""
+        for watched in self._watched.values():
+            if watched.away_since is not None and not watched.told:
+                watched.away_since = min(now, watched.away_since + seconds)
+
     def due(self, now: float) -> list[tuple[str, float]]:
         """Addresses whose grace has just passed, with the seconds that they have been away; each told once."""
         lost: list[tuple[str, float]] = []
