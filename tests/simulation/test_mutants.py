@@ -12,7 +12,7 @@ from dps.ps import modes, quorum, saving, server, staging, store, sync
 from dps.reply import Push
 from tests.simulation.scenario import run, scenario
 
-SEEDS = 80
+SEEDS = 400
 
 
 def caught(mode: str, words: str) -> int:
