@@ -9,6 +9,9 @@ from collections.abc import Mapping
 stop_requested = threading.Event()
 """Set by the first Ctrl-C (or SIGTERM): training loops drain, `session.should_stop()` is true."""
 
+session_opened = threading.Event()
+"""Set when this process has joined a run: the chief hears of its end from the session."""
+
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 """How many threads numeric libraries use; the launcher sets those that are unset to 1."""
 

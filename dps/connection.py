@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dps import config
 from dps.actors.caller import Caller
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.ref import Ref
@@ -108,6 +109,7 @@ class Connection:
         self._wire_plan = {} if plan is None else plan.to_wire()
         self._join(deadline)
         self._values = {}
+        config.session_opened.set()
 
     def reopen(self, deadline: float) -> None:
         """Join again after the epoch or the incarnation has ended. Blocks."""

@@ -67,7 +67,9 @@ class NotAuthenticated(DpsError):
 
 
 class CheckpointError(DpsError):
-    """A checkpoint cannot be written, or none can be read."""
+    """A checkpoint cannot be written, or none can be read; most often a directory that is not what was meant."""
+
+    exit_code = 2
 
 
 class PlacementError(DpsError, ValueError):

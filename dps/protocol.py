@@ -448,6 +448,16 @@ class Saved(Message):
     step: int
 
 
+@kind(73)
+@dataclass(frozen=True, slots=True)
+class Leave(Message):
+    """A worker's program is over, or was killed; where it has no session any more, nobody waits for it."""
+
+    job: str
+    task: int
+    reason: str
+
+
 @kind(70)
 @dataclass(frozen=True, slots=True)
 class AskCluster(Message):

@@ -115,7 +115,27 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     for name in ("TF_CONFIG",):
         os.environ.pop(name, None)
     drain_on_signal()
-    return run_program(args.program, rest, args.verbose)
+    code = run_program(args.program, rest, args.verbose)
+    if not config.session_opened.is_set():
+        tell_the_chief(environ, f"exit code {code}")
+    return code
+
+
+def tell_the_chief(environ: dict[str, str], reason: str) -> None:
+    """A worker whose program made no session is not to be waited for; without its task it cannot be named."""
+    from dps.cluster.resolve import load_cluster
+    from dps.launch.leaving import leave
+
+    if environ["DPS_TASK"] == "":
+        return
+    chief, task = environ["DPS_CHIEF"], int(environ["DPS_TASK"])
+    if environ["DPS_CLUSTER"]:
+        cluster = load_cluster(environ["DPS_CLUSTER"])
+        lead = cluster.chief_task()
+        if lead is None or (lead.job, lead.index) == ("worker", task):
+            return  # it would have been the chief itself
+        chief = cluster.task_address(lead.job, lead.index)
+    leave(chief, task, reason)
 
 
 def task_environment(args: argparse.Namespace) -> dict[str, str]:

@@ -101,11 +101,8 @@ class Server:
             task = indices[0]
         self.job, self.task = job, task
         bind = cluster.task_address(job, task)
-        if "chief" in cluster.jobs:
-            return cluster.task_address("chief", cluster.task_indices("chief")[0]), bind
-        if "worker" in cluster.jobs:
-            return cluster.task_address("worker", cluster.task_indices("worker")[0]), bind
-        return bind, bind
+        lead = cluster.chief_task()
+        return (bind if lead is None else cluster.task_address(lead.job, lead.index)), bind
 
     def _dynamic(self, job: str | None, task: int | None, chief: str | None, bind: str) -> str:
         """The chief's address for a task that joins by it."""

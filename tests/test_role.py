@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dps import role
+from dps.server import _open as open_servers
 from dps.transport.endpoint import runtime
 
 TWO_JOBS = '{"ps": ["127.0.0.1:2222"], "worker": ["127.0.0.1:2230", "127.0.0.1:2231"]}'
@@ -164,6 +165,48 @@ def test_the_exit_code_tells_how_the_program_ended(
 ) -> None:
     assert run(text) == code
     assert capsys.readouterr().err == told
+
+
+MAKE = "import numpy as np, dps\nserver = dps.Server.create_local_server()\nw = {'w': np.zeros((3, 2), np.float32)}\n"
+OPEN = MAKE + "session = dps.Session(server, w, optimizer=dps.optim.SGD(1.0), timeout=10)\n"
+SYNC = "dps.Session(server.target, w, optimizer=dps.optim.SGD(1.0), update=dps.SyncReplicas(), timeout=10)"
+MISTAKES = {
+    "no such job": ("import dps; dps.Server({'ps': ['127.0.0.1:2222']}, 'worker', 0)", 2, "wanted one of this cluster"),
+    "no such task": ("import dps; dps.Server({'ps': ['127.0.0.1:2222']}, 'ps', 3)", 2, "wanted an index of ps"),
+    "no port": ("import dps; dps.Server({'ps': ['127.0.0.1']}, 'ps', 0)", 2, "127.0.0.1"),
+    "beyond loopback": ("import dps; dps.Server({'ps': ['0.0.0.0:2222']}, 'ps', 0)", 5, "0.0.0.0"),
+    "taken": (MAKE + "dps.Server({'ps': [server.address]}, 'ps', 0)", 2, "is taken"),
+    "no optimizer": (MAKE + "dps.Session(server, w)", 2, "no optimizer for w"),
+    "name": (MAKE + "dps.Session(server, {'a/b': w['w']}, optimizer=dps.optim.SGD(1.0))", 2, "cannot be a name"),
+    "update mode": (OPEN + SYNC, 2, "SyncReplicas"),
+    "not writable": (OPEN.replace("1.0)", "1.0), checkpoint_dir='/proc/run'"), 2, "/proc/run"),
+    "other layout": (OPEN + "dps.Session(server.target, {'v': w['w']}, optimizer=dps.optim.SGD(1.0))", 2, "differ"),
+    "shape": (
+        OPEN + "session.push({'w': np.zeros((2, 2), np.float32)})",
+        1,
+        "ValueError: the gradient of w has shape (2, 2)",
+    ),
+    "dtype": (OPEN + "session.push({'w': np.zeros((3, 2))})", 1, "ValueError: the gradient of w is float64"),
+    "gradient's name": (OPEN + "session.push({'v': w['w']})", 1, "no variable; there are w"),
+    "NaN": (OPEN + "session.push({'w': w['w'] * np.nan})", 1, "ValueError: the gradient of w has NaN"),
+    "nobody there": ("import dps; dps.Session('127.0.0.1:9', timeout=0.5)", 4, "127.0.0.1:9"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_program_ends_in_one_clear_line_and_its_exit_code(
+    run: Callable[..., int], mistake: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, code, words = MISTAKES[mistake]
+    try:
+        ended = run(text + "\n")
+    finally:
+        for server in list(open_servers):
+            server.stop()
+    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("chief")]
+    assert words in told[-1], told
+    assert ended == code, told
+    assert code == 1 or len(told) == 1
 
 
 def test_the_programs_own_error_shows_its_own_frames_only(

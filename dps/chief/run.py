@@ -22,6 +22,9 @@ from dps.variables.plan import Plan
 
 log = logging.getLogger("dps")
 
+RESERVED = 1000
+"""How many incarnations the journal is ahead: a chief that could not write for a while leaves none to be used twice."""
+
 
 @dataclass
 class Run:
@@ -81,7 +84,7 @@ def write_journal(storage: Storage, checkpoint_dir: str, epoch: int, members: Me
             spans[-1] = (spans[-1][0], incarnation)
         else:
             spans.append((incarnation, incarnation))
-    state = JournalState(epoch, last + 1, tuple(spans), live, tuple(members.finished), {"ended": ended})
+    state = JournalState(epoch, last + 1 + RESERVED, tuple(spans), live, tuple(members.finished), {"ended": ended})
     try:
         Journal(storage, checkpoint_dir).save(state)
     except CheckpointError as error:

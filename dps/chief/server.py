@@ -29,6 +29,7 @@ from dps.protocol import (
     Configure,
     Configured,
     Initialised,
+    Leave,
     OpenSession,
     Register,
     Registered,
@@ -107,6 +108,8 @@ class ChiefActor(Actor):
         self._initialiser: int | None = None
         self._lost_since: dict[int, float] = {}
         self._closed: set[int] = set()
+        self._left: set[str] = set()
+        self._last_due = False
         self._last_tries = 5
         self._alone_since: float | None = None
 
@@ -153,6 +156,7 @@ class ChiefActor(Actor):
         nodes = self.nodes[message.job]
         task, replaced = nodes.register(message.task, message.address, message.process)
         self.epoch = max(self.epoch, message.epoch)
+        self._left.discard(f"{message.job}:{task}")
         self.node.watch(message.address, GRACE_S)
         self.node.answer(sender, Registered(task, self._cluster()))
         if message.job == "ps":
@@ -194,7 +198,8 @@ class ChiefActor(Actor):
 
     def _ps_lost(self, task: int, why: str) -> None:
         name = f"ps:{task}"
-        if self.phase == END and self.checkpoints is not None and self.checkpoints.busy:
+        if self.phase == END and self._last_due:
+            assert self.checkpoints is not None
             saved = self.checkpoints.saved_name or "the start"
             self._fail(f"{name} {why} during the last checkpoint; the steps after {saved} are lost")
         if self.phase in (END, FAILED):
@@ -261,7 +266,8 @@ class ChiefActor(Actor):
             settings["update"] = self.agreement.mode(session.name, settings.get("update"))
             checkpoint_dir = str(settings.get("checkpoint_dir") or "")
             if checkpoint_dir:
-                self.node.runtime.storage.check_writable(checkpoint_dir)
+                if not (self._restarted or session.request.epoch):  # else the run has written there before
+                    self.node.runtime.storage.check_writable(checkpoint_dir)
                 self.epoch = max(self.epoch, read_journal(self.node.runtime.storage, checkpoint_dir, self.members))
         except (DpsError, ValueError) as error:
             self._refuse(session, error)
@@ -463,6 +469,16 @@ class ChiefActor(Actor):
         self.node.answer(sender)
         self._finish_if_done()
 
+    def on_Leave(self, message: Leave, sender: Sender) -> None:
+        self.node.answer(sender)
+        name = f"{message.job}:{message.task}"
+        self._left.add(name)
+        if name in self.members.waiting():
+            log.warning("%s: %s ended without a session: %s; the others go on", self.node.name, name, message.reason)
+            self.members.give_up(name)
+            self._changed()
+        self._finish_if_done()
+
     def _closed_elsewhere(self, message: CloseSession) -> None:
         """A session of the chief that was here before this one is done: its worker needs nothing more."""
         if self.run is None and message.checkpoint_dir:
@@ -565,7 +581,8 @@ class ChiefActor(Actor):
     def _finish_if_done(self) -> None:
         if self._owned or self.phase in (END, FAILED) or self.sessions or not self.members.all_done():
             return
-        if not self.members.finished and not self._alone_for_long():
+        gone_for_good = self._left.issuperset(self.members.given_up)
+        if not (self.members.finished or gone_for_good or self._alone_for_long()):
             return
         if self.phase == RUN and self.roster is not None and self.roster.behind():
             return  # only when every ps knows who has left is their last step decided
@@ -574,6 +591,7 @@ class ChiefActor(Actor):
         if self.checkpoints is None or not trained:
             self._stop_all(0, "", self._linger_s())
             return
+        self._last_due = True
         self._save_last()
 
     def _linger_s(self) -> float:
@@ -587,12 +605,16 @@ class ChiefActor(Actor):
             self.checkpoints.save(lambda name, step: self._last_saved(name))
 
     def _last_saved(self, name: str | Exception) -> None:
-        if self.phase == END and isinstance(name, Exception) and self._last_tries > 0:
+        if self.phase != END:
+            return
+        if isinstance(name, Exception) and self._last_tries > 0:
             self._last_tries -= 1
             self.node.after(LAST_SAVE_S, self._save_last)
-        elif isinstance(name, Exception):
+            return
+        self._last_due = False
+        if isinstance(name, Exception):
             self._stop_all(1, f"the last checkpoint could not be written: {name}")
-        elif self.phase == END:
+        else:
             self._stop_all(0, "", self._linger_s())
 
     def _alone_for_long(self) -> bool:

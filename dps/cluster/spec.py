@@ -49,7 +49,7 @@ class ClusterSpec:
             if not isinstance(name, str):
                 raise TypeError(f"job name: got {name!r}, wanted a string")
             if job_name(name) in self._jobs:
-                raise ValueError("cluster: got the jobs 'master' and 'chief', wanted one; master is read as chief")
+                raise ConfigError("cluster: got the jobs 'master' and 'chief', wanted one; master is read as chief")
             self._jobs[job_name(name)] = _indexed(name, tasks)
 
     @classmethod
@@ -85,7 +85,7 @@ class ClusterSpec:
         """The address of one task. Raises ValueError for an unknown job or index."""
         tasks = self._job(job)
         if index not in tasks:
-            raise ValueError(f"task: got {job} {index!r}, wanted an index of {job}: {_listed(tasks)}")
+            raise ConfigError(f"task: got {job} {index!r}, wanted an index of {job}: {_listed(tasks)}")
         return tasks[index]
 
     def job_tasks(self, job: str) -> list[str | None]:
@@ -100,6 +100,11 @@ class ClusterSpec:
     def tasks(self) -> list[Task]:
         """Every task, jobs in the order given, indices ascending."""
         return [Task(name, index) for name, tasks in self._jobs.items() for index in tasks]
+
+    def chief_task(self) -> Task | None:
+        """The task that hosts the chief: the chief job's, else the first worker; None where there is neither."""
+        job = next((job for job in ("chief", "worker") if self._jobs.get(job)), None)
+        return None if job is None else Task(job, next(iter(self._jobs[job])))
 
     def check_servable(self) -> None:
         """Refuse a cluster that cannot be served; a server calls this when it is made.
@@ -129,7 +134,7 @@ class ClusterSpec:
     def _job(self, job: str) -> dict[int, str]:
         tasks = self._jobs.get(job_name(job))
         if tasks is None:
-            raise ValueError(f"job: got {job!r}, wanted one of this cluster's jobs: {_listed(self._jobs)}")
+            raise ConfigError(f"job: got {job!r}, wanted one of this cluster's jobs: {_listed(self._jobs)}")
         return tasks
 
     def __bool__(self) -> bool:
@@ -165,7 +170,7 @@ def _indexed(job: str, tasks: object) -> dict[int, str]:
     for key, address in pairs:
         index = _index(job, key)
         if index in found:
-            raise ValueError(f"job {job!r}: got task {index} twice, wanted each index once")
+            raise ConfigError(f"job {job!r}: got task {index} twice, wanted each index once")
         if not isinstance(address, str):
             raise TypeError(f"{job}:{index}: got {address!r} as its address, wanted a string such as '127.0.0.1:2222'")
         found[index] = address

@@ -16,6 +16,7 @@ from dps import telemetry, update
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, TaskLost
 from dps.launch.child import Child
 from dps.launch.functions import path_of
+from dps.launch.leaving import leave
 from dps.launch.supervisor import Output, Supervisor, describe
 from dps.launch.values import pack, receive, send
 from dps.server import Server
@@ -233,6 +234,7 @@ class LocalCluster:
                 run._end(server.task, train(server, *args))
             except BaseException as error:
                 run._end(server.task, None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+                leave(server.target, server.task, str(error))
             if run.done() and listener in telemetry.on_progress:
                 telemetry.on_progress.remove(listener)
 

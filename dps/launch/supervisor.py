@@ -14,6 +14,7 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import DeadlineExceeded, DpsError, TaskLost
 from dps.launch.child import Child
+from dps.launch.leaving import leave
 from dps.protocol import CHIEF, AskStats, Stats
 from dps.transport.endpoint import runtime
 
@@ -138,6 +139,8 @@ class Supervisor:
         self.states[name] = "done" if code == 0 else f"failed ({describe(code)})"
         if name == "chief" and not self.target:
             self._ready.put("")
+        if name.startswith("worker") and code < 0 and not self._ending:
+            leave(self.target, int(name.partition(":")[2]), describe(code))
         if name.startswith("worker") or code in (0, 2, 3) or self._ending:
             return
         self._crashed.pop(name, None)

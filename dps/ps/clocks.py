@@ -33,6 +33,10 @@ class Clocks:
         own = self._clock.get(incarnation)
         return own is None or own - min(self._clock.values()) <= self.bound
 
+    def now(self) -> dict[int, int]:
+        """The clocks by incarnation, as far as the sessions have told."""
+        return dict(self._clock)
+
     def lowest(self) -> int:
         """The lowest clock of all workers."""
         return min(self._clock.values(), default=0)

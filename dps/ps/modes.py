@@ -146,6 +146,7 @@ class BoundedMode(AsyncMode):
     def members(self, message: Members) -> None:
         super().members(message)
         self.clocks.set_members({m[0]: m[1] for m in message.live if m[3]})
+        self.shard.node.runtime.record("clocks", clocks=self.clocks.now())
 
     def waiting_for(self) -> str:
         return "waits for " + ", ".join(self.clocks.slowest())

@@ -80,6 +80,8 @@ class Quorum:
         self._initial_tokens = initial_tokens
         self.tokens = 0
         self._started = False
+        self._told = False
+        """Whether the members were told before: those of the first time count whether they have entered or not."""
         self.members: dict[int, Member] = {}
         self.counted: list[str] = []
         """Names of the workers that this step waits for, joined or expected."""
@@ -101,7 +103,9 @@ class Quorum:
         self.members, self._gone = dict(members), gone
         names = {m.name for m in members.values()}
         self.counted = [n for n in self.counted if n in names or n in expected]
-        self.counted += [n for n in expected if n not in self.counted]
+        first = [] if self._told else [m.name for m in members.values() if m.worker]
+        self._told = True
+        self.counted += dict.fromkeys(n for n in [*first, *expected] if n not in self.counted)
         for incarnation in ended:
             self._forget(incarnation)
         return self._forget_ended() + self._settle()

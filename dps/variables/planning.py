@@ -10,7 +10,7 @@ import numpy as np
 from dps.cluster.device import Device, Setter, current_device
 from dps.cluster.partition import num_parts
 from dps.cluster.setter import replica_device_setter
-from dps.errors import PlacementError
+from dps.errors import ConfigError, PlacementError
 from dps.optim import Optimizer
 from dps.transport.wire import DTYPES, Array
 from dps.variables.plan import Plan, VariableSpec, make_plan
@@ -30,17 +30,17 @@ def plan_of(
         trained = settings.trainable and array.dtype.kind == "f"
         chosen = settings.optimizer or optimizer
         if trained and chosen is None:
-            raise ValueError(f"no optimizer for {name}; give the session one, e.g. optimizer=dps.optim.SGD(0.1)")
+            raise ConfigError(f"no optimizer for {name}; give the session one, e.g. optimizer=dps.optim.SGD(0.1)")
         if trained and array.dtype.str not in ("<f4", "<f8"):
-            raise ValueError(f"{name} is {array.dtype.name}; trained variables are float32 or float64")
+            raise ConfigError(f"{name} is {array.dtype.name}; trained variables are float32 or float64")
         if array.dtype.str not in DTYPES:
-            raise ValueError(f"{name} is {array.dtype.name}, which cannot travel; cast it, e.g. to float64")
+            raise ConfigError(f"{name} is {array.dtype.name}, which cannot travel; cast it, e.g. to float64")
         wire = chosen.to_wire() if trained and chosen is not None else None
         specs.append(VariableSpec(name, tuple(array.shape), array.dtype.str, wire, settings.sparse))
         values[name] = array
         scopes[name] = settings.device or current_device()
     if not specs:
-        raise ValueError("params has no arrays; wanted a nested dict, list or tuple of arrays")
+        raise ConfigError("params has no arrays; wanted a nested dict, list or tuple of arrays")
     place = _place(ps, placement, scopes)
     split = None if partitioner is None else (lambda name, shape, dtype: num_parts(partitioner, name, shape, dtype))
     return make_plan(specs, tuple(ps), place, split), values

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dps.cluster.device import Device, current_device
+from dps.errors import ConfigError
 from dps.optim import Optimizer
 
 
@@ -61,7 +62,9 @@ def _join(path: str, key: object) -> str:
     if not isinstance(key, str):
         raise TypeError(f"names of variables are strings, got the key {key!r} ({type(key).__name__}) under {path!r}")
     if not key or "/" in key or "@" in key:
-        raise ValueError(f"the key {key!r} under {path!r} cannot be a name: it must not be empty or contain '/' or '@'")
+        raise ConfigError(
+            f"the key {key!r} under {path!r} cannot be a name: it must not be empty or contain '/' or '@'"
+        )
     return f"{path}/{key}" if path else key
 
 

@@ -94,8 +94,10 @@ class TestOneCluster:
             first.wait(0.01)
         assert first.wait(30).done()
 
-    @pytest.mark.skipif("cloudpickle" in sys.modules, reason="cloudpickle would carry it")
-    def test_a_function_without_a_path_names_the_extra(self, local: dps.LocalCluster) -> None:
+    def test_a_function_without_a_path_names_the_extra(
+        self, local: dps.LocalCluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "cloudpickle", None)
         with pytest.raises(ConfigError, match=r"dps\[notebook\]"):
             local.run(lambda server: None)
         assert local.run(echo, 1).results == [[0, 1]]
@@ -241,6 +243,35 @@ def test_a_killed_launcher_leaves_nothing_behind(program: Path) -> None:
     process.communicate(timeout=20)
     psutil.wait_procs(tasks, timeout=10)
     assert not [p for p in tasks if p.is_running()]
+
+
+@pytest.mark.parametrize("end", ["raise RuntimeError('no data here')", "os.kill(os.getpid(), 9)", "sys.exit(0)"])
+def test_a_worker_that_ends_before_its_session_keeps_nobody_waiting_in_sync(program: Path, end: str) -> None:
+    early = f"import os, sys\nif os.environ['DPS_TASK'] == '1':\n    {end}\n"
+    (program / "program.py").write_text(early + PROGRAM)
+    process = launch("--ps", "1", "--workers", "2", "--update", "sync", "program.py", "--", "5", cwd=program)
+    text = rest(process)
+    assert process.returncode == (0 if "exit" in end else 1), text
+    assert "ends at 5" in text
+    assert "worker:1 ended without a session" in text
+
+
+def test_workers_that_were_all_killed_leave_a_checkpoint_of_the_last_step(program: Path) -> None:
+    saving = PROGRAM.replace("SGD(1.0)", "SGD(1.0), checkpoint_dir='kept'")
+    assert saving != PROGRAM
+    (program / "program.py").write_text(saving)
+    process = launch("--ps", "1", "--workers", "1", "program.py", "--", "100000", cwd=program)
+    lines_until(process, "begins")
+    until(lambda: list((program / "kept").glob("step-000000000000*")))
+    worker = next(p for p in psutil.Process(process.pid).children() if "worker" in p.cmdline())
+    clock = runtime()
+    clock.sleep(0.5)
+    worker.kill()
+    before = clock.now()
+    text = rest(process)
+    assert process.returncode == 1, text
+    assert clock.now() - before < 9.0  # not the time that workers are given to come back
+    assert int(sorted(p.name for p in (program / "kept").glob("step-*"))[-1].split("-")[1]) > 0
 
 
 def test_a_late_worker_takes_part(program: Path) -> None:

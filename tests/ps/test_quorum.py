@@ -165,6 +165,16 @@ def test_a_late_worker_enters_at_once_between_two_steps() -> None:
     assert s.quorum.enter(11) == [Grant(11, 0, 0, "applied")]
 
 
+def test_the_first_step_waits_for_workers_that_were_admitted_and_have_not_entered_yet() -> None:
+    quorum = Quorum([0], 0)
+    quorum.set_members({10: Member(0, "worker:0"), 11: Member(1, "worker:1"), 12: Member(2, "reader", False)}, [], 0)
+    quorum.enter(10)
+    assert quorum.report(0, 10, 1, 0, "") == []
+    assert quorum.missing() == ["worker:1"]
+    quorum.enter(11)
+    assert sets(quorum.report(0, 11, 1, 0, "")) == [[(0, 10, 1), (1, 11, 1)]]
+
+
 def test_the_first_step_waits_for_workers_that_are_expected() -> None:
     quorum = Quorum([0], 0)
     quorum.set_members({10: Member(0, "worker:0")}, ["worker:1"], 0)

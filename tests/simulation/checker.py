@@ -11,6 +11,7 @@ import numpy as np
 from dps.checkpoint import Manifest, candidates, load, newest_whole, read_part
 from dps.errors import TaskLost, Unavailable
 from dps.launch.simulate import SimulatedCluster
+from dps.update import SyncReplicas, Update
 from tests.simulation.history import DIR, History
 
 PushId = tuple[int, int, int]
@@ -34,7 +35,9 @@ class Applied:
         return {(i, n) for _, _, pushes in self.of.get((ps, epoch), []) for _, i, n in pushes}
 
 
-def violations(cluster: SimulatedCluster, history: History, mode: str, bound: int, killed: set[str]) -> list[str]:
+def violations(
+    cluster: SimulatedCluster, history: History, mode: str, bound: int, killed: set[str], update: Update
+) -> list[str]:
     """Every promise that the run broke, as sentences; empty when all hold."""
     applied = Applied(cluster)
     found = [*history.torn[:3], *history.backwards[:3]]
@@ -43,6 +46,8 @@ def violations(cluster: SimulatedCluster, history: History, mode: str, bound: in
     found += acknowledged(cluster, applied, history, mode)
     if mode == "sync":
         found += same_sets(applied)
+        if update == SyncReplicas():
+            found += all_in_the_first(cluster, applied, killed)
     if mode == "bounded":
         found += bounded(cluster, bound)
     found += on_disk(cluster, applied, history)
@@ -54,6 +59,7 @@ def violations(cluster: SimulatedCluster, history: History, mode: str, bound: in
 def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
     if not any(e.what == "admitted" for e in cluster.world.trace) and len(killed) == cluster.workers:
         return  # no worker ever came: the others wait for one, as they should
+    given_up = {e.detail["name"] for e in cluster.world.trace if e.what == "worker lost"}
     for name, process in cluster.world.processes.items():
         for problem in process.task_errors:
             yield f"{name}: a task raised {problem!r}"
@@ -61,8 +67,10 @@ def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
             yield f"{name} still runs at the end"
         elif "the first checkpoint cannot be written" in str(process.error):
             continue  # the disk was full: the user is told at once
-        elif name in killed and isinstance(process.error, TaskLost | Unavailable):
-            continue  # came back when the others had finished
+        elif "cannot write checkpoints to" in str(process.error) and not cluster.world.counts.get("saved"):
+            continue
+        elif (name in killed or name in given_up) and isinstance(process.error, TaskLost | Unavailable):
+            continue  # came back, or was reached again, when the others had finished
         elif name == "chief" and process.incarnation and process.exit_code == 3 and over(cluster, killed):
             continue  # started again after everybody had been told to end
         elif process.exit_code == 3 and not name.startswith("worker") and gave_up(cluster):
@@ -124,27 +132,32 @@ def same_sets(applied: Applied) -> Iterator[str]:
                 yield f"epoch {epoch} step {step}: {ps} summed in the order {pushes}"
 
 
+def all_in_the_first(cluster: SimulatedCluster, applied: Applied, killed: set[str]) -> Iterator[str]:
+    """Where the quota is the number of workers, the first step of a run has them all, but for those that were lost."""
+    if killed or any(e.what == "worker lost" for e in cluster.world.trace):
+        return
+    for _, step, pushes in applied.of.get(("ps:0", 1), [])[:1]:
+        if len(pushes) != cluster.workers:
+            yield f"epoch 1 step {step}: only {pushes} of {cluster.workers} workers"
+
+
 def bounded(cluster: SimulatedCluster, bound: int) -> Iterator[str]:
-    """Clocks by incarnation, where everybody was admitted before the first acknowledgement of the epoch."""
+    """Clocks by incarnation; a worker's begins at the lowest that the step ps knows when it hears of it."""
     clocks: dict[int, int] = {}
     owner: dict[str, int] = {}
-    clean, acked = True, False
     for event in cluster.world.trace:
         detail = event.detail
         if event.what == "epoch":
-            clocks, owner, clean, acked = {}, {}, True, False
+            clocks, owner = {}, {}
         elif event.what == "admitted":
-            clean = clean and not acked
-            clocks[detail["incarnation"]] = 0
             owner[detail["name"]] = detail["incarnation"]
-        elif event.what == "ended":
-            clocks.pop(detail["incarnation"], None)
+        elif event.what == "clocks" and event.process == "ps:0":
+            clocks = {i: clocks.get(i, clock) for i, clock in detail["clocks"].items()}
         elif event.what == "acked" and detail["accepted"]:
-            acked = True
             incarnation = owner.get(f"worker:{detail['worker']}", -1)
             if incarnation in clocks:
                 clocks[incarnation] += 1
-        elif event.what == "pulled" and event.process == "ps:0" and clean and detail["incarnation"] in clocks:
+        elif event.what == "pulled" and event.process == "ps:0" and detail["incarnation"] in clocks:
             ahead = clocks[detail["incarnation"]] - min(clocks.values())
             if ahead > bound:
                 yield f"{event.time_s:.3f}: incarnation {detail['incarnation']} read {ahead} ahead of the slowest"

@@ -88,7 +88,7 @@ def run(chosen: Scenario, *, keep: list[SimulatedCluster] | None = None) -> list
     )  # fmt: skip
     with cluster:
         cluster.run(until_s=900.0)
-        found = violations(cluster, history, chosen.mode, BOUND, chosen.killed)
+        found = violations(cluster, history, chosen.mode, BOUND, chosen.killed, chosen.update)
         if keep is not None:
             keep.append(cluster)
         if found:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dps import pushing
-from dps.ps import modes, quorum, saving, server, staging, store, sync
+from dps.ps import clocks, modes, quorum, saving, server, staging, store, sync
 from dps.reply import Push
 from tests.simulation.scenario import run, scenario
 
@@ -49,13 +49,18 @@ def test_a_set_that_is_not_frozen_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_push_counted_before_it_is_whole_everywhere_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def soon(self: quorum.Quorum, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        self.ps = self.ps[:1]
+    def soon(self: quorum.Quorum, ps: int, *push: Any) -> list[Any]:
+        return [action for every in self.ps for action in report(self, every, *push)]
 
-    made: Callable[..., None] = quorum.Quorum.__init__
-    monkeypatch.setattr(quorum.Quorum, "__init__", soon)
-    caught("sync", "")
+    def apply_what_is_there(self: sync.SyncMode, chosen: list[quorum.PushId], step: int) -> None:
+        ledgers = self.shard.ledgers
+        apply(self, [p for p in chosen if (s := ledgers[p[1]].staged.get(p[2])) is not None and s.whole], step)
+
+    report: Callable[..., list[Any]] = quorum.Quorum.report
+    apply: Callable[..., None] = sync.SyncMode._apply
+    monkeypatch.setattr(quorum.Quorum, "report", soon)
+    monkeypatch.setattr(sync.SyncMode, "_apply", apply_what_is_there)
+    caught("sync", "has the set")
 
 
 def test_a_missing_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +92,12 @@ def test_a_checkpoint_that_is_cut_at_different_steps_is_caught(monkeypatch: pyte
     monkeypatch.setattr(sync.SyncMode, "cut", at_once)
     monkeypatch.setattr(saving, "KEPT", 4)
     caught("sync", "was copied at step")
+
+
+def test_a_reader_that_is_let_in_one_step_too_far_ahead_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wider(self: clocks.Clocks, incarnation: int) -> bool:
+        own = self.now().get(incarnation)
+        return own is None or own - self.lowest() <= self.bound + 1
+
+    monkeypatch.setattr(clocks.Clocks, "may_read", wider)
+    caught("bounded", "ahead of the slowest")

@@ -1,4 +1,4 @@
-"""A task that stands still for a while (a compiling kernel, SIGSTOP) must not take the others for lost."""
+"""What the simulator has found, each kept as the run that showed it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 import dps
 from dps.transport.sim import Network, Pause
+from tests.simulation.scenario import run, scenario
 
 
 def train(server: Any) -> int:
@@ -26,3 +27,16 @@ def test_a_chief_that_stood_still_reads_the_news_before_it_judges(seed: int) -> 
     )
     assert run.results == [5, 5] and not run.errors
     assert not [e for e in run.trace if e.what in ("worker lost", "ps lost")]
+
+
+FOUND = [
+    ("async", 376, "a ps died between two tries to write the last checkpoint"),
+    ("async", 1036, "the disk was full when a restarted chief looked at it"),
+    ("sync", 308, "the first step was made without a worker that was admitted and had not entered yet"),
+    ("bounded", 811, "an incarnation was used twice after the journal could not be written"),
+]
+
+
+@pytest.mark.parametrize(("mode", "seed", "what"), FOUND, ids=[what for _, _, what in FOUND])
+def test_what_seeds_have_found_stays_mended(mode: str, seed: int, what: str) -> None:
+    assert not run(scenario(mode, seed))

@@ -1,0 +1,22 @@
+"""The end of a worker that never made a session: the chief is told, so that nobody waits for it."""
+
+from __future__ import annotations
+
+from dps.actors.caller import Caller
+from dps.actors.ref import Ref
+from dps.errors import DpsError
+from dps.protocol import CHIEF, Leave
+from dps.transport.endpoint import runtime
+
+TELL_S = 1.0
+
+
+def leave(chief: str, task: int, reason: str) -> None:
+    """Tell the chief that a worker's program is over. Blocks up to 1 s; a chief that is away is left alone."""
+    caller = Caller(runtime(), f"worker:{task}")
+    try:
+        caller.ask(Ref(chief, CHIEF), Leave("worker", task, reason), TELL_S)
+    except DpsError:
+        pass
+    finally:
+        caller.close()
