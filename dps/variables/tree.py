@@ -63,7 +63,7 @@ def _join(path: str, key: object) -> str:
         raise TypeError(f"names of variables are strings, got the key {key!r} ({type(key).__name__}) under {path!r}")
     if not key or "/" in key or "@" in key:
         raise ConfigError(
-            f"the key {key!r} under {path!r} cannot be a name: it must not be empty or contain '/' or '@'"
+            f"the key {key!r} under {path!r} cannot be a name: it is empty or contains '/' or '@'"
         )
     return f"{path}/{key}" if path else key
 
