@@ -15,23 +15,30 @@ _NAMES = {
     "Async": "dps.update", "SyncReplicas": "dps.update", "Bounded": "dps.update",
     "Push": "dps.reply", "Reply": "dps.reply", "Version": "dps.reply",
     "Hook": "dps.hooks", "StopAtStep": "dps.hooks", "CheckpointSaver": "dps.hooks", "StepCounter": "dps.hooks",
-    "LogMetrics": "dps.hooks", "NanGuard": "dps.hooks",
+    "LogMetrics": "dps.hooks", "NanGuard": "dps.hooks", "SummarySaver": "dps.hooks",
     "LocalCluster": "dps.launch.local", "simulate": "dps.launch.simulate",
     "DpsError": "dps.errors", "DeadlineExceeded": "dps.errors", "TaskLost": "dps.errors",
     "Unavailable": "dps.errors", "Aborted": "dps.errors", "Cancelled": "dps.errors", "ProtocolError": "dps.errors",
     "NotAuthenticated": "dps.errors", "CheckpointError": "dps.errors", "PlacementError": "dps.errors",
-    "ConfigError": "dps.errors", "RemoteError": "dps.errors",
+    "ConfigError": "dps.errors", "RemoteError": "dps.errors", "HookError": "dps.errors", "NotFinite": "dps.errors",
 }  # fmt: skip
 _MODULES = {
     "optim": "dps.optim",
+    "layers": "dps.layers",
     "placement": "dps.cluster.placement",
     "partition": "dps.cluster.partition",
     "sim": "dps.transport.sim",
+}
+_LATER = {
+    "Local": "local updates are not there yet; wanted dps.Async(), dps.SyncReplicas() or dps.Bounded(S)",
+    "Coordinator": "the coordinator is not there yet; give each worker a program, with `dps launch` or LocalCluster",
+    "RemoteValue": "the coordinator is not there yet; give each worker a program, with `dps launch` or LocalCluster",
 }
 
 __all__ = [*_NAMES, *_MODULES]  # noqa: PLE0604
 
 if TYPE_CHECKING:
+    from dps import layers as layers
     from dps import optim as optim
     from dps.cluster import partition as partition
     from dps.cluster import placement as placement
@@ -46,7 +53,9 @@ if TYPE_CHECKING:
     from dps.errors import ConfigError as ConfigError
     from dps.errors import DeadlineExceeded as DeadlineExceeded
     from dps.errors import DpsError as DpsError
+    from dps.errors import HookError as HookError
     from dps.errors import NotAuthenticated as NotAuthenticated
+    from dps.errors import NotFinite as NotFinite
     from dps.errors import PlacementError as PlacementError
     from dps.errors import ProtocolError as ProtocolError
     from dps.errors import RemoteError as RemoteError
@@ -58,6 +67,7 @@ if TYPE_CHECKING:
     from dps.hooks import NanGuard as NanGuard
     from dps.hooks import StepCounter as StepCounter
     from dps.hooks import StopAtStep as StopAtStep
+    from dps.hooks import SummarySaver as SummarySaver
     from dps.reply import Push as Push
     from dps.reply import Reply as Reply
     from dps.reply import Version as Version
@@ -77,6 +87,10 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_NAMES[name]), name)
     elif name in _MODULES:
         value = importlib.import_module(_MODULES[name])
+    elif name in _LATER:
+        from dps.errors import ConfigError
+
+        raise ConfigError(f"dps.{name}: {_LATER[name]}")  # no AttributeError: `from dps import` would hide its text
     else:
         raise AttributeError(f"module 'dps' has no attribute {name!r}")
     globals()[name] = value

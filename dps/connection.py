@@ -14,6 +14,7 @@ from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
 from dps.errors import Aborted, DeadlineExceeded, DpsError, TaskLost
+from dps.lanes import Lanes
 from dps.protocol import (
     CHIEF,
     PS,
@@ -68,6 +69,7 @@ class Connection:
         self.plan: Plan
         self.settings: dict[str, Any] = {}
         self.refs: dict[int, Ref] = {}
+        self.lanes = Lanes(runtime, self.caller)
         self.aborted = False
         """A ps has said that this epoch or incarnation is over; `reopen` is due."""
         self.leads = False
@@ -122,12 +124,16 @@ class Connection:
             self.epoch, self.step = opened.epoch, opened.step
             self.local_step = opened.step
             self.caller.incarnation = opened.incarnation
+            self.lanes.open(self.refs, self.epoch, self._worth_sharing)
             try:
                 if self.sync and self._wire_plan:
                     self._enter(deadline)
                 return
             except Aborted:
                 continue
+
+    def _worth_sharing(self, ps: int) -> bool:
+        return self.plan.layouts[ps].nbytes >= max(1, self.runtime.shared_nbytes)
 
     def _open_once(self, deadline: float) -> SessionOpened:
         message = OpenSession(

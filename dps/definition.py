@@ -1,21 +1,41 @@
 """Settings as data: frozen dataclasses of checked numbers with a name and a form for the wire.
 
 The ground of `dps.schedules` and `dps.optim`. Numbers are kept as Python floats and ints, so equal settings
-compare equal and hash alike. A number out of range raises ValueError, anything that is no number TypeError;
-both say what was got, what was wanted and what to try.
+compare equal and hash alike. A number out of range raises ConfigError (a ValueError), anything that is no number, and
+arguments that are too many, too few or unknown, BadArgument (a ConfigError and a TypeError); all say what was got,
+what was wanted and what to try.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
+from dps.errors import ConfigError
+
 D = TypeVar("D", bound="Definition")
 
 
-class Definition:
+class BadArgument(ConfigError, TypeError):
+    """An argument of the wrong type, one that is missing, or one that nobody knows."""
+
+
+class Checked(type):
+    """The class of classes whose constructors say in one line of dps's own which arguments they take."""
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        try:
+            inspect.signature(cls).bind(*arguments, **named)
+        except TypeError as error:
+            fields = ", ".join(inspect.signature(cls).parameters)
+            raise BadArgument(f"{cls.__name__}: {error}; it takes {fields or 'nothing'}") from None
+        return super().__call__(*arguments, **named)
+
+
+class Definition(metaclass=Checked):
     """What optimizers and schedules share: checked numbers and a form for the wire."""
 
     name: ClassVar[str]
@@ -33,16 +53,16 @@ class Definition:
     def _put(self, field: str, value: object) -> None:
         object.__setattr__(self, field, value)
 
-    def _refuse(self, field: str, got: object, wanted: str, suggestion: object) -> ValueError:
+    def _refuse(self, field: str, got: object, wanted: str, suggestion: object) -> ConfigError:
         what = f"{type(self).__name__}: {field} is {got!r}, it must be {wanted}"
-        return ValueError(f"{what}; try {field}={suggestion!r}")
+        return ConfigError(f"{what}; try {field}={suggestion!r}")
 
     def _finite(self, field: str, suggestion: float) -> float:
         """Turns one field into a finite float and returns it."""
         got = getattr(self, field)
         if isinstance(got, bool | str | bytes) or not hasattr(got, "__float__"):
             what = f"{type(self).__name__}: {field} is {got!r} of type {type(got).__name__}"
-            raise TypeError(f"{what}, it must be a number; try {field}={suggestion!r}")
+            raise BadArgument(f"{what}, it must be a number; try {field}={suggestion!r}")
         try:
             value = float(got)
         except OverflowError:  # an int beyond the floats
@@ -79,7 +99,7 @@ class Definition:
     def _flag(self, field: str) -> None:
         got = getattr(self, field)
         if not isinstance(got, bool):
-            raise TypeError(f"{type(self).__name__}: {field} is {got!r}, it must be True or False; try {field}=False")
+            raise BadArgument(f"{type(self).__name__}: {field} is {got!r}, it must be True or False; try {field}=False")
 
 
 def build(known: Mapping[str, type[D]], what: str, wire: object) -> D:

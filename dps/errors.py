@@ -11,6 +11,8 @@
     ├── CheckpointError    a checkpoint that cannot be written, or none that can be read
     ├── PlacementError     a placement or a partitioner that gives nonsense (also a ValueError)
     ├── ConfigError        flags, files or environment that do not fit together (also a ValueError)
+    ├── HookError          a hook raised; names hook and method, the hook's own error is its `__cause__`
+    ├── NotFinite          a loss is NaN or infinite (also a ValueError); raised by NanGuard
     └── RemoteError        a handler on another task failed; carries its task and its traceback
 
 Bad arguments of one call are plain ValueError and TypeError. Every message says what was got, what
@@ -82,6 +84,14 @@ class ConfigError(DpsError, ValueError):
     """Arguments, files or environment variables that do not fit together."""
 
     exit_code = 2
+
+
+class HookError(DpsError):
+    """A hook of the session raised; the session is closed. `__cause__` is what the hook raised."""
+
+
+class NotFinite(DpsError, ValueError):
+    """A loss is NaN or infinite."""
 
 
 class RemoteError(DpsError):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dps.definition import Definition, build
+from dps.errors import ConfigError
 from dps.schedules import Constant, Cosine, Exponential, Piecewise, Schedule, WarmUp, rate_at, schedule_from_wire
 
 __all__ = [
@@ -204,8 +205,36 @@ class Ftrl(Optimizer):
 _KNOWN: dict[str, type[Optimizer]] = {cls.name: cls for cls in (SGD, Momentum, Adagrad, RMSProp, Adam, AdamW, Ftrl)}
 
 
+_SCHEDULES = ", ".join(cls.__name__ for cls in (Constant, Exponential, Cosine, Piecewise, WarmUp))
+
+
 def from_wire(wire: object) -> Optimizer:
     """The optimizer that `Optimizer.to_wire` wrote. Raises ValueError or TypeError for anything else."""
     if isinstance(wire, Mapping) and isinstance(wire.get("learning_rate"), Mapping):
         wire = {**wire, "learning_rate": schedule_from_wire(wire["learning_rate"])}
     return build(_KNOWN, "optimizer", wire)
+
+
+class UnknownOptimizer(ConfigError, AttributeError):
+    """dps.optim has no such name."""
+
+
+def __getattr__(name: str) -> object:
+    known = ", ".join(cls.__name__ for cls in _KNOWN.values())
+    raise UnknownOptimizer(
+        f"dps.optim has no {name!r}; there are the optimizers {known}, and the schedules {_SCHEDULES}"
+    )
+
+
+def checked(optimizer: object, whose: str) -> Optimizer:
+    """`optimizer` when it is one, else a ConfigError that names those there are. `whose`: of what it is."""
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    known = ", ".join(cls.__name__ for cls in _KNOWN.values())
+    got = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"{optimizer!r:.80}"
+    raise ConfigError(f"optimizer of {whose}: got {got}, wanted one of dps.optim, such as SGD(0.1); there are {known}")
+
+
+def counts_updates(wire: Mapping[str, object] | None) -> bool:
+    """Whether the formula of an optimizer, in its wire form, depends on t."""
+    return wire is not None and issubclass(_KNOWN.get(str(wire.get("name")), Optimizer), Adam)

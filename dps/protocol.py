@@ -37,6 +37,8 @@ class Pull(Message):
     """Version counter that the asker has; -1: none. Values only when the shard's is higher."""
     parts: list[int]
     """Indices of the parts wanted; empty: the whole run."""
+    shared: bool = False
+    """The asker can read the ps's memory: answer with SharedValues where that is possible."""
 
 
 @kind(11)
@@ -84,16 +86,55 @@ class Rows(Message):
     arrays: tuple[Array, ...] = ()
 
 
+@kind(15)
+@dataclass(frozen=True, slots=True)
+class SharedValues(Message):
+    """One version of the shard, to be read in place until a Release with the pull's number: a memory per arena."""
+
+    epoch: int
+    counter: int
+    step: int
+    memories: list[Any]
+
+
+@kind(16)
+@dataclass(frozen=True, slots=True)
+class Release(Message):
+    """The SharedValues under these request numbers are read."""
+
+    epoch: int
+    numbers: list[int]
+
+
+@kind(17)
+@dataclass(frozen=True, slots=True)
+class Probe(Message):
+    """Is the ps on the asker's machine? `memory` names some of the asker's, which begins with `token`."""
+
+    memory: list[int]
+    token: bytes
+
+
+@kind(18)
+@dataclass(frozen=True, slots=True)
+class Probed(Message):
+    """Some memory of the ps's, which begins with `token`; no name where the asker's could not be read."""
+
+    memory: list[int]
+    token: bytes
+
+
 # -- push -------------------------------------------------------------------------------------------------
 
-EMPTY, RUN, PARTS = 0, 1, 2
+EMPTY, RUN, PARTS, SHARED = 0, 1, 2, 3
 
 
 @kind(20)
 @dataclass(frozen=True, slots=True)
 class Push(Message):
     """One piece of a push. Form EMPTY: nothing for this shard; RUN: bytes of the dense run at `offsets`;
-    PARTS: `parts` lists [part index, rows?], each with one array (dense) or two (row numbers, values)."""
+    PARTS: `parts` lists [part index, rows?], each with one array (dense) or two (row numbers, values); SHARED: the
+    dense run lies in the sender's memory, `parts` is that memory's name and the offset in it."""
 
     epoch: int
     number: int

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from dps.actors.messages import Failed, Waiting
 from dps.actors.requests import Request
-from dps.connection import SLICE_S, Connection
-from dps.errors import Aborted, DeadlineExceeded
-from dps.protocol import Lookup, Pull, Rows
-from dps.transport.wire import Array, Message
-from dps.variables.layout import check_rows
+from dps.connection import Connection
+from dps.protocol import Pull
+from dps.pushing import Pushes
+from dps.reply import Version
+from dps.transport.wire import Array
+from dps.variables.layout import assemble
 from dps.variables.transfers import PullTransfer
+from dps.variables.tree import builder, leaves, nested
+from dps.waiting import Waiter
 
 
 class PullOp:
@@ -63,25 +67,62 @@ class PullOp:
             run = transfer.run if transfer.newer else (cache or {})[ps].copy()
             if run is not None:
                 found |= transfer.layout.views(run)
+            elif transfer.held is not None:
+                found |= transfer.layout.views_of(transfer.held)
         return found
+
+    def release(self) -> None:
+        """Give what is held in place back to the ps."""
+        for transfer in self.transfers.values():
+            if transfer.held is not None:
+                transfer.release()
+
+    def forget_runs(self) -> None:
+        """The values are the caller's alone from here on (a transfer and its request would keep each other alive)."""
+        for transfer in self.transfers.values():
+            transfer.run = None
 
     def kept_runs(self, cache: Mapping[int, Array]) -> dict[int, Array]:
         """Private copies of the runs, for the next conditional pull."""
         return {ps: t.run.copy() if t.newer and t.run is not None else cache[ps] for ps, t in self.transfers.items()}
 
 
+class Recycled:
+    """Runs of bytes for pulled values: one that nothing refers to any more is used again.
+
+    Fresh memory costs as much as the copy into it: each of its pages has to be found and cleared first.
+    """
+
+    KEPT = 4
+    _OWN_REFERENCES = 3  # the list's, the loop's and getrefcount's
+
+    def __init__(self) -> None:
+        self._runs: list[Array] = []
+
+    def take(self, nbytes: int) -> Array:
+        """A run, its bytes undefined, for the caller to keep for as long as it likes."""
+        for run in self._runs:
+            if len(run) == nbytes and sys.getrefcount(run) <= self._OWN_REFERENCES:
+                return run
+        made: Array = np.empty(nbytes, np.uint8)
+        self._runs = [*self._runs[1 - self.KEPT :], made]
+        return made
+
+
 class Shards:
     """The transfers of one pull in one run epoch. In bounded mode the step ps answers before the others are asked."""
 
-    def __init__(self, connection: Connection, messages: dict[int, Pull]) -> None:
+    def __init__(
+        self, connection: Connection, messages: dict[int, Pull], take: Callable[[int], Array], hold: bool
+    ) -> None:
         self.connection, self.incarnation = connection, connection.caller.incarnation
-        self._messages = messages
+        self._messages, self._take, self._hold = messages, take, hold
         self.transfers: dict[int, PullTransfer] = {}
 
     def drop(self) -> None:
         """Forget the requests; their late answers are for nobody."""
         for transfer in self.transfers.values():
-            self.connection.caller.drop(transfer.request)
+            transfer.drop()
 
     def epoch_over(self) -> bool:
         return self.incarnation != self.connection.caller.incarnation
@@ -100,14 +141,16 @@ class Shards:
         for ps in [first] if gate else list(self._messages):
             message = self._messages.pop(ps)
             self.transfers[ps] = PullTransfer(
-                connection.caller, connection.refs[ps], ps, connection.plan.layouts[ps], message, connection.aborter()
-            )
+                connection.caller, connection.refs[ps], ps, connection.plan.layouts[ps], message, connection.aborter(),
+                connection.lanes[ps], self._take, self._hold,
+            )  # fmt: skip
 
 
 def pull_shards(
-    connection: Connection, names: list[int] | None, newer_than: Mapping[int, int], after: Mapping[int, int], clock: int
-) -> Shards:
-    """A pull from all ps, or from those that have the named variables."""
+    connection: Connection, names: list[int] | None, newer_than: Mapping[int, int], after: Mapping[int, int],
+    clock: int, take: Callable[[int], Array], hold: bool,
+) -> Shards:  # fmt: skip
+    """A pull from all ps, or from those that have the named variables; see PullTransfer for `take` and `hold`."""
     messages: dict[int, Pull] = {}
     plan = connection.plan
     min_step = connection.local_step if connection.sync else 0
@@ -115,64 +158,109 @@ def pull_shards(
         parts = [] if names is None else [p.index for i in names for p in plan.parts_of[i] if p.ps == ps]
         if names is None or parts:
             messages[ps] = Pull(
-                connection.epoch, 0 if after else min_step, after.get(ps, 0), clock, newer_than.get(ps, -1), parts
-            )
+                connection.epoch, 0 if after else min_step, after.get(ps, 0), clock, newer_than.get(ps, -1), parts,
+                connection.lanes[ps].on and not parts,
+            )  # fmt: skip
     if connection.bounded and connection.step_ps in messages:
         messages = {connection.step_ps: messages.pop(connection.step_ps), **messages}
-    return Shards(connection, messages)
+    return Shards(connection, messages, take, hold)
 
 
-def lookup_rows(connection: Connection, name: str, rows: Any, deadline: float) -> Array:
-    """Rows of a variable from the ps that have them, in the caller's order. Raises Aborted for a new epoch."""
-    plan = connection.plan
-    if name not in plan.by_name:
-        raise ValueError(f"no variable {name!r}; there are {list(plan.by_name)[:10]}")
-    spec = plan.variables[plan.by_name[name]]
-    indices = np.asarray(rows)
-    if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
-        raise ValueError(f"rows are integers of shape (n,), got {indices.dtype} {indices.shape}")
-    if not spec.shape:
-        raise ValueError(f"{name} is a scalar; it has no rows")
-    check_rows(spec, indices)
-    indices = indices.astype(np.int64)
-    out = np.empty((len(indices), *spec.shape[1:]), spec.dtype)
-    min_step = connection.local_step if connection.sync else 0
-    waits: list[tuple[Request, _Found]] = []
-    for part in plan.parts_of[plan.by_name[name]]:
-        inside = np.flatnonzero((indices >= part.row0) & (indices < part.row0 + part.shape[0]))
-        if len(inside):
-            found = _Found(connection, out, inside)
-            message = Lookup(connection.epoch, min_step, part.index, (indices[inside] - part.row0,))
-            waits.append((connection.caller.start(connection.refs[part.ps], message, found.feed), found))
-    while not connection.caller.wait(
-        [r for r, _ in waits], min(SLICE_S, max(0.0, deadline - connection.runtime.now()))
-    ):
-        connection.check_node()
-        connection.look_at_chief()
-        if connection.aborted:
-            raise Aborted("the run epoch is over")
-        if connection.runtime.now() >= deadline:
-            raise DeadlineExceeded(f"looking up rows of {name}: {connection.silent() or 'no answer'}")
-    for _, found in waits:
-        if found.error is not None:
-            raise found.error
+class Pulls:
+    """The pulls of a session: what they ask for, and the user's nested arrays out of what they bring."""
+
+    def __init__(self, connection: Connection, waiter: Waiter, pushes: Pushes, params: Any) -> None:
+        """`params`: the user's nesting; None for a reader, which gets that of the names."""
+        self._connection, self._waiter, self._pushes = connection, waiter, pushes
+        self.build = builder(params if params is not None else nested([v.name for v in connection.plan.variables]))
+        self.version = Version(connection.epoch, ())
+        self._cache: dict[int, Array] = {}
+        self._recycled = Recycled()
+
+    def roll_back(self) -> None:
+        """A new run epoch has begun: nothing is known of its values."""
+        self._cache = {}
+
+    def start(self, names: Sequence[str] | None, newer_than: Version | None, after: bool, hold: bool = False) -> PullOp:
+        """A pull; `after`: it is answered when the pushes on their way have been applied. Does not block.
+
+        `hold`: what ps on this machine have is not copied; see PullTransfer.
+        """
+        self._waiter.check_open()
+        known = None if names is None else self._indices(names)
+        return PullOp(known, newer_than is not None, lambda: self._launch(known, newer_than, after, hold))
+
+    def _launch(self, names: list[int] | None, newer_than: Version | None, after: bool, hold: bool) -> Shards:
+        """Ask the ps, with what holds in the run epoch of now: a pull that outlives a rollback is launched again."""
+        connection, pushes = self._connection, self._pushes
+        counters = dict(newer_than.counters) if newer_than and newer_than.epoch == connection.epoch else {}
+        behind = after and pushes.under_way
+        clock = pushes.acknowledged + (1 if behind else 0)
+        numbers = pushes.numbers if behind else {}
+        return pull_shards(connection, names, counters, numbers, clock, self._recycled.take, hold)
+
+    def _indices(self, names: Sequence[str]) -> list[int]:
+        by_name = self._connection.plan.by_name
+        unknown = [n for n in names if n not in by_name]
+        if unknown:
+            raise ValueError(f"no variables {unknown}; there are {list(by_name)[:10]}")
+        return [by_name[n] for n in names]
+
+    def finish(self, operation: PullOp, out: Any, timeout: float | None) -> Any:
+        """Wait for a pull; the nested arrays, None where nothing was newer. `out`: arrays to fill and return."""
+        self._waiter.wait(operation, timeout, "a pull")
+        connection = self._connection
+        if not operation.conditional:
+            views = operation.views()
+        else:
+            if not any(t.newer for t in operation.transfers.values()):
+                return None
+            missing = [ps for ps, t in operation.transfers.items() if not t.newer and ps not in self._cache]
+            if missing:
+                return self.finish(self.start(None, None, after=False), out, timeout)
+            views = operation.views(self._cache)
+            self._cache = operation.kept_runs(self._cache)
+        if operation.names is None:
+            counters = {ps: t.counter for ps, t in operation.transfers.items()}
+            self._pushes.pulled |= counters
+            self.version = Version(connection.epoch, tuple(sorted(counters.items())))
+        connection.step = max(connection.step, *(t.step for t in operation.transfers.values()))
+        operation.forget_runs()
+        tree = self.tree(views, operation.names)
+        return tree if out is None else _filled(out, tree)
+
+    @contextmanager
+    def held(self, timeout: float | None) -> Iterator[Any]:
+        """The nested arrays, read-only; what ps on this machine have is read where it lies, inside the block."""
+        operation = self.start(None, None, after=False, hold=True)
+        try:
+            tree = self.finish(operation, None, timeout)
+            for _, array in leaves(tree):
+                array.flags.writeable = False
+            yield tree
+        finally:
+            operation.release()
+
+    def tree(self, views: dict[int, Array], names: list[int] | None) -> Any:
+        """The user's nesting, or with `names` nested dicts, over the parts in `views`."""
+        plan = self._connection.plan
+        leaf = assemble(plan, views, plan.by_name)
+        if names is None:
+            return self.build(leaf)
+        return builder(nested([plan.variables[i].name for i in names]))(leaf)
+
+
+def _filled(out: Any, tree: Any) -> Any:
+    """Copy values into the caller's arrays; ValueError where one does not fit."""
+    targets = dict(leaves(out))
+    for name, array in leaves(tree):
+        target = targets.get(name)
+        if not isinstance(target, np.ndarray) or target.shape != array.shape or target.dtype != array.dtype:
+            got = (
+                "nothing"
+                if target is None
+                else f"{getattr(target, 'dtype', type(target))} {getattr(target, 'shape', '')}"
+            )
+            raise ValueError(f"out has {got} for {name}; wanted an array of {array.dtype} {array.shape}")
+        target[...] = array
     return out
-
-
-class _Found:
-    """The rows of one part, put where they belong."""
-
-    def __init__(self, connection: Connection, out: Array, inside: Array) -> None:
-        self._connection, self._out, self._inside = connection, out, inside
-        self.error: Exception | None = None
-
-    def feed(self, message: Message) -> bool:
-        if isinstance(message, Waiting):
-            return False
-        if isinstance(message, Failed):
-            self.error = message.exception()
-            return True
-        if isinstance(message, Rows) and len(message.arrays) == 1:
-            self._out[self._inside] = message.arrays[0]
-            return True
-        return False

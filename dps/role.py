@@ -106,7 +106,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     if environ["DPS_JOB"] not in ("chief", "ps", "worker"):
         raise ConfigError(f"--job {environ['DPS_JOB']} cannot be run; wanted chief, ps or worker")
     if environ["DPS_JOB"] != "worker":
-        if args.program:
+        if args.program and args.job:  # where the environment deals out the jobs, all tasks have one command line
             raise ConfigError(f"a {environ['DPS_JOB']} runs no program; leave --program out")
         return serve(environ, args)
     if not args.program:

@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -15,6 +15,8 @@ from dps import update as update_modes
 from dps.actors.system import Node
 from dps.chief.server import ChiefActor
 from dps.cluster.address import check_address
+from dps.cluster.device import Device
+from dps.cluster.filters import DeviceFilters
 from dps.cluster.spec import ClusterSpec, job_name
 from dps.errors import ConfigError, DeadlineExceeded, TaskLost, Unavailable
 from dps.protocol import AGENT, CHIEF, PS
@@ -46,9 +48,10 @@ class Server:
     Static form: `cluster` names every task's address, and the chief is its chief job's, else worker 0. Join form:
     `chief` is the chief's address and `bind` this task's own; the chief tells the rest, and a task left out is
     given. `workers` and `ps` are how many the chief expects. `update` is the switch ("async", "sync", "bounded:S"
-    or an instance). `owned`: only `stop` ends this chief's run. `restarted`: a
-    chief that takes the place of one that died. Raises Unavailable for a taken address,
-    ConfigError (a ValueError) for arguments that do not fit.
+    or an instance). `device_filters`: the other tasks that this one may use, such as ["/job:ps"]; it knows itself and
+    the chief anyhow, and connects to nobody else but ps in any case: no worker waits for another one to be there.
+    `owned`: only `stop` ends this chief's run. `restarted`: a chief that takes the place of one that died. Raises
+    Unavailable for a taken address, ConfigError (a ValueError) for arguments that do not fit.
     """
 
     def __init__(
@@ -62,11 +65,13 @@ class Server:
         ps: int | None = None,
         update: update_modes.Update | str | None = None,
         bind: str = "127.0.0.1:0",
+        device_filters: Sequence[str | Device] | None = None,
         owned: bool = False,
         restarted: bool = False,
     ) -> None:
         self.runtime: Runtime = runtime()
         self.cluster = ClusterSpec(cluster or {})
+        self._filters = DeviceFilters.parse(device_filters, self.cluster)
         self.exit_code: int | None = None
         self.reason = ""
         self._over = threading.Event()
@@ -229,7 +234,9 @@ class Server:
             server.stop()
         if self._chief_actor is not None and self.exit_code is None:
             if self.job == "worker":
-                self._wait_for_the_others(self._chief_actor)
+                chief, self._chief_actor = self._chief_actor, None  # whoever interrupts the wait does not wait again
+                self._node.post(lambda: chief.left(self.name, "its program is over"))
+                self._wait_for_the_others(chief)
             else:
                 self._node.post(self._chief_actor.stop_run)
                 self._wait_over(STOP_S)
@@ -278,6 +285,24 @@ class Server:
                 self.runtime.sleep(0.01)
             else:
                 self._joined.wait(0.05)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the task that speaks for all: no worker, or the one with the lowest index."""
+        if self.job != "worker":
+            return True
+        known = self.cluster.task_indices("worker") if "worker" in self.cluster.jobs else [0]
+        return self.task == known[0]
+
+    def check_sees(self, job: str, tasks: Sequence[int]) -> None:
+        """ConfigError when the device filters leave out one of these tasks."""
+        hidden = [task for task in tasks if not self._filters.sees(job, task)]
+        if hidden:
+            names = ", ".join(f"{job}:{task}" for task in hidden)
+            raise ConfigError(
+                f"{self.name} needs {names} for the run's plan, but its device_filters name {self._filters} only; "
+                f"add '/job:{job}'"
+            )
 
     def session_arguments(self) -> tuple[Runtime, str, str, int, str, int, str, Callable[[], tuple[int, str] | None]]:
         """What a session needs to connect: see `Connection`."""

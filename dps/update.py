@@ -7,11 +7,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from dps.definition import Checked
 from dps.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Async:
+class Async(metaclass=Checked):
     """Each gradient is applied when it arrives; nobody waits for anybody.
 
     `max_staleness`: a gradient older than this many versions is dropped (None: never).
@@ -27,13 +28,13 @@ class Async:
     def __post_init__(self) -> None:
         _at_least(self.max_staleness, 0, "max_staleness")
         if self.damping is not None and not (math.isfinite(self.damping) and self.damping >= 0):
-            raise ValueError(f"damping is a number of at least 0 or None, got {self.damping!r}")
+            raise ConfigError(f"damping is a number of at least 0 or None, got {self.damping!r}")
         if not (math.isfinite(self.compensation) and self.compensation >= 0):
-            raise ValueError(f"compensation is a number of at least 0, got {self.compensation!r}")
+            raise ConfigError(f"compensation is a number of at least 0, got {self.compensation!r}")
 
 
 @dataclass(frozen=True)
-class SyncReplicas:
+class SyncReplicas(metaclass=Checked):
     """`replicas_to_aggregate` of `total_num_replicas` gradients are averaged and applied as one step.
 
     None: the number of workers. More replicas than are aggregated are backup workers; fewer compute several
@@ -51,21 +52,21 @@ class SyncReplicas:
         if None not in (self.replicas_to_aggregate, self.total_num_replicas, self.initial_tokens):
             least = max(0, self.replicas_to_aggregate - self.total_num_replicas)  # type: ignore[operator]
             if self.initial_tokens < least:  # type: ignore[operator]
-                raise ValueError(
+                raise ConfigError(
                     f"initial_tokens={self.initial_tokens} is too few: with {self.replicas_to_aggregate} gradients of "
                     f"{self.total_num_replicas} replicas the first step could not finish; wanted at least {least}"
                 )
 
 
 @dataclass(frozen=True)
-class Bounded:
+class Bounded(metaclass=Checked):
     """As Async, but no worker reads when it is more than `staleness` steps ahead of the slowest (SSP)."""
 
     staleness: int
 
     def __post_init__(self) -> None:
         if self.staleness is None:
-            raise ValueError("staleness is an int of at least 0, got None; without a bound, use Async()")
+            raise ConfigError("staleness is an int of at least 0, got None; without a bound, use Async()")
         _at_least(self.staleness, 0, "staleness")
 
 
@@ -75,7 +76,9 @@ _MODES: dict[str, type[Update]] = {"async": Async, "sync": SyncReplicas, "bounde
 
 def to_wire(update: Update) -> dict[str, Any]:
     """Plain values: {"mode": ..., and the fields}."""
-    mode = next(name for name, cls in _MODES.items() if type(update) is cls)
+    mode = next((name for name, cls in _MODES.items() if type(update) is cls), None)
+    if mode is None:
+        raise ConfigError(f"update: got {update!r:.80}, wanted dps.Async(), dps.SyncReplicas() or dps.Bounded(S)")
     return {"mode": mode, **dataclasses.asdict(update)}
 
 
@@ -98,6 +101,8 @@ def parse(text: str) -> Update:
         return Bounded(int(argument))
     if mode in ("async", "sync") and not argument:
         return _MODES[mode]()  # type: ignore[call-arg]
+    if mode == "local":
+        raise ConfigError(f"--update {text!r}: local updates are not there yet; wanted async, sync or bounded:S")
     raise ConfigError(f"--update {text!r} is not known; wanted async, sync or bounded:S with S the allowed steps ahead")
 
 
@@ -118,4 +123,4 @@ def describe(data: dict[str, Any]) -> str:
 
 def _at_least(value: int | None, least: int, name: str) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-        raise ValueError(f"{name} is an int of at least {least} or None, got {value!r}")
+        raise ConfigError(f"{name} is an int of at least {least} or None, got {value!r}")

@@ -8,6 +8,8 @@ import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: reproducible sums, and tests leave the other cores alone
+if os.environ.get("DPS_TEST_GPU") != "1":  # then the tests of CUDA kernels run on the GPU that is there
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # before numba: else in its simulator; kernels on CPU are what they were
 
 # Compiling a kernel inside a property test is slow once; CI tries the same examples every time.
 hypothesis.settings.register_profile("dps", deadline=None, derandomize="CI" in os.environ, print_blob=True)

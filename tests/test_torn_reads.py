@@ -17,7 +17,7 @@ from dps.ps.store import Store
 from dps.transport.endpoint import runtime
 from tests.in_process import cluster, on_all
 
-SECONDS = float(os.environ.get("DPS_TORN_SECONDS", "3"))
+SECONDS = float(os.environ.get("DPS_TORN_SECONDS", "2"))
 SIZE = 400_000
 """Elements: long enough that a pass takes a while and that frames are sent without a copy."""
 
@@ -87,15 +87,16 @@ def test_without_leases_reads_are_torn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found > 0
 
 
-@pytest.mark.parametrize("transport", ["tcp", "ipc"])
-def test_readers_in_another_process_see_whole_versions(transport: str, tmp_path: Path) -> None:
+def between_processes(transport: str, how: str, shared: bool, seconds: float, folder: Path) -> tuple[int, int, int]:
     stop = threading.Event()
-    with cluster(1, 1, transport, tmp_path) as (worker,):
+    with cluster(1, 1, transport, folder) as (worker,):
         reader = subprocess.Popen(
-            [sys.executable, "-c", READER, worker.target, str(SECONDS)], stdout=subprocess.PIPE, text=True,
-            cwd=Path(__file__).parent.parent,
+            [sys.executable, "-c", READER, worker.target, how, str(shared), str(seconds)], stdout=subprocess.PIPE,
+            text=True, cwd=Path(__file__).parent.parent,
         )  # fmt: skip
-        with dps.Session(worker, first_values(), optimizer=dps.optim.SGD(1.0), timeout=30) as session:
+        with dps.Session(
+            worker, first_values(), optimizer=dps.optim.SGD(1.0), shared_memory=shared, timeout=30
+        ) as session:
             ended = threading.Thread(target=lambda: (reader.wait(), stop.set()), daemon=True)
             ended.start()
             pushes = write(session, stop)
@@ -103,13 +104,28 @@ def test_readers_in_another_process_see_whole_versions(transport: str, tmp_path:
         reads, found = map(int, reader.stdout.read().split())
         reader.stdout.close()
         ended.join(5)
+    return pushes, reads, found
+
+
+LANES = [("tcp", "pull", False), ("ipc", "pull", False), ("tcp", "pull", True), ("ipc", "view", True)]
+
+
+@pytest.mark.parametrize(("transport", "how", "shared"), LANES)
+def test_readers_in_another_process_see_whole_versions(transport: str, how: str, shared: bool, tmp_path: Path) -> None:
+    pushes, reads, found = between_processes(transport, how, shared, SECONDS, tmp_path)
     assert found == 0
     assert pushes > 10 and reads > 10
+
+
+def test_without_leases_reads_out_of_shared_memory_are_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "leases_on", False)
+    assert any(between_processes("tcp", "view", True, 2.0, tmp_path)[2] for _ in range(5))
 
 
 READER = """
 import sys, threading, dps
 from tests.test_torn_reads import read
-with dps.Session(sys.argv[1], timeout=30) as session:
-    print(*read(session, "pull", float(sys.argv[2]), threading.Event()))
+_, target, how, shared, seconds = sys.argv
+with dps.Session(target, shared_memory=shared == "True", timeout=30) as session:
+    print(*read(session, how, float(seconds), threading.Event()))
 """

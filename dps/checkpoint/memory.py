@@ -34,6 +34,17 @@ class MemoryStorage:
         self._files[key] = data
         return len(data)
 
+    def append(self, path: str, data: bytes) -> None:
+        """As Storage.append."""
+        key = posixpath.normpath(path)
+        try:
+            self._make_room(key, len(data))
+            if self._has_folder(key):
+                raise _os_error(errno.EISDIR)
+        except OSError as error:
+            raise refused("append to", path, error) from error
+        self._files[key] = self._files.get(key, b"") + data
+
     def read(self, path: str) -> bytes | memoryview:
         """As Storage.read; read-only."""
         data = self._files.get(posixpath.normpath(path))

@@ -42,6 +42,12 @@ class Storage(Protocol):
         all of the old bytes or all of the new. On return the bytes survive a power failure.
         """
 
+    def append(self, path: str, data: bytes) -> None:
+        """Add bytes to the end of a file, which is made when it is not there, with its folder.
+
+        All of them or, after an error, none. For logs: they survive the process, not a power failure.
+        """
+
     def read(self, path: str) -> bytes | memoryview:
         """The whole file."""
 
@@ -82,6 +88,21 @@ class LocalStorage:
         except OSError as error:
             raise refused("write", path, error) from error
         return nbytes
+
+    def append(self, path: str, data: bytes) -> None:
+        """As Storage.append."""
+        try:
+            _make_folder(os.path.dirname(path) or ".")
+            descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o666)
+            try:
+                size = os.fstat(descriptor).st_size
+                if (written := os.write(descriptor, data)) < len(data):
+                    os.ftruncate(descriptor, size)
+                    raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes could be written")
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise refused("append to", path, error) from error
 
     def read(self, path: str) -> bytes | memoryview:
         """As Storage.read; the bytes are the caller's own. Not mapped: a file cut short by others would kill us."""

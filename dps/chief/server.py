@@ -471,10 +471,13 @@ class ChiefActor(Actor):
 
     def on_Leave(self, message: Leave, sender: Sender) -> None:
         self.node.answer(sender)
-        name = f"{message.job}:{message.task}"
+        self.left(f"{message.job}:{message.task}", message.reason)
+
+    def left(self, name: str, reason: str) -> None:
+        """A worker's program is over. One that made no session is not waited for."""
         self._left.add(name)
         if name in self.members.waiting():
-            log.warning("%s: %s ended without a session: %s; the others go on", self.node.name, name, message.reason)
+            log.warning("%s: %s ended without a session: %s; the others go on", self.node.name, name, reason)
             self.members.give_up(name)
             self._changed()
         self._finish_if_done()
@@ -579,8 +582,9 @@ class ChiefActor(Actor):
         self._new_epoch()
 
     def _finish_if_done(self) -> None:
-        if self._owned or self.phase in (END, FAILED) or self.sessions or not self.members.all_done():
-            return
+        trainers = [s for s in self.sessions.values() if s.job in self.nodes or (s.request and s.request.plan)]
+        if self._owned or self.phase in (END, FAILED) or trainers or not self.members.all_done():
+            return  # readers from outside the cluster keep nobody
         gone_for_good = self._left.issuperset(self.members.given_up)
         if not (self.members.finished or gone_for_good or self._alone_for_long()):
             return
@@ -629,6 +633,7 @@ class ChiefActor(Actor):
         """Tell every node, and end when all have heard it."""
         self._journal(ended=code == 0)
         addresses = [n.address for nodes in self.nodes.values() for n in nodes.known.values() if n.alive]
+        addresses += [s.address for s in self.sessions.values() if s.address]  # readers have nodes of their own
         self.farewell.begin(StopTask(code, reason), addresses, linger_s)
 
     def stop_run(self) -> None:

@@ -38,7 +38,7 @@ def resolve(
         if environ.get(variable, "").strip():
             return _from_json(environ, variable, job, task)
     alone = environ.get("SLURM_STEP_NUM_TASKS") == "1" and slurm_jobs is None
-    if "SLURM_STEP_NODELIST" in environ and not alone:
+    if not alone and ("SLURM_STEP_NUM_TASKS" in environ or "SLURM_STEP_NODELIST" in environ):
         cluster, own = slurm(environ, slurm_jobs, port_base)
         return cluster, _task(cluster, _override(own, job, task), "Slurm")
     return ClusterSpec({}), _task(ClusterSpec({}), _override(None, job, task), "task")

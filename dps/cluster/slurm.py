@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Mapping
 
@@ -13,6 +14,8 @@ _NEEDED = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM
 _DIGITS = re.compile(r"[0-9]+")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
+_MOST = 1_000_000
+"""Tasks and hosts beyond this are a slip of the pen; the lists are not made."""
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
 
 
@@ -64,6 +67,8 @@ def expand_hostlist(text: str) -> list[str]:
         while match := _PIECE.match(text, position):
             pieces.append(_numbers(text, match[1]) if match[1] is not None else [match[2].strip()])
             position = match.end()
+        if math.prod(len(piece) for piece in pieces) > _MOST:
+            raise _bad_hostlist(text)
         names = ["".join(chosen) for chosen in itertools.product(*pieces)]
         if not pieces or not all(names) or (position < len(text) and text[position] != ","):
             raise _bad_hostlist(text)
@@ -80,6 +85,8 @@ def expand_tasks_per_node(text: str) -> list[int]:
         match = _COUNT.fullmatch(part.strip())
         if match is None:
             raise ConfigError(f"tasks per node: got {text!r}, wanted the form '3(x2),1'")
+        if len(counts) + int(match[2] or 1) > _MOST:
+            raise ConfigError(f"tasks per node: got {text!r}, wanted at most {_MOST:,} nodes")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
@@ -92,7 +99,7 @@ def _numbers(text: str, inside: str) -> list[str]:
         if match is None:
             raise _bad_hostlist(text)
         first, last = match[1], match[2] or match[1]
-        if int(first) > int(last):
+        if int(first) > int(last) or int(last) - int(first) >= _MOST:
             raise _bad_hostlist(text)
         found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
     return found

@@ -23,16 +23,33 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dps.kernels.gradients import (
+    accumulate,
+    add,
+    all_finite,
+    cast,
+    clip_by_global_norm,
+    clip_by_value,
+    compensate,
+    divide,
+    same,
+    scale,
+    sum_of_squares,
+)
 from dps.kernels.jit import compiled
 from dps.kernels.rows import gather, prefetch, rows_in_range, sum_duplicate_rows
 
 __all__ = [
+    "accumulate",
     "adagrad",
     "adagrad_rows",
     "adam",
     "adam_rows",
     "add",
     "all_finite",
+    "cast",
+    "clip_by_global_norm",
+    "clip_by_value",
     "compensate",
     "divide",
     "ftrl",
@@ -47,19 +64,12 @@ __all__ = [
     "sgd",
     "sgd_rows",
     "sum_duplicate_rows",
+    "sum_of_squares",
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
 Rows: TypeAlias = npt.NDArray[np.int64]
 Scalar: TypeAlias = "np.floating[Any]"
-
-
-@compiled
-def _same(a: Array, b: Array) -> bool:
-    return bool(a.ctypes.data == b.ctypes.data)
-
-
-# ---- optimizers ----
 
 
 @compiled
@@ -72,7 +82,7 @@ def _sgd(w: Scalar, g: Scalar, lr: Scalar, weight_decay: Scalar) -> Scalar:
 @compiled
 def sgd(out: Array, w: Array, g: Array, lr: Scalar, weight_decay: Scalar) -> None:
     """out = w - lr * (g + weight_decay * w)."""
-    if _same(out, w):
+    if same(out, w):
         for i in range(w.size):
             w[i] = _sgd(w[i], g[i], lr, weight_decay)
     else:
@@ -99,7 +109,7 @@ def _momentum(w: Scalar, v: Scalar, g: Scalar, lr: Scalar, mu: Scalar, nesterov:
 @compiled
 def momentum(out: Array, w: Array, velocity: Array, g: Array, lr: Scalar, mu: Scalar, nesterov: bool) -> None:
     """velocity = mu * velocity + g; out = w - lr * velocity, with Nesterov w - lr * (g + mu * velocity)."""
-    if _same(out, w):
+    if same(out, w):
         for i in range(w.size):
             w[i], velocity[i] = _momentum(w[i], velocity[i], g[i], lr, mu, nesterov)
     else:
@@ -127,7 +137,7 @@ def _adagrad(w: Scalar, a: Scalar, g: Scalar, lr: Scalar, epsilon: Scalar) -> tu
 @compiled
 def adagrad(out: Array, w: Array, accumulator: Array, g: Array, lr: Scalar, epsilon: Scalar) -> None:
     """accumulator += g**2; out = w - lr * g / (sqrt(accumulator) + epsilon). Duchi, Hazan and Singer 2011."""
-    if _same(out, w):
+    if same(out, w):
         for i in range(w.size):
             w[i], accumulator[i] = _adagrad(w[i], accumulator[i], g[i], lr, epsilon)
     else:
@@ -156,7 +166,7 @@ def rmsprop(
     out = w - lr * velocity. `mean` is None when not centered, `velocity` when there is no momentum: numba compiles a
     loop without them. `out` other than `w` costs a pass of its own. Source: torch.optim.RMSprop.
     """
-    if not _same(out, w):
+    if not same(out, w):
         for i in range(w.size):
             out[i] = w[i]
     for i in range(out.size):
@@ -210,7 +220,7 @@ def adam(
     lr * weight_decay for AdamW and 0 for Adam. Sources: Kingma and Ba 2015, torch.optim.Adam and AdamW.
     """
     s, d, b1, c1, b2, c2, e = (step_size, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon)
-    if _same(out, w):
+    if same(out, w):
         for i in range(w.size):
             w[i], m[i], v[i] = _adam(w[i], m[i], v[i], g[i], s, d, b1, c1, b2, c2, root, e)
     else:
@@ -257,7 +267,7 @@ def ftrl(
     Source: McMahan et al. 2013.
     """
     is_root = power == 0.5
-    if _same(out, w):
+    if same(out, w):
         for i in range(w.size):
             w[i], n[i], z[i] = _ftrl(w[i], n[i], z[i], g[i], lr, power, l1, twice_l2, beta, is_root)
     else:
@@ -280,66 +290,3 @@ def ftrl_rows(
         for j in range(w.shape[1]):
             new = _ftrl(w[r, j], n[r, j], z[r, j], g[i, j], lr, power, l1, twice_l2, beta, is_root)
             w[r, j], n[r, j], z[r, j] = new
-
-
-# ---- gradients and running sums: `out` is the first array after it, or does not overlap any ----
-
-
-@compiled
-def add(out: Array, a: Array, b: Array) -> None:
-    """out = a + b. A mean is a running sum by `add`, then `scale` by 1 / n or `divide` by n."""
-    if _same(out, a):
-        for i in range(a.size):
-            a[i] += b[i]
-    else:
-        for i in range(a.size):
-            out[i] = a[i] + b[i]
-
-
-@compiled
-def scale(out: Array, a: Array, s: Scalar) -> None:
-    """out = a * s."""
-    if _same(out, a):
-        for i in range(a.size):
-            a[i] *= s
-    else:
-        for i in range(a.size):
-            out[i] = a[i] * s
-
-
-@compiled
-def divide(out: Array, a: Array, n: Scalar) -> None:
-    """out = a / n, correctly rounded, which a * (1 / n) is not."""
-    if _same(out, a):
-        for i in range(a.size):
-            a[i] /= n
-    else:
-        for i in range(a.size):
-            out[i] = a[i] / n
-
-
-@compiled
-def compensate(out: Array, g: Array, w: Array, backup: Array, lam: Scalar) -> None:
-    """out = g + lam * g * g * (w - backup): the gradient as it may be at `w`, when it was computed at `backup`.
-
-    DC-ASGD, Zheng et al. 2017, equation 10: lam * g * g stands for the diagonal of the Hessian.
-    """
-    if _same(out, g):
-        for i in range(g.size):
-            g[i] += lam * g[i] * g[i] * (w[i] - backup[i])
-    else:
-        for i in range(g.size):
-            out[i] = g[i] + lam * g[i] * g[i] * (w[i] - backup[i])
-
-
-@compiled
-def all_finite(a: Array) -> bool:
-    """Whether no element is inf or nan. True for no elements.
-
-    x - x is 0 for a finite x and nan for the others, and an `or` over booleans vectorises, as a sum of x * 0 would
-    not without fastmath: twice memcpy's rate in cache. Stopping at the first one found would cost the vectorisation.
-    """
-    found = False
-    for i in range(a.size):
-        found |= a[i] - a[i] != 0
-    return not found

@@ -75,21 +75,22 @@ def sum_duplicate_rows(indices: Rows, values: Array) -> tuple[Rows, Array, Rows]
     the sums do not depend on anything else. What comes back may be the arguments themselves, when they rise already.
     """
     indices = indices.astype(np.int64, copy=False)
-    if _rises(indices):
+    if rises(indices):
         return indices, values, np.ones(indices.size, np.int64)
-    order = _stable_order(indices)
+    order = stable_order(indices)
     return _sum_runs(indices, order, values)
 
 
 @compiled
-def _rises(indices: Rows) -> bool:
+def rises(indices: Rows) -> bool:
+    """Whether each row number is above the one before it."""
     for i in range(1, indices.size):
         if indices[i] <= indices[i - 1]:
             return False
     return True
 
 
-def _stable_order(indices: Rows) -> Rows:
+def stable_order(indices: Rows) -> Rows:
     """Positions that sort `indices`, equal ones in order of occurrence.
 
     Sorting (index, position) packed in one int64 is several times faster than numpy's stable argsort.

@@ -27,13 +27,15 @@ _running: LocalCluster | None = None
 
 
 class LocalRun:
-    """A function running on every worker. `history` grows while it runs: one row for each push of each worker."""
+    """A function running on every worker. `history` grows while it runs: one row for each push of each worker, with
+    `at`, the seconds since the run began."""
 
     def __init__(self, workers: int) -> None:
         self.history: list[dict[str, Any]] = []
         self._results: list[Any] = [None] * workers
         self._errors: dict[int, str] = {}
         self._ended = [threading.Event() for _ in range(workers)]
+        self._began = runtime().now()
 
     def done(self) -> bool:
         """Whether all workers have ended. Does not block."""
@@ -58,6 +60,9 @@ class LocalRun:
         """What the function returned, by worker. Blocks as `wait` does."""
         self.wait()
         return list(self._results)
+
+    def _progress(self, row: dict[str, Any]) -> None:
+        self.history.append({"at": runtime().now() - self._began, **row})
 
     def _end(self, task: int, result: Any = None, error: str = "") -> None:
         self._results[task] = result
@@ -199,7 +204,7 @@ class LocalCluster:
             while True:
                 report = receive(reports)
                 if "progress" in report:
-                    run.history.append(report["progress"])
+                    run._progress(report["progress"])
                     continue
                 heard = True
                 if "result" in report:
@@ -226,7 +231,7 @@ class LocalCluster:
             self._servers.append(Server(None, "worker", task, chief=chief.address, bind=f"{name}-worker{task}"))
 
     def _run_here(self, run: LocalRun, train: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        listener = run.history.append
+        listener = run._progress
         telemetry.on_progress.append(listener)
 
         def work(server: Server) -> None:

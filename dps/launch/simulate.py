@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from dps import telemetry
 from dps.errors import DpsError
 from dps.server import Server
 from dps.transport.sim import Compute, Network, World
@@ -29,6 +30,8 @@ class SimulatedRun:
     """Tasks that ended with an error, and the error."""
     exit_codes: dict[str, int | None]
     trace: list[TraceEvent] = field(repr=False)
+    history: list[dict[str, Any]] = field(repr=False, default_factory=list)
+    """A row for each push of each worker, as LocalRun has them; `at`: its virtual second."""
 
     def __str__(self) -> str:
         codes = ", ".join(f"{name} {code}" for name, code in self.exit_codes.items() if code != 0)
@@ -55,6 +58,7 @@ class SimulatedCluster:
         """`restarts`: how often a ps or the chief is started again after a kill. `world`: arguments of World."""
         self.world = World(seed, network, compute, faults, **world)
         self.workers = workers
+        self.history: list[dict[str, Any]] = []
         self.results: list[Any] = [None] * workers
         self._train, self._args = train, args
         serve = functools.partial(self._serve, ps=ps, workers=workers, update=update)
@@ -85,10 +89,17 @@ class SimulatedCluster:
 
     def run(self, until_s: float = 600.0) -> SimulatedRun:
         """Let it happen until all tasks have ended, or for `until_s` virtual seconds."""
-        self.world.run(until_s)
+        telemetry.on_progress.append(self._progress)
+        try:
+            self.world.run(until_s)
+        finally:
+            telemetry.on_progress.remove(self._progress)
         errors = {n: f"{type(p.error).__name__}: {p.error}" for n, p in self.world.processes.items() if p.error}
         codes = {n: p.exit_code for n, p in self.world.processes.items()}
-        return SimulatedRun(self.world.now, self.results, errors, codes, self.world.trace)
+        return SimulatedRun(self.world.now, self.results, errors, codes, self.world.trace, self.history)
+
+    def _progress(self, row: dict[str, Any]) -> None:
+        self.history.append({"at": self.world.now, **row})
 
     def close(self) -> None:
         self.world.close()

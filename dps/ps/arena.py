@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from dps.errors import Unavailable
 from dps.optim import Optimizer
 from dps.ps import optimizers
+from dps.transport.endpoint import Memory, Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Arena
+
+log = logging.getLogger("dps")
 
 BUFFERS = 3
 WHOLE = (0, -1)
@@ -20,7 +25,11 @@ class Buffer:
     """One copy of the values. `missed` are the element ranges in which it is older than the current one."""
 
     values: Array
+    memory: Memory | None = None
+    """Where readers on this machine find the values; None where memory cannot be shared."""
     leases: int = 0
+    abandoned: bool = False
+    """A reader of another process that was given up may still read it: it is never written again."""
     missed: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -31,13 +40,33 @@ class ArenaMemory:
     free, so a writer always finds either an unleased current buffer or a free one.
     """
 
-    def __init__(self, arena: Arena, optimizer: Optimizer | None) -> None:
-        self.arena, self.optimizer = arena, optimizer
-        self.buffers = [Buffer(np.zeros(arena.size, arena.dtype))]
+    def __init__(self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None = None) -> None:
+        """`runtime`: shares the values with readers on this machine; None keeps them to this process."""
+        self.arena, self.optimizer, self._runtime = arena, optimizer, runtime
+        self.buffers = [self._buffer()]
         self.current = 0
         self.slots = {} if optimizer is None else optimizers.initial_slots(optimizer, arena.size, np.dtype(arena.dtype))
         self.applied = np.zeros(len(arena.parts), np.int64)
         """For each part, how often its optimizer was applied: the t of Adam."""
+
+    def _buffer(self) -> Buffer:
+        """New values, zeros."""
+        if self._runtime is not None:
+            try:
+                memory = self._runtime.share(self.arena.nbytes)
+                return Buffer(memory.array.view(self.arena.dtype), memory)
+            except Unavailable as error:
+                log.debug("%s", error)
+        return Buffer(np.zeros(self.arena.size, self.arena.dtype))
+
+    def _empty(self) -> Buffer:
+        made = self._buffer()
+        made.missed = [WHOLE]
+        return made
+
+    def is_still(self) -> bool:
+        """Whether somebody may be reading the current buffer."""
+        return self.buffers[self.current].leases > 0 or self.buffers[self.current].abandoned
 
     @property
     def values(self) -> Array:
@@ -54,9 +83,11 @@ class ArenaMemory:
         """Index of a buffer to write the next version into, made on demand; None when all are leased."""
         for index, buffer in enumerate(self.buffers):
             if index != self.current and buffer.leases == 0:
+                if buffer.abandoned:
+                    self.buffers[index] = self._empty()
                 return index
         if len(self.buffers) < BUFFERS:
-            self.buffers.append(Buffer(np.empty(self.arena.size, self.arena.dtype), missed=[WHOLE]))
+            self.buffers.append(self._empty())
             return len(self.buffers) - 1
         return None
 

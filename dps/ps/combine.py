@@ -14,8 +14,22 @@ from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
 
-def mean(pushes: Sequence[Staged], layout: ShardLayout) -> Update:
-    """One update from all pushes of a step; reuses the memory of the first.
+class Scratch:
+    """Memory for sums, one array for each arena, used again at every step."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[int, Array] = {}
+
+    def like(self, arena: int, array: Array) -> Array:
+        """An array of that shape and dtype, its contents undefined."""
+        found = self._arrays.get(arena)
+        if found is None or found.shape != array.shape or found.dtype != array.dtype:
+            found = self._arrays[arena] = np.empty_like(array)
+        return found
+
+
+def mean(pushes: Sequence[Staged], layout: ShardLayout, scratch: Scratch | None = None) -> Update:
+    """One update from all pushes of a step, which stay as they are: their memory may be the sessions' own.
 
     A variable is divided by the number of pushes that have a gradient for it, and a sparse row by the number of
     pushes that touched it.
@@ -24,7 +38,14 @@ def mean(pushes: Sequence[Staged], layout: ShardLayout) -> Update:
     if pushes and all(p.run is not None for p in pushes):
         arrays = [run_arrays(p.run, layout) for p in pushes if p.run is not None]
         trained = [a.optimizer is not None for a in layout.arenas]
-        return Update([_mean([r[i] for r in arrays]) if trained[i] else arrays[0][i] for i in range(len(trained))], {})
+        scratch = scratch or Scratch()
+        means = [
+            _mean([r[i] for r in arrays], scratch.like(i, arrays[0][i]) if len(arrays) > 1 else None)
+            if trained[i]
+            else arrays[0][i]
+            for i in range(len(trained))
+        ]
+        return Update(means, {})
     gradients: dict[int, list[Array | RowGradient]] = {}
     for push in pushes:
         for index, gradient in _parts(push, layout).items():
@@ -32,13 +53,15 @@ def mean(pushes: Sequence[Staged], layout: ShardLayout) -> Update:
     return Update(None, {index: _mean_of_part(gradients[index]) for index in sorted(gradients)})
 
 
-def _mean(arrays: list[Array]) -> Array:
-    total = arrays[0]
-    for array in arrays[1:]:
-        cpu.add(total, total, array)
-    if len(arrays) > 1:
-        cpu.divide(total, total, total.dtype.type(len(arrays)))
-    return total
+def _mean(arrays: list[Array], out: Array | None) -> Array:
+    """The mean of flat arrays, summed in their order, in `out`; one array is its own mean."""
+    if out is None:
+        return arrays[0]
+    cpu.add(out, arrays[0], arrays[1])
+    for array in arrays[2:]:
+        cpu.add(out, out, array)
+    cpu.divide(out, out, out.dtype.type(len(arrays)))
+    return out
 
 
 def _parts(push: Staged, layout: ShardLayout) -> dict[int, Array | RowGradient]:
@@ -56,7 +79,8 @@ def _parts(push: Staged, layout: ShardLayout) -> dict[int, Array | RowGradient]:
 def _mean_of_part(gradients: list[Array | RowGradient]) -> Array | RowGradient:
     rows = [g for g in gradients if isinstance(g, RowGradient)]
     if not rows:
-        return _mean([g.reshape(-1) for g in gradients if not isinstance(g, RowGradient)])
+        flat = [g.reshape(-1) for g in gradients if not isinstance(g, RowGradient)]
+        return _mean(flat, np.empty_like(flat[0]) if len(flat) > 1 else None)
     if len(rows) == len(gradients):
         unique, sums, counts = row_kernels.sum_duplicate_rows(
             np.concatenate([g.rows for g in rows]), np.concatenate([g.values for g in rows])

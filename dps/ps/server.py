@@ -9,8 +9,9 @@ from dps.actors.actor import Actor
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.checkpoint import load
-from dps.errors import Aborted, ProtocolError
+from dps.errors import Aborted, ProtocolError, Unavailable
 from dps.protocol import (
+    SHARED,
     AskStats,
     Configure,
     Configured,
@@ -21,10 +22,13 @@ from dps.protocol import (
     Init,
     Lookup,
     Members,
+    Probe,
+    Probed,
     Pull,
     Push,
     PushMissing,
     PushStatus,
+    Release,
     Report,
     SaveShard,
     Stats,
@@ -34,6 +38,8 @@ from dps.ps.saving import restore
 from dps.ps.shard import Mode, Shard
 from dps.ps.staging import Staged
 from dps.ps.sync import SyncMode
+from dps.transport.endpoint import Memory
+from dps.transport.probing import marked, starts_with
 from dps.update import Async, Bounded, SyncReplicas, from_wire
 from dps.variables.plan import Plan
 
@@ -52,6 +58,7 @@ class PsActor(Actor):
         self.shard: Shard | None = None
         self.epoch = 0
         """The highest run epoch seen."""
+        self._probe: Memory | None = None
         self._credits: OrderedDict[tuple[int, int], float] = OrderedDict()
         self._wants_credit: OrderedDict[tuple[int, int], Sender] = OrderedDict()
 
@@ -131,6 +138,21 @@ class PsActor(Actor):
     def on_Pull(self, message: Pull, sender: Sender) -> None:
         self._shard(message.epoch).read(sender, message)
 
+    # -- memory of this machine -------------------------------------------------------------------------------
+
+    def on_Release(self, message: Release, sender: Sender) -> None:
+        self._shard(message.epoch).release(sender, message)
+
+    def on_Probe(self, message: Probe, sender: Sender) -> None:
+        """Whether each can read the other's memory."""
+        try:
+            reached = starts_with(self.node.runtime, message.memory, message.token)
+            self._probe = self._probe or marked(self.node.runtime)
+        except Unavailable:
+            reached = False
+        found = self._probe if reached else None
+        self.node.answer(sender, Probed([], b"") if found is None else Probed(found.name, found.array.tobytes()))
+
     def on_Lookup(self, message: Lookup, sender: Sender) -> None:
         self._shard(message.epoch).look_up(sender, message)
 
@@ -163,6 +185,13 @@ class PsActor(Actor):
                 f"push {message.number} is out of reach: {ledger.done} are done, the window is {ledger.window}"
             )
         staged = ledger.staged.get(message.number)
+        borrowed = None
+        if message.form == SHARED:
+            if message.nbytes != shard.layout.gradient_nbytes:
+                raise ProtocolError(
+                    f"a dense push to this shard has {shard.layout.gradient_nbytes} bytes, got {message.nbytes}"
+                )
+            borrowed = shard.borrowed[sender.incarnation].run(message.parts, shard.layout.nbytes)
         if staged is None:
             staged = Staged(
                 ledger.task, sender.incarnation, message.number, message.step, message.counter, message.form,
@@ -176,7 +205,11 @@ class PsActor(Actor):
         key = (sender.incarnation, message.number)
         if key in self._credits:
             self._credits[key] = staged.touched_at
-        staged.add(message, shard.layout, bool(shard.settings.get("check_finite", True)))
+        check_finite = bool(shard.settings.get("check_finite", True))
+        if borrowed is not None:
+            staged.borrow(borrowed, shard.layout, check_finite)
+        else:
+            staged.add(message, shard.layout, check_finite)
         if staged.whole:
             self._release_credit(key)
             shard.mode.whole(staged, sender)

@@ -11,7 +11,9 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Ref, Sender
 from dps.actors.system import Node
 from dps.errors import Aborted
-from dps.protocol import WINDOW, Lookup, Members, NotNewer, Pull, Pushed, Rows, Values
+from dps.protocol import WINDOW, Lookup, Members, NotNewer, Pull, Pushed, Release, Rows, SharedValues, Values
+from dps.ps.borrowed import Borrowed
+from dps.ps.lending import Lending
 from dps.ps.saving import Saving
 from dps.ps.staging import Ledger, Staged
 from dps.ps.store import Lease, Store
@@ -68,6 +70,7 @@ class Shard:
         self.step_ps = plan.ps[0]
         self.ready = False
         self.ledgers: dict[int, Ledger] = {}
+        self.borrowed: dict[int, Borrowed] = {}
         self.members_version = -1
         self.saving = Saving(self.store, plan, ps, node)
         self.ended = False
@@ -75,6 +78,7 @@ class Shard:
         self.mode: Mode
         self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
         self.staleness: dict[str, int] = {}
+        self.lending = Lending(self.store)
         self._reads: dict[tuple[Any, int], _Read] = {}
 
     @property
@@ -103,12 +107,15 @@ class Shard:
         for incarnation, name, task, _ in message.live:
             if incarnation not in self.ledgers:
                 self.ledgers[incarnation] = Ledger(task, name, WINDOW)
+                self.borrowed[incarnation] = Borrowed(self.node.runtime)
         self.mode.members(message)
         self.wake_reads()
 
     def forget(self, incarnation: int) -> None:
         """Drop a session that has ended: its staged pushes, its results, its waiting reads."""
         self.ledgers.pop(incarnation, None)
+        self.borrowed.pop(incarnation, None)
+        self.lending.forget(incarnation)
         for key in [k for k, read in self._reads.items() if read.sender.incarnation == incarnation]:
             del self._reads[key]
 
@@ -152,6 +159,8 @@ class Shard:
 
     def _answer(self, read: _Read) -> None:
         sender, store = read.sender, self.store
+        if read.pull.shared and self._again(sender):
+            return
         ledger = self.ledgers[sender.incarnation]
         ledger.pulled = store.counter
         self.counts["pulls"] += 1
@@ -159,12 +168,37 @@ class Shard:
         if read.pull.newer_than >= store.counter:
             self.node.answer(sender, NotNewer(self.epoch, store.counter, store.step))
             return
+        if read.pull.shared and not read.pull.parts and self._lend(sender):
+            return
         lease = store.lease()
         if lease is None:
             self.counts["copied_pulls"] += 1
             lease = _Copy(store)
         self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=store.counter)
         self._send(sender, lease, read.pieces)
+
+    def _lend(self, sender: Sender) -> bool:
+        """Let a reader on this machine read in place; False when it has to be sent the values."""
+        lease = self.lending.lend(sender.incarnation, sender.request)
+        if lease is None:
+            return False
+        self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=lease.counter)
+        self.node.answer(sender, SharedValues(self.epoch, lease.counter, lease.step, lease.memories))
+        return True
+
+    def _again(self, sender: Sender) -> bool:
+        """A pull that was lent a version comes again: it is told of that version, or has returned it."""
+        lease = self.lending.lent(sender.incarnation, sender.request)
+        if lease is not None:
+            self.node.answer(sender, SharedValues(self.epoch, lease.counter, lease.step, lease.memories))
+        return lease is not None or self.lending.is_over(sender.incarnation, sender.request)
+
+    def release(self, sender: Sender, message: Release) -> None:
+        """A reader is done."""
+        self.ledger(sender, message.epoch)
+        for number in message.numbers:
+            self.lending.give_back(sender.incarnation, number)
+        self.node.answer(sender)
 
     def _pieces(self, pull: Pull) -> list[list[tuple[int, int]]]:
         size = self.node.runtime.piece_nbytes
@@ -225,7 +259,7 @@ class _Copy(Lease):
         self.counter, self.step = store.counter, store.step
         self.arrays = [a.values.copy() for a in store.arenas]
 
-    def release(self) -> None:
+    def release(self, abandon: bool = False) -> None:
         """Nothing is held."""
 
 

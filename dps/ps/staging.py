@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dps.errors import ProtocolError
-from dps.protocol import EMPTY, PARTS, RUN, Push, Pushed
+from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push, Pushed
 from dps.ps.store import RowGradient, Update, is_finite, row_gradient
 from dps.transport.wire import Array
 from dps.variables.plan import Part, ShardLayout
@@ -28,6 +28,8 @@ class Staged:
     nbytes: int
     problem: str = ""
     whole: bool = False
+    borrowed: bool = False
+    """The run lies in memory of the session's."""
     touched_at: float = 0.0
     run: Array | None = None
     parts: dict[int, Array | RowGradient] = field(default_factory=dict)
@@ -44,6 +46,8 @@ class Staged:
         """Take a piece. Raises ProtocolError for one that does not belong; a bad gradient sets `problem`."""
         if self.whole:
             return
+        if {piece.form, self.form} <= {RUN, SHARED}:
+            self.form = piece.form  # the sender may have to give shared memory up half-way
         if (piece.form, piece.nbytes) != (self.form, self.nbytes):
             raise ProtocolError(f"push {self.number}: this piece belongs to another push")
         if self.form == RUN:
@@ -54,6 +58,19 @@ class Staged:
         elif self.form != EMPTY or piece.arrays or piece.parts:
             raise ProtocolError(f"push {self.number} has form {self.form}; wanted 0 (nothing), 1 (run) or 2 (parts)")
         self.whole = True
+
+    def borrow(self, run: Array, layout: ShardLayout, check_finite: bool) -> None:
+        """Take a whole run that lies in the session's own memory; it stays as it is until the push is answered."""
+        self.run, self._got, self._got_nbytes = run, [], 0
+        for arena in layout.arenas:
+            if check_finite and arena.optimizer is not None and not self.problem:
+                self.problem = _not_finite(run, layout, arena.offset, arena.nbytes)
+        self.borrowed = self.whole = True
+
+    def own(self) -> None:
+        """Copy what is borrowed: the session may go on before the push is applied."""
+        if self.borrowed and self.run is not None:
+            self.run, self.borrowed = self.run.copy(), False
 
     def _add_run(self, piece: Push, layout: ShardLayout, check_finite: bool) -> None:
         if self.nbytes != layout.gradient_nbytes:

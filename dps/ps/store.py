@@ -19,9 +19,6 @@ from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Part, ShardLayout
 
-SIMULATED_BLOCK = 16
-"""Elements that a pass writes in the simulator before other tasks of the process may run."""
-
 
 @dataclass(frozen=True)
 class RowGradient:
@@ -46,16 +43,17 @@ class Update:
 class Lease:
     """One version of a shard, held still: the values may be read until `release`. Any thread may release."""
 
-    def __init__(self, store: Store, arrays: list[Array], indices: list[int]) -> None:
+    def __init__(self, store: Store, arrays: list[Array], indices: list[int], memories: list[list[int]]) -> None:
         self.counter, self.step = store.counter, store.step
-        self.arrays = arrays
+        self.arrays, self.memories = arrays, memories
         self._store, self._indices, self._open = store, indices, True
 
-    def release(self) -> None:
-        """Give the buffers back; a second call does nothing."""
+    def release(self, abandon: bool = False) -> None:
+        """Give the buffers back; a second call does nothing. `abandon`: the reader cannot be asked whether it is done,
+        so what it may still read is left as it is, and other memory takes its place."""
         if self._open:
             self._open = False
-            self._store.give_back(self._indices)
+            self._store.give_back(self._indices, abandon)
 
 
 class Store:
@@ -66,8 +64,9 @@ class Store:
 
     def __init__(self, layout: ShardLayout, runtime: Runtime) -> None:
         self.layout, self.runtime = layout, runtime
+        shared = runtime if layout.nbytes >= runtime.shared_nbytes else None
         self.arenas = [
-            ArenaMemory(a, None if a.optimizer is None else optim.from_wire(a.optimizer)) for a in layout.arenas
+            ArenaMemory(a, None if a.optimizer is None else optim.from_wire(a.optimizer), shared) for a in layout.arenas
         ]
         self.counter = 0
         self.step = 0
@@ -76,23 +75,30 @@ class Store:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def lease(self) -> Lease | None:
-        """Hold the current version; None when it is being written in place or no buffer would remain free."""
+    def lease(self, shared: bool = False) -> Lease | None:
+        """Hold the current version; None when it is being written in place or no buffer would remain free.
+
+        `shared`: only where others of this machine can read all of it in place.
+        """
         with self._lock:
             if self.leases_on and (self._writing or not all(a.may_lease() for a in self.arenas)):
                 return None
             indices = [a.current for a in self.arenas]
+            if shared and any(a.buffers[i].memory is None for a, i in zip(self.arenas, indices, strict=True)):
+                return None
             if self.leases_on:
                 for arena in self.arenas:
                     arena.buffers[arena.current].leases += 1
-            return Lease(self, [_read_only(a.values) for a in self.arenas], indices)
+            names = [m.name for a in self.arenas if (m := a.buffers[a.current].memory) is not None]
+            return Lease(self, [_read_only(a.values) for a in self.arenas], indices, names)
 
-    def give_back(self, indices: list[int]) -> None:
-        """End a lease on these buffers, one per arena."""
+    def give_back(self, indices: list[int], abandon: bool = False) -> None:
+        """End a lease on these buffers, one per arena; `abandon`: somebody may read them all the same."""
         if self.leases_on:
             with self._lock:
                 for arena, index in zip(self.arenas, indices, strict=True):
                     arena.buffers[index].leases -= 1
+                    arena.buffers[index].abandoned |= abandon
 
     def leased(self) -> int:
         """Leases held now, over all buffers of the first arena."""
@@ -174,7 +180,7 @@ class Store:
                 self.step = step
 
     def _target(self, memory: ArenaMemory, ranges: list[tuple[int, int]]) -> int:
-        if not ranges or memory.buffers[memory.current].leases == 0:
+        if not ranges or not (memory.is_still() and self.leases_on):
             return memory.current
         free = memory.free_buffer()
         if free is None:
@@ -222,9 +228,9 @@ class Store:
         step: int,
         scale: float,
     ) -> None:
-        """The fused kernel over a range; in the simulator in blocks, so that readers come in between."""
+        """The fused kernel over a range; in the simulator in blocks of a piece, so that readers come in between."""
         assert memory.optimizer is not None
-        block = SIMULATED_BLOCK if self.runtime.simulated else max(1, stop - start)
+        block = max(1, self.runtime.piece_nbytes // 4 if self.runtime.simulated else stop - start)
         for at in range(start, stop, block):
             end = min(at + block, stop)
             slots = {name: slot[at:end] for name, slot in memory.slots.items()}

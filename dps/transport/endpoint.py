@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from dps.checkpoint.storage import Storage
 
 Route = str | bytes
@@ -84,6 +87,14 @@ class Endpoint(Protocol):
         """Close all sockets; what was sent gets up to `linger_s` seconds to leave. A second call does nothing."""
 
 
+class Memory(Protocol):
+    """Bytes of this process that others of this machine and user may read; they go with their last user."""
+
+    name: list[int]
+    """What a peer attaches it by."""
+    array: npt.NDArray[np.uint8]
+
+
 class Task(Protocol):
     """A thread, or what stands for one in the simulator."""
 
@@ -105,6 +116,8 @@ class Runtime(Protocol):
     storage: Storage
     piece_nbytes: int
     """Runs longer than this travel as several messages of this size, bytes (1 MiB on ZeroMQ)."""
+    shared_nbytes: int
+    """Runs from this size on go through shared memory where both ends are on one machine."""
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -120,6 +133,13 @@ class Runtime(Protocol):
 
         Raises Unavailable when the address is taken, naming it, and NotAuthenticated for one beyond loopback.
         """
+
+    def share(self, nbytes: int) -> Memory:
+        """New memory, zeros, that peers on this machine can attach. Raises Unavailable where it cannot be had."""
+
+    def attach(self, name: object) -> npt.NDArray[np.uint8]:
+        """A peer's memory, read-only. Raises Unavailable when it is not of this machine and user, or gone;
+        ProtocolError for what is no name of such memory."""
 
     def spawn(self, name: str, target: Callable[[], None]) -> Task:
         """Run `target` as a task of this process, with the caller's context variables."""

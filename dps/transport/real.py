@@ -18,6 +18,7 @@ from zmq.utils.garbage import gc as lent  # before `atexit.register` below: its 
 from dps.checkpoint.storage import LocalStorage, Storage
 from dps.transport.endpoint import Endpoint
 from dps.transport.inproc import Names
+from dps.transport.shared import Bytes, SharedMemory, attach
 from dps.transport.zmq import ZmqEndpoint
 
 
@@ -51,6 +52,7 @@ class RealRuntime:
 
     simulated = False
     piece_nbytes = 1 << 20
+    shared_nbytes = 1 << 16
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name or f"pid {os.getpid()}"
@@ -85,6 +87,14 @@ class RealRuntime:
         with self._lock:
             self._endpoints = [other for other in self._endpoints if not other.closed] + [made]
         return made
+
+    def share(self, nbytes: int) -> SharedMemory:
+        """As Runtime.share: a sealed memfd."""
+        return SharedMemory(nbytes)
+
+    def attach(self, name: object) -> Bytes:
+        """As Runtime.attach."""
+        return attach(name)
 
     def spawn(self, name: str, target: Callable[[], None]) -> ThreadTask:
         """Run `target` in a daemon thread, with the caller's context variables; what it raises is logged."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dps.optim import counts_updates
 from dps.transport.wire import Array
 from dps.variables.plan import Part, Plan, ShardLayout, VariableSpec
 from dps.variables.tree import Rows, to_array
@@ -129,8 +130,10 @@ def parts_of_shard(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Grad
                     gradient.indices < part.row0 + part.shape[0]
                 )  # fmt: skip
                 rows = gradient.indices[inside] - (0 if parts == 1 else part.row0)
-                if len(rows):
+                # t is the variable's: parts without a row in this push count it, too
+                if len(rows) or (len(gradient.indices) and counts_updates(plan.variables[part.variable].optimizer)):
                     found.append((part.index, (rows, np.ascontiguousarray(gradient.values[inside]))))
             elif gradient is not None:
-                found.append((part.index, np.ascontiguousarray(split(gradient, part, parts))))
+                source = split(gradient, part, parts)  # ascontiguousarray makes a row of a scalar
+                found.append((part.index, np.ascontiguousarray(source).reshape(source.shape)))
     return found

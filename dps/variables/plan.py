@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dps.cluster.device import Device
 from dps.cluster.partition import split_rows
 from dps.errors import PlacementError, ProtocolError
 from dps.transport.wire import DTYPES, Array
@@ -43,6 +45,8 @@ class Part:
     shape: tuple[int, ...]
     row0: int
     ps: int
+    device: str = ""
+    """Where on its ps: "CPU:0", "GPU:1", or "" for wherever the ps keeps what says nothing."""
 
     @property
     def size(self) -> int:
@@ -66,7 +70,7 @@ class Plan:
     def to_wire(self) -> dict[str, Any]:
         return {
             "variables": [[v.name, list(v.shape), v.dtype, v.optimizer, v.sparse] for v in self.variables],
-            "parts": [[p.variable, p.name, list(p.shape), p.row0, p.ps] for p in self.parts],
+            "parts": [[p.variable, p.name, list(p.shape), p.row0, p.ps, p.device] for p in self.parts],
             "ps": list(self.ps),
         }
 
@@ -79,8 +83,8 @@ class Plan:
                 for n, s, d, o, x in data["variables"]
             )
             parts = tuple(
-                Part(i, int(v), str(n), tuple(map(int, s)), int(r), int(k))
-                for i, (v, n, s, r, k) in enumerate(data["parts"])
+                Part(i, int(v), str(n), tuple(map(int, s)), int(r), int(k), str(d))
+                for i, (v, n, s, r, k, d) in enumerate(data["parts"])
             )
             plan = Plan(variables, parts, tuple(int(k) for k in data["ps"]))
             plan._check()
@@ -102,6 +106,8 @@ class Plan:
             spec = self.variables[part.variable]
             if part.ps not in self.ps or any(n < 0 for n in part.shape) or part.row0 != rows.get(part.variable, 0):
                 raise ValueError(f"part {part.name} does not fit")
+            if part.device and not re.fullmatch(r"(CPU|GPU):[0-9]{1,4}", part.device):
+                raise ValueError(f"part {part.name} is on {part.device!r:.100}")
             if part.shape[1:] != spec.shape[1:] or bool(part.shape) != bool(spec.shape):
                 raise ValueError(f"part {part.name} has shape {part.shape} of {spec.shape}")
             rows[part.variable] = part.row0 + (part.shape[0] if part.shape else 1)
@@ -150,8 +156,8 @@ class Plan:
         return ""
 
 
-Place = Callable[[str, str, tuple[int, ...], str], int]
-"""A ps task for a part, called in creation order with its variable's name, its own name, shape and dtype."""
+Place = Callable[[str, str, tuple[int, ...], str], "int | Device"]
+"""A ps task for a part, or a device on one, called in creation order with its variable's name, its own, shape, dtype."""
 Split = Callable[[str, tuple[int, ...], str], int]
 """The number of parts of a variable, by name, shape and dtype."""
 
@@ -169,17 +175,27 @@ def make_plan(
         row0 = 0
         for i, rows in enumerate(split_rows(spec.shape[0], shards) if shards > 1 else [0]):
             name, shape = (f"{spec.name}/part_{i}", (rows, *spec.shape[1:])) if shards > 1 else (spec.name, spec.shape)
-            task = place(spec.name, name, shape, spec.dtype)
-            if task not in ps:
+            placed = place(spec.name, name, shape, spec.dtype)
+            task = placed.task if isinstance(placed, Device) else placed
+            if task is None or task not in ps:
                 raise PlacementError(f"the placement put {name} on ps task {task!r}; the ps tasks are {list(ps)}")
-            parts.append(Part(len(parts), index, name, shape, row0, task))
+            parts.append(Part(len(parts), index, name, shape, row0, task, _memory(name, placed)))
             row0 += rows
     return Plan(tuple(variables), tuple(parts), ps)
 
 
+def _memory(name: str, placed: int | Device) -> str:
+    """`Part.device` of what was placed."""
+    if not isinstance(placed, Device) or placed.device_type is None:
+        return ""
+    if placed.device_type not in ("CPU", "GPU"):
+        raise PlacementError(f"{name} was placed on {placed}; wanted the memory of a CPU or a GPU, as /gpu:0")
+    return f"{placed.device_type}:{placed.device_index or 0}"
+
+
 @dataclass(frozen=True)
 class Arena:
-    """Parts of one dtype and optimizer, one after the other: `size` elements from byte `offset` of the run."""
+    """Parts of one dtype, optimizer and device, one after the other: `size` elements from byte `offset` of the run."""
 
     dtype: str
     optimizer: dict[str, Any] | None
@@ -189,6 +205,8 @@ class Arena:
     parts: tuple[Part, ...]
     starts: tuple[int, ...]
     """First element of each part."""
+    device: str = ""
+    """As `Part.device`."""
 
     @property
     def nbytes(self) -> int:
@@ -209,7 +227,9 @@ class ShardLayout:
             if part.ps == ps:
                 spec = plan.variables[part.variable]
                 own = part.index if spec.sparse else -1
-                groups.setdefault(json.dumps([spec.dtype, spec.optimizer, own], sort_keys=True), []).append(part)
+                groups.setdefault(
+                    json.dumps([spec.dtype, spec.optimizer, own, part.device], sort_keys=True), []
+                ).append(part)
         arenas: list[Arena] = []
         offset = 0
         for parts in groups.values():
@@ -218,7 +238,9 @@ class ShardLayout:
             for part in parts:
                 starts.append(size)
                 size += part.size
-            arena = Arena(spec.dtype, spec.optimizer, spec.sparse, offset, size, tuple(parts), tuple(starts))
+            arena = Arena(
+                spec.dtype, spec.optimizer, spec.sparse, offset, size, tuple(parts), tuple(starts), parts[0].device
+            )
             arenas.append(arena)
             offset += -(-arena.nbytes // ALIGN) * ALIGN
         return ShardLayout(tuple(arenas), offset)
@@ -262,9 +284,13 @@ class ShardLayout:
 
     def views(self, run: Array) -> dict[int, Array]:
         """The parts as arrays in a run of bytes (uint8, `nbytes` long), by part index."""
+        return self.views_of([run[arena.offset : arena.offset + arena.nbytes] for arena in self.arenas])
+
+    def views_of(self, memories: Sequence[Array]) -> dict[int, Array]:
+        """The parts as arrays in the bytes of each arena, by part index."""
         found: dict[int, Array] = {}
-        for arena in self.arenas:
-            flat = run[arena.offset : arena.offset + arena.nbytes].view(arena.dtype)
+        for arena, memory in zip(self.arenas, memories, strict=True):
+            flat = memory.view(arena.dtype)
             for part, start in zip(arena.parts, arena.starts, strict=True):
                 found[part.index] = flat[start : start + part.size].reshape(part.shape)
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ from dps.cluster.device import Device, Setter, current_device
 from dps.cluster.partition import num_parts
 from dps.cluster.setter import replica_device_setter
 from dps.errors import ConfigError, PlacementError
-from dps.optim import Optimizer
+from dps.optim import Optimizer, checked
 from dps.transport.wire import DTYPES, Array
-from dps.variables.plan import Plan, VariableSpec, make_plan
+from dps.variables.plan import Place, Plan, VariableSpec, make_plan
 from dps.variables.tree import Variable, leaves, to_array
 
 
@@ -35,7 +35,7 @@ def plan_of(
             raise ConfigError(f"{name} is {array.dtype.name}; trained variables are float32 or float64")
         if array.dtype.str not in DTYPES:
             raise ConfigError(f"{name} is {array.dtype.name}, which cannot travel; cast it, e.g. to float64")
-        wire = chosen.to_wire() if trained and chosen is not None else None
+        wire = checked(chosen, name).to_wire() if trained else None
         specs.append(VariableSpec(name, tuple(array.shape), array.dtype.str, wire, settings.sparse))
         values[name] = array
         scopes[name] = settings.device or current_device()
@@ -46,9 +46,7 @@ def plan_of(
     return make_plan(specs, tuple(ps), place, split), values
 
 
-def _place(
-    ps: Sequence[int], placement: Any, scopes: dict[str, Device]
-) -> Callable[[str, str, tuple[int, ...], str], int]:
+def _place(ps: Sequence[int], placement: Any, scopes: dict[str, Device]) -> Place:
     setter: Setter | None
     if isinstance(placement, Setter):
         setter = placement
@@ -57,10 +55,10 @@ def _place(
         setter = replica_device_setter(cluster={"ps": tasks}, ps_strategy=placement)
     assert setter is not None
 
-    def place(variable: str, name: str, shape: tuple[int, ...], dtype: str) -> int:
+    def place(variable: str, name: str, shape: tuple[int, ...], dtype: str) -> Device:
         device = setter.variable(name, shape, np.dtype(dtype).name, scopes[variable])
         if device.job not in (None, "ps") or device.task is None:
             raise PlacementError(f"{name} was placed on {device}; variables live on a ps task, as /job:ps/task:0")
-        return device.task
+        return device
 
     return place

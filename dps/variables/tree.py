@@ -62,9 +62,7 @@ def _join(path: str, key: object) -> str:
     if not isinstance(key, str):
         raise TypeError(f"names of variables are strings, got the key {key!r} ({type(key).__name__}) under {path!r}")
     if not key or "/" in key or "@" in key:
-        raise ConfigError(
-            f"the key {key!r} under {path!r} cannot be a name: it is empty or contains '/' or '@'"
-        )
+        raise ConfigError(f"the key {key!r} under {path!r} cannot be a name: it is empty or contains '/' or '@'")
     return f"{path}/{key}" if path else key
 
 

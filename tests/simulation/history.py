@@ -53,7 +53,7 @@ class Notes(dps.Hook):
 
     def after_run(self, session: Any, push: dps.Push, loss: Any) -> None:
         connection = session._connection
-        numbers = dict(session._numbers)
+        numbers = dict(session._pushes.numbers)
         ack = Ack(session._server.task, self.cell, connection.caller.incarnation, connection.epoch, numbers, push)
         self.history.acks.append(ack)
         connection.runtime.record("acked", worker=ack.worker, cell=ack.cell, step=push.step, accepted=push.accepted)

@@ -52,6 +52,10 @@ class ProcessDisk:
         """As Storage.write."""
         return self._reached().write(path, chunks)
 
+    def append(self, path: str, data: bytes) -> None:
+        """As Storage.append."""
+        self._reached().append(path, data)
+
     def read(self, path: str) -> bytes | memoryview:
         """As Storage.read."""
         return self._reached().read(path)

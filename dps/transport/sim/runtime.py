@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from dps.checkpoint.storage import Storage
 from dps.transport.endpoint import Endpoint, Task, current_runtime
 from dps.transport.sim.compute import Compute
 from dps.transport.sim.disk import ProcessDisk
 from dps.transport.sim.endpoint import SimEndpoint
 from dps.transport.sim.fabric import Fabric
+from dps.transport.sim.memory import Machine, SimMemory
 from dps.transport.sim.scheduler import Group, Scheduler, SimTask
 from dps.transport.sim.trace import Trace
 
@@ -35,12 +39,14 @@ class Setting:
     preempt: float
     preempt_s: float
     clock_offsets: bool
+    machine: Machine
 
 
 class SimRuntime(Group):
     """As `dps.transport.endpoint.Runtime`, in virtual time; one for each life of a process."""
 
     simulated = True
+    shared_nbytes = 0
 
     def __init__(self, setting: Setting, name: str, incarnation: int, ended: Callable[[SimRuntime, SimTask], None]):
         super().__init__(name)
@@ -79,6 +85,16 @@ class SimRuntime(Group):
         self.endpoints = [other for other in self.endpoints if other.open]
         self.endpoints.append(endpoint)
         return endpoint
+
+    def share(self, nbytes: int) -> SimMemory:
+        """As Runtime.share; Unavailable unless the world has `shared_memory`."""
+        self.check()
+        return self._setting.machine.share(self, nbytes)
+
+    def attach(self, name: object) -> npt.NDArray[np.uint8]:
+        """As Runtime.attach."""
+        self.check()
+        return self._setting.machine.attach(name)
 
     def spawn(self, name: str, target: Callable[[], None]) -> Task:
         """As Runtime.spawn. What `target` raises ends only this task, and is kept in its `error` and the trace."""

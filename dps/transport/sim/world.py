@@ -13,6 +13,7 @@ from dps.transport.sim.connection import Cut
 from dps.transport.sim.disk import DiskFaults
 from dps.transport.sim.fabric import Fabric
 from dps.transport.sim.faults import DiskFull, Fault, Kill, Partition, Pause, Slow, SlowDisk
+from dps.transport.sim.memory import Machine
 from dps.transport.sim.network import Network
 from dps.transport.sim.process import Main, SimProcess, Supervisor
 from dps.transport.sim.runtime import Setting
@@ -28,6 +29,7 @@ class World:
     `trace="all"` notes every message that arrives too. `preempt` is the probability that `Runtime.preempt` lets
     others run, for up to `preempt_s` virtual seconds. `clock_offsets` makes the processes' monotonic clocks differ.
     `storage` is shared by all processes and outlives them; it is a new MemoryStorage when none is given.
+    With `shared_memory` all processes are on one machine and one user's; else each is on its own.
     `steps_at_one_instant` is how much may happen while the clock stands still before `run` raises SimulationError.
     """
 
@@ -44,6 +46,7 @@ class World:
         preempt: float = 0.1,
         preempt_s: float = 100e-6,
         clock_offsets: bool = True,
+        shared_memory: bool = False,
         steps_at_one_instant: int = 1_000_000,
     ) -> None:
         self.seed = seed
@@ -54,7 +57,7 @@ class World:
         self._disk, self.storage = _disk(self._scheduler, storage)
         setting = Setting(
             seed, self._scheduler, self._fabric, self._trace, self.storage, compute or Compute(), piece_nbytes,
-            preempt, preempt_s, clock_offsets,
+            preempt, preempt_s, clock_offsets, Machine(shared_memory),
         )  # fmt: skip
         self._supervisor = Supervisor(setting)
         for fault in faults:

@@ -1,0 +1,57 @@
+"""Device filters: which other tasks a task knows of and connects to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dps.cluster.device import Device
+from dps.cluster.spec import ClusterSpec, job_name
+from dps.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class DeviceFilters:
+    """Names tasks as TensorFlow's `device_filters` do: `/job:ps`, `/job:worker/task:1`. None: all tasks.
+
+    A task always knows itself and the chief.
+    """
+
+    devices: tuple[Device, ...] | None = None
+
+    @staticmethod
+    def parse(filters: Sequence[str | Device] | None, cluster: ClusterSpec) -> DeviceFilters:
+        """The filters in these strings; jobs and tasks are looked for in `cluster` when there is one.
+
+        Raises ConfigError: no list, a string that is no device, one without a job or with more than job and task,
+        one for which the cluster has no task.
+        """
+        if filters is None:
+            return DeviceFilters()
+        if isinstance(filters, str | Device) or not hasattr(filters, "__iter__"):
+            raise ConfigError(f"device_filters: got {filters!r}, wanted a list such as ['/job:ps']")
+        return DeviceFilters(tuple(_checked(one, cluster) for one in filters))
+
+    def sees(self, job: str, task: int) -> bool:
+        """Whether this task is one of those named."""
+        return self.devices is None or any(
+            device.job == job_name(job) and device.task in (None, task) for device in self.devices
+        )
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.devices or ())) or "none"
+
+
+def _checked(one: str | Device, cluster: ClusterSpec) -> Device:
+    try:
+        device = Device(one)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"device_filters: {error}") from None
+    if device.job is None or device.replica is not None or device.device_type is not None:
+        raise ConfigError(f"device_filters: got {str(one)!r}, wanted a job or a task, '/job:ps' or '/job:ps/task:0'")
+    device = Device(device, job=job_name(device.job))
+    assert device.job is not None
+    if cluster and (device.job not in cluster.jobs or device.task not in (None, *cluster.task_indices(device.job))):
+        known = ", ".join(map(str, cluster.tasks()))
+        raise ConfigError(f"device_filters: got {str(one)!r}, wanted tasks of the cluster: {known}")
+    return device

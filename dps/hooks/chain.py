@@ -1,0 +1,49 @@
+"""The hooks of a session as one: called in list order, and an error says whose it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dps.errors import ConfigError, DpsError, HookError
+from dps.hooks.hook import Hook
+
+
+class Chain:
+    """The hooks of the session `name`. `failed` is called with the error's text before it is raised.
+
+    Raises ConfigError for what is no hook.
+    """
+
+    def __init__(self, hooks: Sequence[Hook], name: Callable[[], str], failed: Callable[[str], None]) -> None:
+        if isinstance(hooks, Hook) or not hasattr(hooks, "__iter__"):
+            raise ConfigError(f"hooks: got {hooks!r}, wanted a list of them, such as [dps.StopAtStep(last_step=100)]")
+        self.hooks, self._name, self._failed = list(hooks), name, failed
+        for hook in self.hooks:
+            if not isinstance(hook, Hook):
+                what = f"the class {hook.__name__}" if isinstance(hook, type) else repr(hook)
+                raise ConfigError(f"hooks: got {what}, wanted an instance of a subclass of dps.Hook")
+
+    def call(self, method: str, *arguments: Any) -> None:
+        """Call one method of every hook.
+
+        Raises HookError from what a hook raises; an error of dps's own keeps its class, and its text gets the name
+        of the hook in front. StopIteration and whatever is no Exception (Ctrl-C) pass as they are.
+        """
+        for hook in self.hooks:
+            try:
+                getattr(hook, method)(*arguments)
+            except StopIteration:
+                raise
+            except DpsError as error:
+                error.args = (f"{self._where(hook, method)}: {error}", *error.args[1:])
+                self._failed(str(error))
+                raise
+            except Exception as error:
+                text = " ".join(str(error).split())
+                wrapped = HookError(f"{self._where(hook, method)} raised {type(error).__name__}: {text}")
+                self._failed(str(wrapped))
+                raise wrapped from error
+
+    def _where(self, hook: Hook, method: str) -> str:
+        return f"{self._name()}: hook {type(hook).__name__}.{method}"

@@ -1,0 +1,36 @@
+"""Counts global steps per second."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dps.hooks.hook import Hook
+from dps.hooks.timer import Timer
+from dps.reply import Push
+
+if TYPE_CHECKING:
+    from dps.session import Session
+
+log = logging.getLogger("dps")
+
+
+class StepCounter(Hook):
+    """Log global steps per second every `steps` or `seconds`; the first trigger reports nothing.
+
+    The last rate is in `steps_per_s`, None before there is one.
+    """
+
+    def __init__(self, steps: int | None = 100, seconds: float | None = None) -> None:
+        self._timer = Timer(None if seconds is not None else steps, seconds)
+        self.steps_per_s: float | None = None
+
+    def after_run(self, session: Session, push: Push, loss: Any) -> None:
+        if self._timer.due(push.step):
+            since = self._timer.fired(push.step)
+            if since is not None and since[1] > 0:
+                self.steps_per_s = since[0] / since[1]
+                log.info("%s: step %d, %.1f steps/s", session.name, push.step, self.steps_per_s)
+
+    def rolled_back(self, session: Session, step: int, lost: int) -> None:
+        self._timer.fired(step)

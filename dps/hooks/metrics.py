@@ -1,0 +1,43 @@
+"""Logs how training goes."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dps.hooks.hook import Hook
+from dps.hooks.timer import Timer
+from dps.reply import Push
+
+if TYPE_CHECKING:
+    from dps.session import Session
+
+log = logging.getLogger("dps")
+
+
+class LogMetrics(Hook):
+    """Log step, loss, staleness and, with `batch` (examples in one push), examples/s every `steps` or `seconds`.
+
+    Examples are those of this session's pushes. Scalars that `session.summary` was given since the last line follow.
+    """
+
+    def __init__(self, steps: int | None = 100, seconds: float | None = None, batch: int | None = None) -> None:
+        self._timer = Timer(None if seconds is not None else steps, seconds)
+        self._batch, self._pushes, self._seen = batch, 0, 0
+
+    def after_run(self, session: Session, push: Push, loss: Any) -> None:
+        self._pushes += 1
+        if not self._timer.due(push.step):
+            return
+        since = self._timer.fired(push.step)
+        text = "" if loss is None else f", loss {float(loss):.4f}"
+        if self._batch is not None and since is not None and since[1] > 0:
+            text += f", {self._pushes * self._batch / since[1]:,.0f} examples/s"
+        scalars = session.scalars.since(self._seen)
+        text += "".join(f", {name} {value:.4g}" for name, value in scalars.items())
+        self._pushes, self._seen = 0, session.scalars.count
+        log.info("%s: step %d%s, staleness %d", session.name, push.step, text, push.staleness)
+
+    def rolled_back(self, session: Session, step: int, lost: int) -> None:
+        self._timer.fired(step)
+        self._pushes = 0

@@ -1,0 +1,31 @@
+"""Ends the loop when the loss is no number any more."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+from dps.errors import NotFinite
+from dps.hooks.hook import Hook
+from dps.reply import Push
+
+if TYPE_CHECKING:
+    from dps.session import Session
+
+log = logging.getLogger("dps")
+
+
+class NanGuard(Hook):
+    """End the loop when the loss is NaN or infinite: with NotFinite (a ValueError), or quietly with `fail=False`."""
+
+    def __init__(self, fail: bool = True) -> None:
+        self.fail = fail
+
+    def after_run(self, session: Session, push: Push, loss: Any) -> None:
+        if loss is None or math.isfinite(float(loss)):
+            return
+        if self.fail:
+            raise NotFinite(f"the loss is {float(loss)} at step {push.step}; lower the learning rate or check the data")
+        log.warning("%s: the loss is %s at step %d, stopping", session.name, float(loss), push.step)
+        session.request_stop()

@@ -1,0 +1,50 @@
+"""Saves checkpoints while the loop runs."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dps.errors import CheckpointError
+from dps.hooks.hook import Hook
+from dps.hooks.timer import Timer
+from dps.reply import Push
+
+if TYPE_CHECKING:
+    from dps.session import Session
+
+log = logging.getLogger("dps")
+
+
+class CheckpointSaver(Hook):
+    """Save at session creation, then every `steps` or `seconds` (600), and at the end when the last step is unsaved.
+
+    Acts in the session that leads (`session.is_chief`) only. A session with a checkpoint_dir and without this hook
+    gets one. A disk that is full is one line in the log; training goes on.
+    """
+
+    def __init__(self, steps: int | None = None, seconds: float | None = None) -> None:
+        self._timer = Timer(steps, seconds if steps is not None or seconds is not None else 600.0)
+
+    def after_create_session(self, session: Session) -> None:
+        self._timer.fired(session.global_step)
+        self._save(session)
+
+    def after_run(self, session: Session, push: Push, loss: Any) -> None:
+        if self._timer.due(push.step):
+            self._timer.fired(push.step)
+            self._save(session)
+
+    def rolled_back(self, session: Session, step: int, lost: int) -> None:
+        self._timer.fired(step)
+
+    def end(self, session: Session) -> None:
+        self._save(session)
+
+    def _save(self, session: Session) -> None:
+        """Nothing is written for a step that is saved already; at the very end the chief tries again."""
+        if session.is_chief:
+            try:
+                session.save()
+            except CheckpointError as error:
+                log.error("%s: no checkpoint at step %d: %s", session.name, session.global_step, error)

@@ -1,0 +1,42 @@
+"""Ends the loop at a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dps.errors import ConfigError
+from dps.hooks.hook import Hook
+from dps.reply import Push
+
+if TYPE_CHECKING:
+    from dps.session import Session
+
+
+class StopAtStep(Hook):
+    """Stop when the shared global step reaches `last_step`, or `num_steps` after its value at session creation.
+
+    `num_steps` is turned into a last step once: a rollback, or a second session with this hook, keeps it. A run that
+    was restored at or beyond the last step stops before its first push. Raises ConfigError unless exactly one is
+    given, as a whole number from 0.
+    """
+
+    def __init__(self, last_step: int | None = None, num_steps: int | None = None) -> None:
+        if (last_step is None) == (num_steps is None):
+            raise ConfigError(f"give either last_step or num_steps, got {last_step!r} and {num_steps!r}")
+        for name, value in (("last_step", last_step), ("num_steps", num_steps)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise ConfigError(f"got {name}={value!r}, wanted a whole number from 0")
+        self.last_step, self._num_steps = last_step, num_steps
+
+    def after_create_session(self, session: Session) -> None:
+        if self.last_step is None:
+            assert self._num_steps is not None
+            self.last_step = session.global_step + self._num_steps
+        self._check(session, session.global_step)
+
+    def after_run(self, session: Session, push: Push, loss: Any) -> None:
+        self._check(session, push.step)
+
+    def _check(self, session: Session, step: int) -> None:
+        if self.last_step is not None and step >= self.last_step:
+            session.request_stop()

@@ -1,0 +1,107 @@
+"""Writes how training goes to files: JSON lines, and event files for TensorBoard."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dps.errors import CheckpointError, ConfigError
+from dps.hooks.files import EventFile, JsonLines, SummaryFile
+from dps.hooks.hook import Hook
+from dps.hooks.timer import Timer
+from dps.reply import Push
+
+if TYPE_CHECKING:
+    from dps.session import Session
+
+log = logging.getLogger("dps")
+
+
+class SummarySaver(Hook):
+    """Add a row to `DIRECTORY/summaries.jsonl` every `steps` (100) or `seconds`, the first one after the first push.
+
+    A row has wall_time (seconds since 1970, UTC), step, worker, loss, staleness, accepted, from the second row on
+    steps_per_s, with `batch` (examples in one push of this worker) examples_per_s, and what `session.summary` was
+    given since the last row. Starts and rollbacks are rows with `event`. What is no finite number is null.
+
+    `directory` None: the run's checkpoint_dir. `tensorboard`: event files beside it (needs dps[tensorboard]), which
+    TensorBoard reads; steps that a rollback undid disappear there. Only the session that leads writes; with
+    `all_workers` each one does, to DIRECTORY/worker-N. Files are only ever added to, also by a run that was started
+    again. A disk that cannot be written to is one line in the log; training goes on, and later rows are tried.
+
+    Raises ConfigError for bad arguments, and when the session opens with no directory anywhere.
+    """
+
+    def __init__(
+        self,
+        directory: str | None = None,
+        steps: int | None = None,
+        seconds: float | None = None,
+        batch: int | None = None,
+        tensorboard: bool = False,
+        all_workers: bool = False,
+    ) -> None:
+        self._timer = Timer(100 if steps is None and seconds is None else steps, seconds)
+        if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+            raise ConfigError(f"got batch={batch!r}, wanted the examples in one push, a whole number from 1")
+        if tensorboard:
+            EventFile.check_installed()
+        self._directory = directory
+        self._batch, self._tensorboard, self._all_workers = batch, tensorboard, all_workers
+        self._files: list[SummaryFile] = []
+        self._pushes, self._seen, self._failing = 0, 0, False
+
+    def after_create_session(self, session: Session) -> None:
+        folder = self._directory or session.checkpoint_dir
+        if not folder:
+            raise ConfigError("SummarySaver has no directory and the run no checkpoint_dir; give one of them")
+        folder = str(folder)
+        own = session.name.replace(":", "-")
+        if self._all_workers:
+            folder = f"{folder}/{own}"
+        runtime = session.runtime
+        self._files = [JsonLines(runtime.storage, f"{folder}/summaries.jsonl")]
+        if self._tensorboard:
+            name = f"events.out.tfevents.{int(runtime.wall()):010d}.{own}"
+            self._files.append(EventFile(runtime.storage, f"{folder}/{name}"))
+        self._event(session, "started", session.global_step, {})
+
+    def after_run(self, session: Session, push: Push, loss: Any) -> None:
+        self._pushes += 1
+        if not self._timer.due(push.step):
+            return
+        since = self._timer.fired(push.step)
+        row = {
+            "step": push.step, "worker": session.name, "loss": None if loss is None else float(loss),
+            "staleness": push.staleness, "accepted": push.accepted,
+        }  # fmt: skip
+        if since is not None and since[1] > 0:
+            row["steps_per_s"] = since[0] / since[1]
+            if self._batch is not None:
+                row["examples_per_s"] = self._pushes * self._batch / since[1]
+        row |= session.scalars.since(self._seen)
+        self._pushes, self._seen = 0, session.scalars.count
+        self._write(session, row)
+
+    def rolled_back(self, session: Session, step: int, lost: int) -> None:
+        self._timer.fired(step)
+        self._pushes = 0
+        self._event(session, "rolled back", step, {"lost": lost})
+
+    def _event(self, session: Session, what: str, step: int, more: dict[str, Any]) -> None:
+        self._write(session, {"step": step, "worker": session.name, "event": what, **more})
+
+    def _write(self, session: Session, row: dict[str, Any]) -> None:
+        if not (self._all_workers or session.is_chief):
+            return
+        try:
+            for file in self._files:
+                file.write(session.runtime.wall(), row)
+        except CheckpointError as error:
+            if not self._failing:
+                log.error("%s: no summaries from step %d on: %s", session.name, row["step"], error)
+            self._failing = True
+        else:
+            if self._failing:
+                log.warning("%s: summaries are written again from step %d on", session.name, row["step"])
+            self._failing = False

@@ -1,0 +1,42 @@
+"""When is it time again? What checkpoints, summaries and the step rate share."""
+
+from __future__ import annotations
+
+from dps.errors import ConfigError
+from dps.transport.endpoint import runtime
+
+
+class Timer:
+    """Every N steps or every N seconds; it fires the first time it is asked, and never twice for one step.
+
+    Raises ConfigError unless exactly one of the two is given, and above 0.
+    """
+
+    def __init__(self, every_steps: int | None = None, every_s: float | None = None) -> None:
+        if (every_steps is None) == (every_s is None):
+            raise ConfigError(f"give either steps or seconds, got {every_steps!r} steps and {every_s!r} seconds")
+        if every_steps is not None and (isinstance(every_steps, bool) or not isinstance(every_steps, int)):
+            raise ConfigError(f"got steps={every_steps!r}, wanted a whole number from 1")
+        if (every_steps is not None and every_steps < 1) or (every_s is not None and not every_s > 0):
+            raise ConfigError(f"got steps={every_steps!r} and seconds={every_s!r}, wanted a number above 0")
+        self.every_steps, self.every_s = every_steps, every_s
+        self._step: int | None = None
+        self._time = 0.0
+
+    def due(self, step: int) -> bool:
+        """Whether to fire at this step."""
+        if self._step is None:
+            return True
+        if step == self._step:
+            return False
+        if self.every_steps is not None:
+            return step >= self._step + self.every_steps
+        assert self.every_s is not None
+        return runtime().now() >= self._time + self.every_s
+
+    def fired(self, step: int) -> tuple[int, float] | None:
+        """Note that it fired; returns steps and seconds since the last time, None the first time."""
+        now = runtime().now()
+        since = None if self._step is None else (step - self._step, now - self._time)
+        self._step, self._time = step, now
+        return since

@@ -1,0 +1,178 @@
+"""A GPU of this machine: whether it can be used, arrays in its memory, copies to and from them, launches of kernels.
+
+Importing this imports numba.cuda; a ps or a worker without a GPU never does. With NUMBA_ENABLE_CUDASIM=1 in the
+environment numba's simulator takes the GPU's place: the same code, thousands of times slower, with bounds checked.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numba.cuda
+import numpy as np
+
+from dps.errors import ConfigError
+
+cuda: Any = numba.cuda
+"""numba.cuda, whose parts have no types. The simulator wants it to bear this name in files with kernels."""
+HAND_OVER_S = 1e-5
+"""How long a thread of the simulator keeps the GIL while others wait; with Python's 5 ms a barrier takes 10 ms."""
+THREADS = 256
+MOST_BLOCKS = 4096
+"""Enough to fill the largest GPU some times over; threads of larger arrays take several elements."""
+SIMULATED_THREADS = 4
+"""A thread of the simulator is a Python thread, and each launch makes them anew."""
+ADVICE = "try pip install 'dps[gpu]' and an NVIDIA driver, or NUMBA_ENABLE_CUDASIM=1 in the environment to simulate one"
+
+_one_launch = threading.Lock()
+
+cuda.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small arrays have few blocks, and need no more
+
+
+def simulated() -> bool:
+    """Whether the GPU is numba's simulator."""
+    return bool(cuda.config.ENABLE_CUDASIM)
+
+
+def is_available() -> str:
+    """ "" when this process can use a GPU, else why not, in one line. Does not raise."""
+    if simulated():
+        return ""
+    try:
+        if cuda.is_available():
+            return "" if len(cuda.gpus) else "the driver shows no GPU"
+        error = cuda.cuda_error()
+    except Exception as failure:  # numba raises errors of several kinds while it looks for CUDA's libraries
+        error = failure
+    said = " ".join(str(error).split()) if error else "libNVVM, which compiles kernels, was not found"
+    return f"CUDA cannot be used: {said.rstrip(' :.')}"
+
+
+def gpus() -> int:
+    """How many GPUs this process may use; 0 where there is none."""
+    return 0 if is_available() else len(cuda.gpus)
+
+
+def device(index: int) -> AbstractContextManager[Any]:
+    """A scope in which arrays and kernels go to GPU `index`, for this thread.
+
+    Raises ConfigError, which says what to try, where there is no such GPU.
+    """
+    problem = is_available()
+    if problem:
+        raise ConfigError(f"got GPU:{index}, but {problem}; {ADVICE}")
+    if not 0 <= index < len(cuda.gpus):
+        raise ConfigError(f"got GPU:{index}, wanted 0 to {len(cuda.gpus) - 1}, which is what there is; try GPU:0")
+    scope: AbstractContextManager[Any] = cuda.gpus[index]
+    return scope
+
+
+def describe(index: int) -> str:
+    """Name, memory and driver of a GPU, in one line. Makes a CUDA context on it; ConfigError as `device`."""
+    with device(index):
+        if simulated():
+            return "numba's simulator (NUMBA_ENABLE_CUDASIM is set)"
+        name = cuda.gpus[index].name
+        free, total = cuda.current_context().get_memory_info()
+        major, minor = cuda.runtime.get_version()
+    name = name.decode() if isinstance(name, bytes) else name
+    return f"{name}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free, CUDA runtime {major}.{minor}"
+
+
+# ---- memory; all in the scope of a `device`, or on GPU 0 ----
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any) -> Any:
+    """An array on the GPU; its contents are undefined. Raises ConfigError when its memory does not suffice."""
+    try:
+        return cuda.device_array(shape, dtype)
+    except Exception as error:  # the class of CUDA's errors depends on the binding that numba uses
+        if "OUT_OF_MEMORY" not in str(error):
+            raise
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    free, total = cuda.current_context().get_memory_info()
+    raise ConfigError(
+        f"an array of {nbytes / 1e9:.2f} GB does not fit into GPU memory: {free / 1e9:.2f} of {total / 1e9:.2f} GB are "
+        "free; spread the variables over more GPUs or ps, or leave some of them on the CPU"
+    )
+
+
+def pinned(shape: int | tuple[int, ...], dtype: Any) -> Any:
+    """An array on the host that a GPU reads and writes by itself, so that a copy is asynchronous; slow to make."""
+    return cuda.pinned_array(shape, dtype)
+
+
+def new_stream() -> Any:
+    """A queue of copies and kernels on the active GPU; they are done in order, and nobody waits meanwhile."""
+    return cuda.stream()
+
+
+def to_device(array: Any, stream: Any = 0, out: Any = None) -> Any:
+    """A host array on the GPU: in `out`, of its shape and dtype, or in new memory. Asynchronous from pinned memory."""
+    out = empty(array.shape, array.dtype) if out is None else out
+    if array.size:
+        out.copy_to_device(np.ascontiguousarray(array), stream=stream)
+    return out
+
+
+def to_host(array: Any, out: Any = None, stream: Any = 0) -> Any:
+    """An array of the GPU on the host: in `out`, of its shape and dtype, or in new memory.
+
+    Blocks until all before it on `stream` is done; into pinned memory on a stream of one's own it does not block.
+    """
+    out = np.empty(array.shape, array.dtype) if out is None else out
+    if array.size:
+        array.copy_to_host(out, stream=stream)
+    return out
+
+
+def wait() -> None:
+    """Block until the active GPU has done all that it was given; raises the error of a kernel that failed."""
+    cuda.synchronize()
+
+
+# ---- kernels ----
+
+
+def gpu_kernel(function: Callable[..., None]) -> Any:
+    """`function` as a kernel for `launch`, compiled at its first launch with each combination of dtypes."""
+    return cuda.jit(function)
+
+
+def gpu_function(function: Callable[..., Any]) -> Any:
+    """`function` for kernels and other such functions to call."""
+    return cuda.jit(function, device=True)
+
+
+def launch_each(kernel: Any, n: int, stream: Any, *arguments: Any) -> None:
+    """Start a kernel whose threads share `n` elements in a grid-stride loop; nothing to start where `n` is 0."""
+    threads, most = (SIMULATED_THREADS, 2) if simulated() else (THREADS, MOST_BLOCKS)
+    if n:
+        launch(kernel, min(-(-n // threads), most), threads, stream, *arguments)
+
+
+def launch(kernel: Any, blocks: Any, threads: int, stream: Any, *arguments: Any, nbytes: int = 0) -> None:
+    """Start a kernel with `nbytes` of dynamic shared memory on `stream` (0 or None: the default one). Does not wait.
+
+    The simulator runs it at once, one launch at a time in the process: two would mix up their blocks.
+    """
+    configured = blocks, threads, 0 if stream is None else stream, nbytes
+    if simulated():
+        with _one_launch, _quick_hand_over():
+            kernel[configured](*arguments)
+    else:
+        kernel[configured](*arguments)
+
+
+@contextmanager
+def _quick_hand_over() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(HAND_OVER_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

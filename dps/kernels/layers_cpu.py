@@ -1,0 +1,121 @@
+"""The layers' arithmetic on CPU: numpy and its BLAS. `dps.kernels.layers_cuda` has the same names and arguments.
+
+Arrays in, arrays out. All are C-contiguous and of one dtype, float32 or float64; row numbers and labels are int64.
+The first arguments are written, the others are read, and what is written overlaps nothing else. Nothing is checked
+here: `dps.layers` does that, labels and row numbers included. `stream` is there for the twin and ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+Rows: TypeAlias = npt.NDArray[np.int64]
+
+ACTIVATIONS = ("identity", "relu", "tanh", "sigmoid")
+"""What a dense layer may end with. The derivative of each follows from its result alone."""
+
+
+def matmul_nn(out: Array, a: Array, b: Array, stream: Any = None) -> None:
+    """out = a @ b, with shapes (m, n), (m, k), (k, n)."""
+    np.matmul(a, b, out=out)
+
+
+def matmul_nt(out: Array, a: Array, b: Array, stream: Any = None) -> None:
+    """out = a @ b.T, with shapes (m, n), (m, k), (n, k)."""
+    np.matmul(a, b.T, out=out)
+
+
+def matmul_tn(out: Array, a: Array, b: Array, stream: Any = None) -> None:
+    """out = a.T @ b, with shapes (m, n), (k, m), (k, n)."""
+    np.matmul(a.T, b, out=out)
+
+
+def dense_forward(out: Array, x: Array, w: Array, b: Array, activation: str, stream: Any = None) -> None:
+    """out = activation(x @ w + b), with shapes (batch, n_out), (batch, n_in), (n_in, n_out), (n_out,)."""
+    np.matmul(x, w, out=out)
+    out += b
+    if activation == "relu":
+        np.maximum(out, 0, out=out)
+    elif activation == "tanh":
+        np.tanh(out, out=out)
+    elif activation == "sigmoid":
+        with np.errstate(over="ignore"):  # exp(-x) is inf for a very small x, and the sigmoid 0
+            np.exp(np.negative(out, out=out), out=out)
+        out += 1
+        np.reciprocal(out, out=out)
+
+
+def dense_backward(
+    dx: Array | None, dw: Array, db: Array, dout: Array, out: Array, x: Array, w: Array, activation: str,
+    stream: Any = None,
+) -> None:  # fmt: skip
+    """The gradients of `dense_forward` by x, w and b, from `dout`, that by its result `out`.
+
+    dz = dout * activation'(out); db = sum of dz over the batch; dw = x.T @ dz; dx = dz @ w.T, left out when dx is
+    None. `dout` is overwritten with dz.
+    """
+    if activation == "relu":
+        dout *= out > 0
+    elif activation == "tanh":
+        dout *= 1 - out * out
+    elif activation == "sigmoid":
+        dout *= out * (1 - out)
+    np.sum(dout, axis=0, out=db)
+    np.matmul(x.T, dout, out=dw)
+    if dx is not None:
+        np.matmul(dout, w.T, out=dx)
+
+
+def softmax_cross_entropy(loss: Array, dscores: Array, scores: Array, labels: Rows, stream: Any = None) -> None:
+    """loss[i] = log(sum(exp(scores[i]))) - scores[i, labels[i]], and the gradient of the mean of `loss` by `scores`.
+
+    Shapes (batch,), (batch, classes), (batch, classes), (batch,). The largest score of a row is taken off first, so
+    that nothing overflows.
+    """
+    right = np.arange(len(labels)), labels
+    np.subtract(scores, scores.max(axis=1, keepdims=True), out=dscores)
+    np.negative(dscores[right], out=loss)
+    np.exp(dscores, out=dscores)
+    total = dscores.sum(axis=1, keepdims=True)
+    loss += np.log(total[:, 0])
+    dscores /= total
+    dscores[right] -= 1
+    dscores /= scores.dtype.type(max(len(labels), 1))
+
+
+def embedding_gather(out: Array, table: Array, rows: Rows, stream: Any = None) -> None:
+    """out[i] = table[rows[i]], with shapes (n, dim), (rows, dim), (n,)."""
+    np.take(table, rows, axis=0, out=out, mode="clip")  # in range already; "raise" would go through a copy of `out`
+
+
+def embedding_scatter_add(
+    dtable: Array, rows: Rows, order: Rows, starts: Rows, dout: Array, stream: Any = None
+) -> None:
+    """dtable[rows[s]] += the sum of dout[order[i]] for i from starts[s] up to starts[s + 1].
+
+    `dps.kernels.layers_rows.row_order` makes `rows`, `order` and `starts` from the row numbers of a gather; `rows` are
+    distinct, or have nothing to add. The sums are made in one order at every run. Shapes (rows, dim), (d,), (n,),
+    (d + 1,), (n, dim).
+    """
+    named = starts[:-1] < starts[1:]
+    if named.any():
+        dtable[rows[named]] += np.add.reduceat(dout[order], starts[:-1][named], axis=0)
+
+
+def sum_rows(out: Array, x: Array, stream: Any = None) -> None:
+    """out[j] = sum of x[i, j] over i, with shapes (n,), (m, n)."""
+    np.sum(x, axis=0, out=out)
+
+
+def mean(out: Array, x: Array, stream: Any = None) -> None:
+    """out[0] = the mean of x, with shapes (1,), (n,); nan when x is empty."""
+    out[0] = x.sum() / x.dtype.type(x.size) if x.size else np.nan
+
+
+def zero(out: Array, stream: Any = None) -> None:
+    """out = 0, of any shape."""
+    out[...] = 0

@@ -1,0 +1,19 @@
+"""Row numbers of an embedding in the order in which its gradient is summed. Made on the host, where they come from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dps.kernels.layers_cpu import Rows
+
+
+def row_order(rows: Rows) -> tuple[Rows, Rows, Rows]:
+    """The distinct row numbers, rising; the positions of each, in order of occurrence; where each one's begin.
+
+    Shapes (d,), (n,), (d + 1,), int64. The positions of distinct[s] are order[starts[s]:starts[s + 1]].
+    """
+    order = np.argsort(rows, kind="stable")
+    in_order = rows[order]
+    begins = np.flatnonzero(np.diff(in_order, prepend=in_order[:1] - 1))
+    starts = np.append(begins, len(rows))
+    return in_order[begins], order, starts

@@ -1,0 +1,139 @@
+"""Shared memory between a session and the ps that are on its machine: found by itself, and given up where it fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from dps.actors.caller import Caller
+from dps.actors.messages import Failed
+from dps.actors.ref import Ref
+from dps.actors.requests import Request
+from dps.errors import DpsError, Unavailable
+from dps.protocol import Probe, Probed, Release
+from dps.transport.endpoint import Memory, Runtime
+from dps.transport.probing import marked, starts_with
+from dps.transport.wire import Array, Message
+
+log = logging.getLogger("dps")
+
+PROBE_S = 0.5
+"""How long a session waits to hear whether a ps is on its machine; one that says so later is taken up then."""
+
+
+class Lane:
+    """Memory shared with one ps in one run epoch. Off until both have read the other's; then values and gradients
+    are read where they were written, and only their places travel."""
+
+    def __init__(self, runtime: Runtime, caller: Caller, ref: Ref, epoch: int) -> None:
+        self.on = False
+        self._runtime, self._caller, self._ref, self._epoch = runtime, caller, ref, epoch
+        self._attached: dict[tuple[int, ...], Array] = {}
+
+    def heard(self, answer: Message) -> bool:
+        """The ps's answer to the probe."""
+        if isinstance(answer, Probed) and answer.memory:
+            try:
+                self.on = starts_with(self._runtime, answer.memory, answer.token)
+            except DpsError as error:
+                self.give_up(error)
+        return isinstance(answer, Probed | Failed)
+
+    def attach(self, name: list[int]) -> Array:
+        """Memory of the ps's, bytes to read only. Raises Unavailable where it cannot be had any more."""
+        found = self._attached.get(tuple(name))
+        if found is None:
+            found = self._attached[tuple(name)] = self._runtime.attach(name)
+        return found
+
+    def release(self, number: int) -> None:
+        """Tell the ps that the values under a pull's number are read; told again until it has heard it."""
+        self._caller.start(self._ref, Release(self._epoch, [number]), lambda _: True)
+
+    def give_up(self, error: Exception) -> None:
+        """Go on over the socket."""
+        if self.on:
+            log.warning("%s: shared memory with %s fails, sockets are used: %s", self._caller.name, self._ref, error)
+        self.on = False
+
+
+class Lanes:
+    """The lanes of one session: made anew whenever it joins."""
+
+    def __init__(self, runtime: Runtime, caller: Caller) -> None:
+        self._runtime, self._caller = runtime, caller
+        self.wanted = True
+        """False: no ps is asked."""
+        self._own: Memory | None = None
+        self._asked: list[Request] = []
+        self._lanes: dict[int, Lane] = {}
+
+    def open(self, refs: dict[int, Ref], epoch: int, worth: Callable[[int], bool]) -> None:
+        """Ask each ps that holds enough for it (`worth`) whether it is on this machine. Blocks for a moment."""
+        for request in self._asked:
+            self._caller.drop(request)
+        self._asked, self._lanes = [], {}
+        for ps, ref in refs.items():
+            self._lanes[ps] = lane = Lane(self._runtime, self._caller, ref, epoch)
+            if self.wanted and worth(ps) and (own := self._mark()) is not None:
+                probe = Probe(own.name, own.array.tobytes())
+                self._asked.append(self._caller.start(ref, probe, lane.heard))
+        self._caller.wait(self._asked, PROBE_S)
+
+    def _mark(self) -> Memory | None:
+        if self._own is None:
+            try:
+                self._own = marked(self._runtime)
+            except Unavailable as error:
+                log.debug("%s: %s", self._caller.name, error)
+        return self._own
+
+    def __getitem__(self, ps: int) -> Lane:
+        return self._lanes[ps]
+
+    def all_on(self) -> bool:
+        """Whether every ps is on this machine."""
+        return bool(self._lanes) and all(lane.on for lane in self._lanes.values())
+
+
+def nobody() -> bool:
+    """Nobody reads the run."""
+    return False
+
+
+class Run:
+    """A run of bytes of a session's own for one shard, shared with its ps where the lane is on."""
+
+    def __init__(self, runtime: Runtime, lane: Lane, nbytes: int) -> None:
+        self.memory: Memory | None = None
+        if lane.on:
+            try:
+                self.memory = runtime.share(nbytes)
+            except Unavailable as error:
+                lane.give_up(error)
+        self.bytes: Array = np.zeros(nbytes, np.uint8) if self.memory is None else self.memory.array
+        self.in_use: Callable[[], bool] = nobody
+        """Whether a push that was made of it is still on its way."""
+
+
+class Runs:
+    """Runs that are used again when the push that they were for is answered."""
+
+    def __init__(self, runtime: Runtime, lanes: Lanes) -> None:
+        self._runtime, self._lanes = runtime, lanes
+        self._made: dict[int, list[Run]] = {}
+
+    def take(self, ps: int, nbytes: int) -> Run:
+        """A run that nobody reads; its bytes are what they were."""
+        made = self._made.setdefault(ps, [])
+        run = next((run for run in made if not run.in_use()), None)
+        if run is None:
+            run = Run(self._runtime, self._lanes[ps], nbytes)
+            made.append(run)
+        return run
+
+    def forget(self) -> None:
+        """After a rollback: a ps may still read the old ones, which go when it has done so."""
+        self._made = {}

@@ -1,0 +1,76 @@
+"""A dense layer: activation(x @ w + b)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dps.kernels.layers_cpu import ACTIVATIONS
+from dps.layers import arrays
+from dps.layers.place import Place
+
+
+@dataclass(frozen=True)
+class DensePass:
+    """What the backward pass needs of the forward pass, on the device."""
+
+    x: Any
+    w: Any
+    out: Any
+
+
+@dataclass(frozen=True)
+class Dense:
+    """(batch, n_in) to (batch, n_out). `activation` is "relu", "tanh", "sigmoid" or "identity".
+
+    Parameters: "w" (n_in, n_out) and "b" (n_out,). `name` is theirs in the network's; by default "dense_" and the
+    layer's number. Raises ValueError for an activation that is unknown, or sizes below 1.
+    """
+
+    n_in: int
+    n_out: int
+    activation: str = "relu"
+    name: str | None = None
+
+    kind = "dense"
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"Dense: got activation={self.activation!r}, wanted one of {', '.join(ACTIVATIONS)}")
+        if self.n_in < 1 or self.n_out < 1:
+            raise ValueError(f"Dense: got {self.n_in} inputs and {self.n_out} outputs, wanted 1 or more of each")
+
+    def initial(self, rng: np.random.Generator, dtype: np.dtype[Any]) -> dict[str, Any]:
+        """b is 0; w is normal with variance 2 / n_in for relu (He et al. 2015), else 1 / n_in (LeCun et al. 1998)."""
+        scale = ((2 if self.activation == "relu" else 1) / self.n_in) ** 0.5
+        return {"w": rng.normal(0, scale, (self.n_in, self.n_out)).astype(dtype), "b": np.zeros(self.n_out, dtype)}
+
+    def checked(self, x: Any, dtype: np.dtype[Any]) -> Any:
+        """The network's input, where this is the first layer."""
+        return arrays.features(x, self.n_in, dtype)
+
+    def forward(self, place: Place, name: str, params: Any, x: Any, dtype: np.dtype[Any], scores: Any) -> DensePass:
+        """`x` is on the device. `scores` is the host array that wants the result, or None."""
+        w = place.bring(arrays.parameter(params["w"], f"{name}/w", (self.n_in, self.n_out), dtype))
+        b = place.bring(arrays.parameter(params["b"], f"{name}/b", (self.n_out,), dtype))
+        out = place.empty((x.shape[0], self.n_out), dtype) if scores is None else place.result(scores)
+        place.kernels.dense_forward(out, x, w, b, self.activation, place.stream)
+        return DensePass(x, w, out)
+
+    def backward(self, place: Place, name: str, made: DensePass, dout: Any, out: Any, first: bool) -> tuple[Any, Any]:
+        """The gradients by the parameters, in the arrays of `out` if there are any, and by x unless it is first."""
+        dtype = made.w.dtype
+        given = {} if out is None else out
+        shapes = {"w": (self.n_in, self.n_out), "b": (self.n_out,)}
+        grads = {
+            key: arrays.target(given[key], f"{name}/{key}", shape, dtype) if key in given else np.empty(shape, dtype)
+            for key, shape in shapes.items()
+        }
+        dx = None if first else place.empty(made.x.shape, dtype)
+        place.kernels.dense_backward(
+            dx, place.result(grads["w"]), place.result(grads["b"]), dout, made.out, made.x, made.w, self.activation,
+            place.stream,
+        )  # fmt: skip
+        return grads, dx

@@ -1,0 +1,150 @@
+"""Where a network computes: its kernels, its memory, and how arrays get there and back. Chosen by a device string."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from dps.cluster.device import Device, compute_device
+from dps.errors import ConfigError
+from dps.layers.pool import Pool
+
+
+class Place(Protocol):
+    """A network's own; one thread. `kernels` is one of the twins `layers_cpu` and `layers_cuda` in dps.kernels."""
+
+    kernels: Any
+    stream: Any
+
+    def step(self) -> AbstractContextManager[None]:
+        """A scope for one step: what was made with `empty`, `bring` and `result` is for that step only."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array to compute into; contents undefined."""
+        ...
+
+    def bring(self, array: Any, rows: int = 0) -> Any:
+        """A C-contiguous host array, for kernels to read. It may be padded with undefined rows up to `rows`."""
+        ...
+
+    def result(self, out: Any) -> Any:
+        """An array to compute into whose contents `finish` brings to the C-contiguous host array `out`."""
+        ...
+
+    def finish(self) -> None:
+        """Waits for all kernels and for the results."""
+        ...
+
+
+class CpuPlace:
+    """The host: arrays are used where they lie, and gradients computed where they are wanted."""
+
+    def __init__(self) -> None:
+        from dps.kernels import layers_cpu
+
+        self.kernels: Any = layers_cpu
+        self.stream: Any = None
+        self.pool = Pool(np.empty)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.pool.give_back()
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self.pool.take(shape, dtype)
+
+    def bring(self, array: Any, rows: int = 0) -> Any:
+        return array
+
+    def result(self, out: Any) -> Any:
+        return out
+
+    def finish(self) -> None:
+        pass
+
+
+class GpuPlace:
+    """One GPU, with a stream of its own. Arrays travel through pinned memory; nothing is waited for but in `finish`.
+
+    Raises ConfigError where there is no such GPU.
+    """
+
+    def __init__(self, index: int) -> None:
+        from dps.kernels import device
+
+        self._device = device
+        self._index = index
+        self._results: list[tuple[Any, Any]] = []
+        with device.device(index):
+            from dps.kernels import layers_cuda
+
+            self.kernels: Any = layers_cuda
+            self.stream: Any = device.new_stream()
+        self.pool, self.staging = Pool(device.empty), Pool(device.pinned)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        with self._device.device(self._index):
+            try:
+                yield
+            except BaseException:
+                self.stream.synchronize()  # copies may be on their way to or from memory that is given back now
+                raise
+            finally:
+                self._results.clear()
+                self.pool.give_back()
+                self.staging.give_back()
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self.pool.take(shape, dtype)
+
+    def bring(self, array: Any, rows: int = 0) -> Any:
+        shape = (max(rows, array.shape[0]), *array.shape[1:])
+        staged, target = self.staging.take(shape, array.dtype), self.pool.take(shape, array.dtype)
+        staged[: len(array)] = array
+        self._device.to_device(staged, self.stream, target)
+        return target
+
+    def result(self, out: Any) -> Any:
+        target = self.pool.take(out.shape, out.dtype)
+        self._results.append((target, out))
+        return target
+
+    def finish(self) -> None:
+        staged = [self.staging.take(out.shape, out.dtype) for _, out in self._results]
+        for (source, _), target in zip(self._results, staged, strict=True):
+            self._device.to_host(source, target, self.stream)
+        self.stream.synchronize()
+        for (_, out), source in zip(self._results, staged, strict=True):
+            out[...] = source
+
+
+def gpus() -> int:
+    """How many GPUs this process may use; 0 where there is none. Imports numba: about a second."""
+    from dps.kernels import device
+
+    return device.gpus()
+
+
+def place_for(device: str | Device | None) -> Place:
+    """The place that a device string names; None is what the enclosing `dps.device` scopes say, or the CPU.
+
+    Job and task are not looked at: it is this process that computes. Raises ConfigError where there is no such GPU,
+    ValueError for a string that is none.
+    """
+    where = compute_device() if device is None else Device(device)
+    if where.device_type in (None, "CPU"):
+        return CpuPlace()
+    if where.device_type != "GPU":
+        raise ConfigError(f"device {str(where)!r}: layers compute on CPU and GPU, not on {where.device_type}")
+    try:
+        return GpuPlace(where.device_index or 0)
+    except ConfigError as error:
+        raise ConfigError(f"device {str(where)!r}: {error}; or device='/cpu:0'") from None

@@ -1,0 +1,62 @@
+"""Memory of sessions on this machine, from which their gradients are read in place."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+
+from dps.errors import ProtocolError
+from dps.transport.endpoint import Runtime
+from dps.transport.wire import Array
+
+KEPT = 32
+"""Memories of one session that stay attached."""
+
+
+class Borrowed:
+    """What one session's pushes name. Attached once; the least used goes when there are too many."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._attached: OrderedDict[tuple[int, ...], Array] = OrderedDict()
+
+    def run(self, parts: list[object], nbytes: int) -> Array:
+        """`nbytes` of a memory: `parts` is its name and an offset. ProtocolError for what is not inside it,
+        Unavailable for memory that cannot be reached."""
+        if len(parts) != 2 or type(parts[1]) is not int or not isinstance(parts[0], list):
+            raise ProtocolError(f"{parts!r:.100} is no place in shared memory; wanted its name and an offset")
+        name, offset = parts
+        assert isinstance(name, list) and isinstance(offset, int)
+        memory = self._memory(name)
+        if offset < 0 or offset % 64 or offset + nbytes > len(memory):
+            raise ProtocolError(f"bytes {offset} to {offset + nbytes} are not in a memory of {len(memory)} bytes")
+        return writable(memory[offset : offset + nbytes])
+
+    def _memory(self, name: list[int]) -> Array:
+        key = tuple(name) if all(type(part) is int for part in name) else None
+        found = self._attached.get(key) if key is not None else None
+        if found is None:
+            found = self._runtime.attach(name)
+            assert key is not None
+            self._attached[key] = found
+            while len(self._attached) > KEPT:
+                self._attached.popitem(last=False)
+        else:
+            self._attached.move_to_end(tuple(name))
+        return found
+
+
+class _Lent:
+    """Makes numpy take memory for writable; the kernels that only read it exist once, for writable arrays."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        described = dict(array.__array_interface__)
+        described["data"] = (described["data"][0], False)
+        self.__array_interface__ = described
+
+
+def writable(array: Array) -> Array:
+    """The same memory under an array that claims to be writable. Nothing may write to it: the process would end."""
+    return np.asarray(_Lent(array))

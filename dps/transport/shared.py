@@ -1,0 +1,98 @@
+"""Memory that processes of one user on one machine share: sealed memfds, which peers open through /proc.
+
+Only its owner can write to such memory, and nobody can change its size, so a peer can neither make this process read
+beyond its end nor alter what it holds. Nothing lies in a folder: the memory goes when its last user has gone,
+however that ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import stat
+import sys
+import weakref
+
+import numpy as np
+import numpy.typing as npt
+
+from dps.errors import ProtocolError, Unavailable
+
+Bytes = npt.NDArray[np.uint8]
+
+_ADD_SEALS, _GET_SEALS = 1033, 1034
+_NO_MORE_SEALS, _NO_SHRINKING, _NO_GROWING, _ONLY_THE_OWNER_WRITES = 1, 2, 4, 16
+_POPULATE_WRITE = 23
+
+
+class SharedMemory:
+    """`nbytes` zero bytes of this process's own. `name` is what a peer needs to `attach` them."""
+
+    def __init__(self, nbytes: int) -> None:
+        """Takes all of the memory at once; Unavailable where the system has no such memory, or not enough of it."""
+        if not hasattr(os, "memfd_create"):
+            raise Unavailable(f"{sys.platform} has no memory that can be shared without a name; sockets are used")
+        try:
+            fd = os.memfd_create("dps", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise Unavailable(f"no memory can be shared: {error.strerror}; sockets are used") from None
+        try:
+            self.array = _taken(fd, max(1, nbytes))[:nbytes]
+            _seal(fd)
+            self.name = [os.getpid(), fd, os.fstat(fd).st_ino, nbytes]
+        except OSError as error:
+            os.close(fd)
+            raise Unavailable(
+                f"{nbytes} bytes of shared memory are not to be had: {error.strerror}; free some memory"
+            ) from None
+        weakref.finalize(self, os.close, fd)
+
+
+def _taken(fd: int, nbytes: int) -> Bytes:
+    """The memory behind a descriptor, all of it there, in huge pages where the system grants them."""
+    os.ftruncate(fd, nbytes)
+    memory = mmap.mmap(fd, nbytes)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(_POPULATE_WRITE)
+    except (OSError, ValueError, AttributeError):
+        pass
+    os.posix_fallocate(fd, 0, nbytes)
+    return np.frombuffer(memory, np.uint8)
+
+
+def _seal(fd: int) -> None:
+    sizes = _NO_SHRINKING | _NO_GROWING
+    try:
+        fcntl.fcntl(fd, _ADD_SEALS, sizes | _ONLY_THE_OWNER_WRITES | _NO_MORE_SEALS)
+    except OSError:  # Linux before 5.1
+        fcntl.fcntl(fd, _ADD_SEALS, sizes | _NO_MORE_SEALS)
+
+
+def attach(name: object) -> Bytes:
+    """The memory that another process (or this one) calls `name`, to read only.
+
+    Unavailable where this is another machine, another user's, or gone; ProtocolError for what is no such name, or
+    names memory that could change its size.
+    """
+    if not (isinstance(name, list) and len(name) == 4 and all(type(part) is int and part >= 0 for part in name)):
+        raise ProtocolError(f"{name!r:.100} does not name shared memory; wanted four whole numbers")
+    pid, number, inode, nbytes = name
+    try:
+        fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        raise Unavailable(f"the memory of process {pid} cannot be reached from here: {error.strerror}") from None
+    try:
+        found = os.fstat(fd)
+        if found.st_ino != inode or found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+            raise Unavailable(f"process {pid} here is not the one whose memory was meant, or not of this user")
+        sealed = fcntl.fcntl(fd, _GET_SEALS) & (_NO_SHRINKING | _NO_GROWING) == _NO_SHRINKING | _NO_GROWING
+        if not sealed or found.st_size != max(1, nbytes):
+            raise ProtocolError(f"got memory of {found.st_size} bytes of process {pid}, wanted {nbytes}, sealed")
+        memory = mmap.mmap(fd, max(1, nbytes), mmap.MAP_SHARED, mmap.PROT_READ)
+    except OSError as error:
+        raise Unavailable(f"the memory of process {pid} cannot be used: {error.strerror}") from None
+    finally:
+        os.close(fd)
+    return np.frombuffer(memory, np.uint8)[:nbytes]

@@ -1,0 +1,48 @@
+"""Memory that the processes of one simulated machine share; it stays while somebody has it, as memfds do."""
+
+from __future__ import annotations
+
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from dps.errors import ProtocolError, Unavailable
+from dps.transport.sim.scheduler import Group
+
+
+class SimMemory:
+    """As `dps.transport.shared.SharedMemory`."""
+
+    def __init__(self, owner: Group, name: list[int], nbytes: int) -> None:
+        self.owner, self.name = owner, name
+        self.array: npt.NDArray[np.uint8] = np.zeros(nbytes, np.uint8)
+
+
+class Machine:
+    """What is shared in one world; `shares` False stands for processes that are on machines of their own."""
+
+    def __init__(self, shares: bool) -> None:
+        self.shares = shares
+        self._made = 0
+        self._memories: WeakValueDictionary[int, SimMemory] = WeakValueDictionary()
+
+    def share(self, owner: Group, nbytes: int) -> SimMemory:
+        """New memory of a process; Unavailable where nothing is shared."""
+        if not self.shares:
+            raise Unavailable("the simulated machines share no memory")
+        self._made += 1
+        memory = SimMemory(owner, [0, 0, self._made, nbytes], nbytes)
+        self._memories[self._made] = memory
+        return memory
+
+    def attach(self, name: object) -> npt.NDArray[np.uint8]:
+        """As `dps.transport.shared.attach`: a process that has gone has no memory to reach any more."""
+        if not (isinstance(name, list) and len(name) == 4 and all(type(part) is int for part in name)):
+            raise ProtocolError(f"{name!r:.100} does not name shared memory")
+        memory = self._memories.get(name[2])
+        if memory is None or not memory.owner.alive or memory.name != name:
+            raise Unavailable(f"there is no memory {name}")
+        view = memory.array.view()
+        view.flags.writeable = False
+        return view

@@ -1,0 +1,107 @@
+"""A session's waits: bounded, through rollbacks and lost ps, and each says for whom."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from dps.actors.requests import Request
+from dps.connection import SLICE_S, Connection
+from dps.errors import Aborted, DeadlineExceeded
+
+log = logging.getLogger("dps")
+
+REPORT_S = 10.0
+"""How often a wait that goes on says for whom."""
+
+
+class Operation(Protocol):
+    """A pull or a push: requests to several ps that are complete together."""
+
+    def start(self) -> None:
+        """Send what is not sent yet, or is of an epoch that has ended."""
+
+    @property
+    def complete(self) -> bool: ...
+
+    def requests(self) -> list[Request]: ...
+
+    def waits_for(self) -> list[str]:
+        """What the ps that have not answered said they wait for; "" where they said nothing."""
+
+    def raise_error(self) -> None:
+        """Raise what a ps answered instead of a result."""
+
+
+class Waiter:
+    """The waits of one session. `rejoined(new_epoch, lost)` is called after the session has joined again."""
+
+    def __init__(self, connection: Connection, timeout_s: float, rejoined: Callable[[bool, int], None]) -> None:
+        self._connection, self._timeout_s, self._rejoined = connection, timeout_s, rejoined
+        self.closed = False
+
+    def check_open(self) -> None:
+        """ValueError when the session is closed."""
+        if self.closed:
+            raise ValueError("the session is closed")
+
+    def deadline(self, timeout: float | None) -> float:
+        """On the runtime's clock; `timeout` None is the session's."""
+        return self._connection.runtime.now() + (self._timeout_s if timeout is None else timeout)
+
+    def poll(self, operation: Operation) -> bool:
+        """Take what has arrived; whether the operation is complete. Does not block."""
+        operation.start()
+        self._connection.caller.poll()
+        return operation.complete
+
+    def wait(self, operation: Operation, timeout: float | None, what: str) -> None:
+        """Pump until an operation is complete. Raises DeadlineExceeded, which names who did not answer."""
+        self.check_open()
+        connection, deadline = self._connection, self.deadline(timeout)
+        started = reported = connection.runtime.now()
+        operation.start()
+        while not operation.complete:
+            if connection.aborted:
+                self.recover(deadline)
+                operation.start()
+                continue
+            connection.check_node()
+            now = connection.runtime.now()
+            if now >= deadline:
+                raise DeadlineExceeded(self._late(operation, what, now - started), operation)
+            if now - reported >= REPORT_S:
+                reported = now
+                log.warning("%s", self._late(operation, what, now - started))
+            if now - started >= SLICE_S:
+                connection.look_at_chief()
+            connection.caller.wait(
+                operation.requests(), min(deadline - now, SLICE_S), lambda: connection.aborted or operation.complete
+            )
+        operation.raise_error()
+
+    def _late(self, operation: Operation, what: str, waited_s: float) -> str:
+        connection = self._connection
+        reasons = [text for text in (*operation.waits_for(), connection.silent()) if text]
+        why = "; ".join(dict.fromkeys(reasons)) or "the ps did not answer"
+        return f"{connection.name}: {what} took more than {waited_s:.1f} s at step {connection.step}: {why}"
+
+    def retrying(self, call: Callable[[float], Any], timeout: float | None) -> Any:
+        """`call(deadline)`, again in each new run epoch until one does not end under it."""
+        deadline = self.deadline(timeout)
+        while True:
+            try:
+                return call(deadline)
+            except Aborted:
+                self.recover(deadline)
+
+    def recover(self, deadline: float) -> None:
+        """Join the run's epoch of now. Blocks; raises DeadlineExceeded when no new one comes."""
+        connection = self._connection
+        before, epoch = connection.step, connection.epoch
+        connection.reopen(deadline)
+        new_epoch = connection.epoch != epoch
+        lost = max(0, before - connection.step) if new_epoch else 0
+        connection.runtime.record("rejoined", epoch=connection.epoch, step=connection.step, lost=lost)
+        self._rejoined(new_epoch, lost)

@@ -1,0 +1,172 @@
+"""Requests as a state machine: numbers, resends, deadlines and answers, on a clock that the test moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dps.actors.ref import Ref
+from dps.actors.requests import FIRST_RESEND_S, LAST_RESEND_S, Request, Requests
+from dps.protocol import Enter, Token
+from dps.transport.wire import Message
+
+PS = Ref("127.0.0.1:1", "ps")
+
+
+class Asker:
+    """Requests with notes of what was fed and what expired."""
+
+    def __init__(self) -> None:
+        self.requests = Requests()
+        self.fed: list[Message] = []
+        self.expired: list[int] = []
+
+    def open(self, now: float = 0.0, deadline: float = 100.0, wanted: int = 1, to: Ref = PS, **more: Any) -> Request:
+        left = [wanted]
+
+        def feed(answer: Message) -> bool:
+            self.fed.append(answer)
+            left[0] -= 1
+            return left[0] == 0
+
+        number = self.requests._last + 1
+        again = more.pop("again", lambda: Enter(number))
+        return self.requests.open(now, to, again, feed, lambda: self.expired.append(number), deadline, **more)
+
+
+def test_numbers_are_dense_from_one() -> None:
+    asker = Asker()
+    assert [asker.open().number for _ in range(3)] == [1, 2, 3]
+    assert len(asker.requests) == 3
+
+
+def test_a_request_ends_when_its_feed_has_all_it_wants_and_late_answers_are_dropped() -> None:
+    asker = Asker()
+    request = asker.open(wanted=2)
+    asker.requests.answer(1, Token(1), 0.1)
+    assert not request.complete
+    asker.requests.answer(1, Token(2), 0.2)
+    asker.requests.answer(1, Token(3), 0.3)
+    asker.requests.answer(99, Token(4), 0.3)
+    assert request.complete and len(asker.requests) == 0
+    assert asker.fed == [Token(1), Token(2)]
+
+
+def test_while_nothing_comes_it_is_sent_again_at_doubled_intervals_up_to_two_seconds() -> None:
+    asker = Asker()
+    asker.open()
+    sent_at: list[float] = []
+    while len(sent_at) < 7:
+        at = asker.requests.next_at()
+        assert at is not None
+        assert asker.requests.due(at - 1e-6) == []
+        sent_at += [at for _ in asker.requests.due(at)]
+    assert (FIRST_RESEND_S, LAST_RESEND_S) == (0.25, 2.0)
+    assert sent_at == [0.25, 0.75, 1.75, 3.75, 5.75, 7.75, 9.75]
+
+
+def test_a_first_interval_of_its_own_that_is_longer_never_shrinks() -> None:
+    asker = Asker()
+    asker.open(resend_s=3.0)
+    assert [asker.requests.due(at) != [] for at in (2.9, 3.0, 5.9, 6.0)] == [False, True, False, True]
+
+
+def test_a_resend_may_be_another_message_or_nothing() -> None:
+    asker = Asker()
+    messages = [None, Enter(7)]
+    request = asker.open(again=lambda: messages.pop(0))
+    assert asker.requests.due(0.25) == []
+    assert asker.requests.due(0.75) == [(request, Enter(7))]
+
+
+def test_past_its_deadline_a_request_is_told_once_and_forgotten() -> None:
+    asker = Asker()
+    asker.open(deadline=0.5)
+    assert len(asker.requests.due(0.25)) == 1
+    assert asker.requests.next_at() == 0.5
+    assert asker.requests.due(0.5) == [] and asker.requests.due(9.0) == []
+    assert asker.expired == [1] and asker.requests.next_at() is None
+
+
+def test_a_closed_request_is_neither_sent_nor_fed_nor_expired() -> None:
+    asker = Asker()
+    asker.requests.close(asker.open(deadline=1.0))
+    asker.requests.answer(1, Token(1), 0.1)
+    assert asker.requests.due(5.0) == [] and asker.requests.next_at() is None
+    assert asker.fed == [] and asker.expired == []
+
+
+def test_when_a_connection_is_back_what_waits_for_that_address_is_sent_at_once() -> None:
+    asker = Asker()
+    here, _, also_here = asker.open(), asker.open(to=Ref("127.0.0.1:2", "ps")), asker.open(to=Ref(PS.address, "chief"))
+    asker.open(again=lambda: None)
+    assert asker.requests.to_address(PS.address) == [(here, Enter(1)), (also_here, Enter(3))]
+
+
+def test_silence_is_counted_from_the_last_answer_or_from_the_first_message() -> None:
+    asker = Asker()
+    request = asker.open(now=10.0, wanted=3)
+    assert request.silent_s(12.0) == 2.0
+    asker.requests.answer(1, Token(1), 15.0)
+    assert request.silent_s(18.0) == 3.0
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever happens: an answer is fed at most once a request, and each request ends in exactly one way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.asker = Asker()
+        self.open: dict[int, Request] = {}
+        self.answered: set[int] = set()
+        self.closed: set[int] = set()
+
+    @rule(seconds=st.sampled_from([0.0, 0.1, 0.25, 1.0, 5.0]), wanted=st.integers(1, 2))
+    def ask(self, seconds: float, wanted: int) -> None:
+        request = self.asker.open(self.now, self.now + seconds, wanted)
+        self.open[request.number] = request
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.open)))
+        before = len(self.asker.fed)
+        over = number in self.answered | self.closed | set(self.asker.expired)
+        self.asker.requests.answer(number, Token(number), self.now)
+        assert len(self.asker.fed) == before + (not over)
+        if self.open[number].complete:
+            self.answered.add(number)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.open)))
+        if number not in self.answered and number not in self.asker.expired:
+            self.closed.add(number)
+        self.asker.requests.close(self.open[number])
+
+    @rule(seconds=st.sampled_from([0.05, 0.25, 0.6, 3.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        over = self.answered | self.closed
+        for request, message in self.asker.requests.due(self.now):
+            assert request.number not in over and request.deadline > self.now
+            assert message == Enter(request.number)
+        assert all(self.now >= self.open[n].deadline for n in self.asker.expired)
+
+    @invariant()
+    def each_has_ended_once_or_is_open(self) -> None:
+        expired = set(self.asker.expired)
+        assert len(expired) == len(self.asker.expired)
+        assert not self.answered & self.closed and not (self.answered | self.closed) & expired
+        assert len(self.asker.requests) == len(self.open) - len(self.answered | self.closed | expired)
+        next_at = self.asker.requests.next_at()
+        assert (next_at is None) == (len(self.asker.requests) == 0)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=30)

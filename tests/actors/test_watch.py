@@ -1,0 +1,104 @@
+"""Who is away, as a state machine: a grace, a loss told once, and what a watcher that stood still forgives."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from dps.actors.watch import Watch
+
+A, B = "127.0.0.1:1", "127.0.0.1:2"
+
+
+def test_an_address_that_never_connects_is_lost_after_its_grace() -> None:
+    watch = Watch()
+    watch.add(A, grace_s=1.0, now=10.0)
+    assert watch.next_at() == 11.0
+    assert watch.due(10.9) == []
+    assert watch.due(11.5) == [(A, 1.5)]
+
+
+def test_a_loss_is_told_once_until_the_address_was_back() -> None:
+    watch = Watch()
+    watch.add(A, 1.0, 0.0)
+    watch.connected(A)
+    watch.disconnected(A, 5.0)
+    watch.disconnected(A, 5.9)  # still away since 5
+    assert watch.due(6.0) == [(A, 1.0)] and watch.due(20.0) == [] and watch.next_at() is None
+    assert watch.connected(A)
+    watch.disconnected(A, 30.0)
+    assert watch.due(31.0) == [(A, 1.0)]
+
+
+def test_who_is_back_within_the_grace_was_never_lost() -> None:
+    watch = Watch()
+    watch.add(A, 1.0, 0.0)
+    watch.connected(A)
+    watch.disconnected(A, 5.0)
+    watch.connected(A)
+    assert watch.due(100.0) == [] and watch.next_at() is None
+
+
+def test_each_address_has_its_own_grace() -> None:
+    watch = Watch()
+    watch.add(A, 1.0, 0.0)
+    watch.add(B, 3.0, 0.0)
+    assert watch.due(2.0) == [(A, 2.0)] and watch.next_at() == 3.0 and watch.due(3.0) == [(B, 3.0)]
+
+
+def test_strangers_and_those_no_longer_watched_are_nobodys_business() -> None:
+    watch = Watch()
+    watch.add(A, 1.0, 0.0)
+    watch.remove(A)
+    watch.remove(B)
+    watch.disconnected(B, 0.0)
+    assert not watch.connected(A) and not watch.watches(A) and watch.due(50.0) == []
+
+
+def test_watching_twice_changes_nothing() -> None:
+    watch = Watch()
+    watch.add(A, 1.0, 0.0)
+    watch.add(A, 9.0, 5.0)
+    assert watch.due(1.0) == [(A, 1.0)]
+
+
+def test_the_time_that_the_watcher_itself_stood_still_is_forgiven() -> None:
+    watch = Watch()
+    watch.add(A, 1.0, 0.0)
+    watch.add(B, 1.0, 0.0)
+    watch.connected(B)
+    watch.forgive(2.0, now=2.1)  # A had been away for 0.1 s when the watcher stopped
+    assert watch.due(2.5) == [] and watch.next_at() == 3.0
+    assert watch.due(3.0) == [(A, 1.0)]
+
+
+def test_forgiving_makes_nobody_away_in_the_future_and_brings_back_nobody_who_is_lost() -> None:
+    watch = Watch()
+    watch.add(A, 1.0, 0.0)
+    watch.forgive(60.0, now=0.5)
+    assert watch.next_at() == 1.5
+    assert watch.due(1.5) == [(A, 1.0)]
+    watch.forgive(60.0, now=2.0)
+    assert watch.due(100.0) == []
+
+
+@given(st.lists(st.tuples(st.sampled_from(["up", "down", "wait", "forgive"]), st.floats(0.01, 2.0)), max_size=30))
+def test_nobody_is_lost_who_was_not_away_for_the_whole_grace(events: list[tuple[str, float]]) -> None:
+    watch, now, away_since, told = Watch(), 0.0, 0.0, False
+    watch.add(A, 1.0, 0.0)
+    there = False
+    for what, seconds in events:
+        if what == "up":
+            watch.connected(A)
+            there, told = True, False
+        elif what == "down":
+            watch.disconnected(A, now)
+            if there:
+                there, away_since = False, now
+        elif what == "forgive":
+            watch.forgive(seconds, now)
+        else:
+            now += seconds
+        for _, silent_s in watch.due(now):
+            assert not there and not told and now - away_since >= 1.0 - 1e-9 and silent_s <= now - away_since + 1e-9
+            told = True

@@ -1,0 +1,145 @@
+"""Checkpoints of the run: all shards at one cut, written, committed; one at a time, and none after the epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dps.actors.ref import Ref
+from dps.checkpoint import MemoryStorage, load, write_shard
+from dps.checkpoint.names import tensor_name
+from dps.chief.checkpoints import Checkpoints
+from dps.errors import Aborted, CheckpointError, DeadlineExceeded
+from dps.protocol import CutShard, SaveShard, ShardCut, ShardSaved
+from dps.variables.plan import VariableSpec, make_plan
+from tests.chief.desk import Desk, Question
+from tests.variables.models import ADAM
+
+SPECS = [VariableSpec("a", (2,), "<f4", ADAM), VariableSpec("b", (3,), "<i8", None)]
+PLAN = make_plan(SPECS, (0, 1), lambda name, *_: "ab".index(name), None)
+VALUES: list[list[Any]] = [[np.ones(2, np.float32), np.zeros(2, np.float32), np.zeros(2, np.float32)], [np.arange(3)]]
+NAMES = [
+    [tensor_name("a", 0, 1, slot) for slot in (None, "first_moment", "second_moment")],
+    [tensor_name("b", 0, 1, None)],
+]
+
+
+class Run:
+    """A chief's checkpoints, with ps that cut and write when the test says so."""
+
+    def __init__(self, keep: int = 5, before_write: Any = None) -> None:
+        self.storage = MemoryStorage(before_write)
+        self.desk = Desk(self.storage)
+        node: Any = self.desk
+        refs = {ps: Ref(f"ps:{ps}", "ps") for ps in PLAN.ps}
+        self.checkpoints = Checkpoints(node, 2, PLAN, refs, "run", keep, {"update": "async"})
+        self.results: list[tuple[str | Exception, int]] = []
+
+    def save(self) -> None:
+        self.checkpoints.save(lambda name, step: self.results.append((name, step)))
+
+    def cut(self, steps: tuple[int, int], counters: tuple[int, int] = (9, 7)) -> list[Question]:
+        """Both shards are copied; what the ps are asked next."""
+        for question, step, counter, applied in zip(self.desk.take(), steps, counters, ([4], [0]), strict=True):
+            assert isinstance(question.message, CutShard) and question.message.epoch == 2
+            question.answer(ShardCut(step, counter, applied))
+        return self.desk.take()
+
+    def write(self, questions: list[Question]) -> None:
+        for ps, question in enumerate(questions):
+            message = question.message
+            assert isinstance(message, SaveShard)
+            tensors = dict(zip(NAMES[ps], VALUES[ps], strict=True))
+            file = write_shard(self.storage, f"{message.checkpoint_dir}/{message.name}", ps, 2, tensors, {})
+            question.answer(ShardSaved(file.file, file.nbytes, file.digest))
+
+
+def test_all_shards_are_cut_then_written_then_committed() -> None:
+    run = Run()
+    run.save()
+    assert run.checkpoints.busy
+    run.write(run.cut((12, 12)))
+    name = "step-000000000012-epoch-000002"
+    assert run.results == [(name, 12)] and not run.checkpoints.busy
+    assert (run.checkpoints.saved_name, run.checkpoints.saved_step) == (name, 12)
+    manifest = load(run.storage, "run", name)
+    assert [shard.version for shard in manifest.shards] == [9, 7]
+    a, b = manifest.variables
+    assert (a.parts[0].t, a.slots, a.shape) == (4, ("first_moment", "second_moment"), (2,))
+    assert (b.slots, b.optimizer, b.dtype) == ((), None, "int64")
+
+
+def test_the_step_of_an_async_checkpoint_is_that_of_the_step_ps_and_versions_are_each_shards_own() -> None:
+    run = Run()
+    run.save()
+    run.write(run.cut((12, 10), (12, 10)))
+    manifest = load(run.storage, "run", "step-000000000012-epoch-000002")
+    assert manifest.step == 12 and [shard.version for shard in manifest.shards] == [12, 10]
+
+
+def test_a_step_that_is_saved_is_not_written_again() -> None:
+    run = Run()
+    run.save()
+    run.write(run.cut((12, 12)))
+    run.save()
+    assert run.cut((12, 12)) == []
+    assert run.results == [("step-000000000012-epoch-000002", 12)] * 2
+
+
+def test_whoever_asks_during_a_save_gets_the_next_one_together() -> None:
+    run = Run()
+    for _ in range(3):
+        run.save()
+    run.write(run.cut((12, 12)))
+    assert [step for _, step in run.results] == [12] and run.checkpoints.busy
+    run.write(run.cut((15, 15)))
+    assert [step for _, step in run.results] == [12, 15] and run.checkpoints.busy
+    assert run.cut((15, 15)) == []  # the third asks anew, and that step is saved
+    assert [step for _, step in run.results] == [12, 15, 15] and not run.checkpoints.busy
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded("ps:1 did not answer"), CheckpointError("No space left")])
+def test_a_ps_that_fails_fails_the_save_and_the_next_one_is_new(error: Exception) -> None:
+    run = Run()
+    run.save()
+    first, second = run.desk.take()
+    second.answer(error)
+    first.answer(ShardCut(12, 9, [4]))
+    assert run.results == [(error, -1)] and not run.checkpoints.busy and run.desk.take() == []
+    run.save()
+    run.write(run.cut((13, 13)))
+    assert run.results[-1][1] == 13
+
+
+def test_a_disk_that_refuses_the_manifest_fails_the_save() -> None:
+    def no_manifest(path: str, nbytes: int) -> None:
+        if "manifest" in path:
+            raise OSError(28, "No space left on device")
+
+    run = Run(before_write=no_manifest)
+    run.save()
+    run.write(run.cut((12, 12)))
+    ((error, step),) = run.results
+    assert isinstance(error, CheckpointError) and step == -1 and run.checkpoints.saved_name == ""
+
+
+def test_the_newest_are_kept() -> None:
+    run = Run(keep=2)
+    for step in (3, 4, 5):
+        run.save()
+        run.write(run.cut((step, step)))
+    kept = [name for name in run.storage.names("run") if name.startswith("step-")]
+    assert kept == ["step-000000000004-epoch-000002", "step-000000000005-epoch-000002"]
+
+
+def test_a_new_epoch_cuts_a_save_short_and_late_answers_do_nothing() -> None:
+    run = Run()
+    run.save()
+    run.save()
+    questions = run.cut((12, 12))
+    run.checkpoints.end()
+    assert [type(error) for error, _ in run.results] == [Aborted, Aborted]
+    run.write(questions)
+    assert len(run.results) == 2 and run.checkpoints.saved_name == ""

@@ -1,0 +1,119 @@
+"""What a run is, which checkpoint it begins with, and the journal that a new chief reads."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dps.checkpoint import Journal, Manifest, MemoryStorage, SavedPart, SavedShard, SavedVariable, commit, write_shard
+from dps.chief.members import Membership
+from dps.chief.run import RESERVED, Run, read_journal, write_journal
+from dps.variables.plan import VariableSpec, make_plan
+from tests.variables.models import SGD
+
+DIR = "run"
+PLAN = make_plan([VariableSpec("w", (2,), "<f4", SGD)], (0,), lambda *_: 0, None)
+
+
+def save(storage: MemoryStorage, step: int, epoch: int) -> str:
+    part = SavedPart(0, 0, 2, 0, step)
+    variable = SavedVariable("w", "float32", (2,), (part,), SGD, ())
+    folder = f"{DIR}/{Manifest(step, epoch, (), (), {}).name}"
+    file = write_shard(storage, folder, 0, 1, {"w": np.zeros(2, np.float32)}, {})
+    manifest = Manifest(step, epoch, (SavedShard(file, step),), (variable,), {})
+    commit(storage, DIR, manifest)
+    return manifest.name
+
+
+def begin(storage: MemoryStorage, step: int = 0, wanted: str = "", checkpoint_dir: str = DIR) -> tuple[Run, int]:
+    run = Run(PLAN, {}, checkpoint_dir, "", step, wanted)
+    return run, run.begin_from(storage)
+
+
+def test_a_run_without_a_checkpoint_dir_or_without_checkpoints_begins_fresh() -> None:
+    for run, lost in (begin(MemoryStorage(), checkpoint_dir=""), begin(MemoryStorage())):
+        assert (run.restore, run.step, lost) == ("", 0, 0)
+
+
+def test_it_begins_from_the_newest_and_says_how_many_steps_are_lost() -> None:
+    storage = MemoryStorage()
+    save(storage, 4, 1)
+    newest = save(storage, 8, 1)
+    run, lost = begin(storage, step=11)
+    assert (run.restore, run.step, lost) == (newest, 8, 3)
+
+
+def test_a_checkpoint_that_a_session_asked_for_is_taken_once() -> None:
+    storage = MemoryStorage()
+    older, newest = save(storage, 4, 1), save(storage, 8, 1)
+    run, _ = begin(storage, wanted=older)
+    assert (run.restore, run.step) == (older, 4)
+    run.begin_from(storage)
+    assert run.restore == newest
+
+
+def test_one_that_is_gone_when_its_turn_comes_is_replaced_by_the_newest(caplog: pytest.LogCaptureFixture) -> None:
+    storage = MemoryStorage()
+    newest = save(storage, 8, 1)
+    run, _ = begin(storage, wanted="step-000000000099-epoch-000001")
+    assert run.restore == newest
+    assert any("step-000000000099" in r.message for r in caplog.records if r.levelno == logging.ERROR)
+
+
+def test_a_new_chief_knows_epoch_incarnations_and_who_has_finished() -> None:
+    storage, before = MemoryStorage(), Membership(["worker:0", "worker:1"])
+    first = before.admit(1, "worker:0", 0, True)
+    before.admit(2, "worker:1", 1, True)
+    before.end(first, lost=False)
+    write_journal(storage, DIR, 5, before, ended=False)
+    state = Journal(storage, DIR).load()
+    assert state is not None
+    assert (state.run_epoch, state.ended, state.members) == (5, ((1, 1),), {"worker:1": 2})
+    after = Membership(["worker:0", "worker:1"])
+    assert read_journal(storage, DIR, after) == 5
+    assert after.next_incarnation == 3 + RESERVED and after.finished == ["worker:0"] and after.waiting() == ["worker:1"]
+
+
+def test_of_a_run_that_ended_only_the_numbers_are_kept() -> None:
+    storage, before = MemoryStorage(), Membership(["worker:0"])
+    before.end(before.admit(1, "worker:0", 0, True), lost=False)
+    write_journal(storage, DIR, 2, before, ended=True)
+    after = Membership(["worker:0"])
+    assert read_journal(storage, DIR, after) == 2
+    assert after.next_incarnation == 2 + RESERVED and after.waiting() == ["worker:0"]
+
+
+def test_ended_incarnations_are_written_as_spans() -> None:
+    storage, members = MemoryStorage(), Membership()
+    numbers = [members.admit(i, f"worker:{i}", i, True) for i in range(6)]
+    for number in (numbers[0], numbers[1], numbers[4]):
+        members.end(number, lost=True)
+    write_journal(storage, DIR, 1, members, ended=False)
+    state = Journal(storage, DIR).load()
+    assert state is not None and state.ended == ((1, 2), (5, 5))
+
+
+def test_the_highest_epoch_that_any_checkpoint_names_is_never_used_again() -> None:
+    storage = MemoryStorage()
+    save(storage, 4, 7)
+    assert read_journal(storage, DIR, Membership()) == 7
+    write_journal(storage, DIR, 9, Membership(), ended=True)
+    assert read_journal(storage, DIR, Membership()) == 9
+    assert read_journal(MemoryStorage(), DIR, Membership()) == 0
+
+
+def test_a_disk_that_refuses_the_journal_is_logged_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    def full(path: str, nbytes: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    write_journal(MemoryStorage(full), DIR, 1, Membership(), ended=False)
+    (record,) = caplog.records
+    assert "the journal could not be written, training goes on" in record.message and "No space left" in record.message
+
+
+def test_the_settings_of_a_run_are_data() -> None:
+    settings: dict[str, Any] = {"update": {"mode": "async"}}
+    assert Run(PLAN, settings, DIR).settings is settings

@@ -1,0 +1,311 @@
+"""Kernels on CPU and on CUDA, one file for both: each against formulas in numpy and double, and against each other.
+
+CUDA is numba's simulator, which checks bounds; with DPS_TEST_GPU=1 in the environment it is the GPU that is there.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dps.kernels import cpu, cuda, device
+
+SIZES = [0, 1, 31, 33, 257]
+DTYPES = [np.float32, np.float64]
+TWINS = {
+    "cpu": SimpleNamespace(kernels=cpu, put=np.copy, get=np.copy),
+    "cuda": SimpleNamespace(kernels=cuda, put=device.to_device, get=device.to_host),
+}
+each_twin = pytest.mark.parametrize("twin", TWINS.values(), ids=TWINS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+@pytest.fixture(autouse=True)
+def few_simulated_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks of two threads: every loop strides, and the simulator has few threads to start."""
+    monkeypatch.setattr(device, "SIMULATED_THREADS", 2)
+
+
+def numbers(n: int, seed: int, dtype: Any = np.float32) -> Any:
+    return np.random.default_rng(seed).standard_normal(n).astype(dtype)
+
+
+# ---- optimizers: name, slots, scalars; the rule gives the new variable and slots, in double ----
+
+
+def sgd(w, g, lr, wd):
+    return w - lr * (g + wd * w), []
+
+
+def momentum(w, v, g, lr, mu, nesterov):
+    v = mu * v + g
+    return w - lr * (g + mu * v if nesterov else v), [v]
+
+
+def adagrad(w, a, g, lr, epsilon):
+    a = a + g**2
+    return w - lr * g / (np.sqrt(a) + epsilon), [a]
+
+
+def rmsprop(w, s, m, v, g, lr, decay, rest, mu, epsilon):
+    s = decay * s + rest * g**2
+    m = None if m is None else decay * m + rest * g
+    u = g / (np.sqrt(s if m is None else np.maximum(s - m**2, 0)) + epsilon)
+    v = None if v is None else mu * v + u
+    return w - lr * (u if v is None else v), [s, m, v]
+
+
+def adam(w, m, v, g, size, decay, b1, c1, b2, c2, root, epsilon):
+    m, v = b1 * m + c1 * g, b2 * v + c2 * g**2
+    return w * (1 - decay) - size * m / (np.sqrt(v) / root + epsilon), [m, v]
+
+
+def ftrl(w, n, z, g, lr, p, l1, twice_l2, beta):
+    after = n + g**2
+    z = z + g - (after**p - n**p) / lr * w
+    q = (after**p + beta) / lr + twice_l2
+    return np.where(np.abs(z) > l1, (np.sign(z) * l1 - z) / q, 0), [after, z]
+
+
+ADAM = (0.002, 0.0, 0.9, 0.1, 0.999, 0.001, 0.5, 1e-8)
+RMSPROP = (0.01, 0.9, 0.1, 0.8, 1e-6)
+CASES = {
+    "sgd": (sgd, "", (0.1, 0.0)),
+    "sgd-decay": (sgd, "", (0.1, 0.01)),
+    "momentum": (momentum, "+", (0.1, 0.9, False)),
+    "momentum-nesterov": (momentum, "+", (0.1, 0.9, True)),
+    "adagrad": (adagrad, "+", (0.1, 1e-10)),
+    "rmsprop": (rmsprop, "+..", RMSPROP),
+    "rmsprop-centered": (rmsprop, "+-.", RMSPROP),
+    "rmsprop-momentum": (rmsprop, "+.-", RMSPROP),
+    "rmsprop-both": (rmsprop, "+--", RMSPROP),
+    "adam": (adam, "-+", ADAM),
+    "adam-decoupled decay": (adam, "-+", (ADAM[0], 0.01, *ADAM[2:])),
+    "ftrl": (ftrl, "+-", (0.1, 0.5, 0.3, 0.2, 1.0)),
+    "ftrl-other power": (ftrl, "+-", (0.1, 0.7, 0.3, 0.2, 1.0)),
+}
+each_case = pytest.mark.parametrize(("rule", "signs", "scalars"), CASES.values(), ids=CASES)
+
+
+def slots_of(signs: str, n: int, dtype: Any) -> list[Any]:
+    """A slot for each sign: + is above 0, - a small number, . is not there."""
+    made = [0.5 + np.abs(numbers(n, 20 + i, dtype)) if s == "+" else numbers(n, 20 + i, dtype) / 10 for i, s in
+            enumerate(signs)]  # fmt: skip
+    return [None if sign == "." else slot for sign, slot in zip(signs, made, strict=True)]
+
+
+def cast(scalars: tuple[Any, ...], dtype: Any) -> list[Any]:
+    return [s if isinstance(s, bool) else dtype(s) for s in scalars]
+
+
+def double(array: Any) -> Any:
+    return None if array is None else array.astype(np.float64)
+
+
+def assert_near(got: Any, wanted: Any, dtype: Any, cases: float = 8) -> None:
+    """Within some roundings of the type, for numbers around 1."""
+    eps = float(np.finfo(dtype).eps)
+    assert got.dtype == dtype
+    np.testing.assert_allclose(got, wanted, rtol=cases * eps, atol=cases * eps)
+
+
+def updated(twin: Any, rule: Any, signs: str, scalars: Any, n: int, dtype: Any, in_place: bool) -> list[Any]:
+    """The variable and its slots after one dense update by a kernel."""
+    w, g = twin.put(numbers(n, 1, dtype)), twin.put(numbers(n, 2, dtype))
+    slots = [None if s is None else twin.put(s) for s in slots_of(signs, n, dtype)]
+    out = w if in_place else twin.put(np.full(n, np.nan, dtype))
+    getattr(twin.kernels, rule.__name__)(out, w, *slots, g, *cast(scalars, dtype))
+    if not in_place:
+        assert twin.get(w).tobytes() == numbers(n, 1, dtype).tobytes()
+    return [twin.get(a) for a in (out, *slots) if a is not None]
+
+
+@each_twin
+@each_case
+@each_dtype
+def test_a_dense_update_follows_the_formula(twin, rule, signs, scalars, dtype):
+    for n in SIZES:
+        g, slots = numbers(n, 2, dtype), slots_of(signs, n, dtype)
+        w, after = rule(double(numbers(n, 1, dtype)), *map(double, slots), double(g), *scalars)
+        wanted = [w, *(s for s in after if s is not None)]
+        for in_place in (True, False):
+            found = updated(twin, rule, signs, scalars, n, dtype, in_place)
+            for a, b in zip(found, wanted, strict=True):
+                assert_near(a, b, dtype, cases=60 if rule is ftrl else 8)  # ftrl subtracts powers that are alike
+
+
+EXACT = {name: case for name, case in CASES.items() if name != "ftrl-other power"}  # CUDA has powers of its own
+
+
+@pytest.mark.parametrize(("rule", "signs", "scalars"), EXACT.values(), ids=EXACT)
+@each_dtype
+def test_cuda_gives_the_bits_of_the_cpu_for_a_dense_update(rule, signs, scalars, dtype):
+    on_cpu, on_cuda = (updated(twin, rule, signs, scalars, 257, dtype, True) for twin in TWINS.values())
+    assert [a.tobytes() for a in on_cpu] == [a.tobytes() for a in on_cuda]
+
+
+@each_twin
+@each_case
+@each_dtype
+@pytest.mark.parametrize(("rows", "dim"), [([3, 0, 9], 11), ([], 4), ([5], 1)])
+def test_an_update_of_rows_changes_those_rows_as_the_formula_says_and_no_others(
+    twin, rule, signs, scalars, dtype, rows, dim
+):
+    table, g = numbers(10 * dim, 1, dtype).reshape(10, dim), numbers(len(rows) * dim, 2, dtype).reshape(-1, dim)
+    slots = [None if s is None else s.reshape(10, dim) for s in slots_of(signs, 10 * dim, dtype)]
+    taken = [None if s is None else double(s[rows]) for s in slots]
+    expected = [double(a) for a in (table, *slots) if a is not None]
+    w, after = rule(double(table[rows]), *taken, double(g), *scalars)
+    for whole, part in zip(expected, [w, *(s for s in after if s is not None)], strict=True):
+        whole[rows] = part
+    held = [None if a is None else twin.put(a) for a in (table, *slots)]
+    kernel = getattr(twin.kernels, f"{rule.__name__}_rows")
+    kernel(*held, twin.put(np.array(rows, np.int64)), twin.put(g), *cast(scalars, dtype))
+    kept = np.setdiff1d(np.arange(10), rows)
+    before = [a for a in (table, *slots) if a is not None]
+    for a, b, was in zip([twin.get(a) for a in held if a is not None], expected, before, strict=True):
+        assert_near(a, b, dtype, cases=60 if rule is ftrl else 8)
+        assert a[kept].tobytes() == was[kept].tobytes()
+
+
+# ---- rows ----
+
+
+@each_twin
+def test_gather_reads_the_named_rows_in_their_order(twin):
+    table, rows = numbers(60, 1).reshape(20, 3), np.array([19, 0, 7, 7, 3])
+    out = twin.put(np.empty((5, 3), np.float32))
+    twin.kernels.gather(twin.put(table), twin.put(rows), out)
+    assert twin.get(out).tobytes() == table[rows].tobytes()
+
+
+@each_twin
+@each_dtype
+def test_duplicate_rows_are_summed_in_order_of_occurrence(twin, dtype):
+    # 1e17 + 1 - 1e17 is 0 in both types and 1e17 - 1e17 + 1 is 1: the order shows.
+    values = np.array([[1e17, 0], [1e17, 1], [1, 2], [-1e17, 3], [-1e17, 4], [1, 5]], dtype)
+    rows, sums, counts = twin.kernels.sum_duplicate_rows(twin.put(np.array([5, 2, 5, 2, 5, 2])), twin.put(values))
+    assert [twin.get(a).tolist() for a in (rows, sums, counts)] == [[2, 5], [[1, 9], [0, 6]], [3, 3]]
+
+
+@each_twin
+def test_no_rows_and_rows_that_rise_already_come_back_as_they_were(twin):
+    for indices in ([], [1, 4, 9]):
+        values = numbers(2 * len(indices), 1).reshape(-1, 2)
+        rows, sums, counts = twin.kernels.sum_duplicate_rows(twin.put(np.array(indices, np.int64)), twin.put(values))
+        assert twin.get(rows).tolist() == indices and twin.get(counts).tolist() == [1] * len(indices)
+        assert twin.get(sums).tobytes() == values.tobytes()
+
+
+@each_twin
+def test_rows_out_of_range_are_found_at_either_end(twin):
+    for rows, n, fine in [([0, 9, 3], 10, True), ([0, 10], 10, False), ([3, -1], 10, False), ([0], 0, False),
+                          ([], 0, True), ([np.iinfo(np.int64).min], 10, False)]:  # fmt: skip
+        assert twin.kernels.rows_in_range(twin.put(np.array(rows, np.int64)), n) is fine
+
+
+# ---- gradients ----
+
+RULES = {
+    "add": (lambda k, out, a, b, s: k.add(out, a, b), lambda a, b, s: a + b),
+    "scale": (lambda k, out, a, b, s: k.scale(out, a, s), lambda a, b, s: a * s),
+    "divide": (lambda k, out, a, b, s: k.divide(out, a, s), lambda a, b, s: a / s),
+    "compensate": (lambda k, out, a, b, s: k.compensate(out, a, b, b, s), lambda a, b, s: a),
+    "clip_by_value": (lambda k, out, a, b, s: k.clip_by_value(out, a, -s, s), lambda a, b, s: np.clip(a, -s, s)),
+}
+
+
+@each_twin
+@each_dtype
+@pytest.mark.parametrize(("kernel", "rule"), RULES.values(), ids=RULES)
+def test_one_rounding_decides_so_the_bits_are_those_of_numpy(twin, dtype, kernel, rule):
+    for n in SIZES:
+        a, b, s = numbers(n, 1, dtype), numbers(n, 2, dtype), dtype(0.3)
+        out, held = twin.put(np.full(n, np.nan, dtype)), twin.put(a)
+        kernel(twin.kernels, out, held, twin.put(b), s)
+        assert twin.get(out).tobytes() == rule(a, b, s).tobytes()
+        kernel(twin.kernels, held, held, twin.put(b), s)
+        assert twin.get(held).tobytes() == rule(a, b, s).tobytes()
+
+
+@each_twin
+@each_dtype
+def test_products_are_rounded_before_they_are_added(twin, dtype):
+    a, b, w, then = (numbers(33, seed, dtype) for seed in (1, 2, 3, 4))
+    total, out = twin.put(a), twin.put(a)
+    twin.kernels.accumulate(total, twin.put(b), dtype(1 / 3))
+    assert twin.get(total).tobytes() == (a + b * dtype(1 / 3)).tobytes()
+    twin.kernels.compensate(out, out, twin.put(w), twin.put(then), dtype(0.04))
+    assert twin.get(out).tobytes() == (a + dtype(0.04) * a * a * (w - then)).tobytes()
+
+
+@each_twin
+def test_clipping_by_value_keeps_nan(twin):
+    held = twin.put(np.array([np.nan, 9, -9, 0.5], np.float32))
+    twin.kernels.clip_by_value(held, held, np.float32(-1), np.float32(2))
+    found = twin.get(held)
+    assert np.isnan(found[0]) and found[1:].tolist() == [2, -1, 0.5]
+
+
+@each_twin
+def test_a_cast_rounds_to_nearest_and_back_changes_nothing(twin):
+    wide = numbers(33, 1, np.float64)
+    narrow, back = twin.put(np.empty(33, np.float32)), twin.put(np.empty(33, np.float64))
+    twin.kernels.cast(narrow, twin.put(wide))
+    twin.kernels.cast(back, narrow)
+    assert twin.get(narrow).tobytes() == wide.astype(np.float32).tobytes()
+    assert twin.get(back).tobytes() == wide.astype(np.float32).astype(np.float64).tobytes()
+
+
+@each_twin
+@each_dtype
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_bad_number_anywhere_is_found(twin, dtype, bad):
+    for n in SIZES[1:]:
+        for position in {0, n // 2, n - 1}:
+            values = numbers(n, n, dtype)
+            values[position] = bad
+            assert twin.kernels.all_finite(twin.put(values)) is False
+
+
+@each_twin
+def test_the_largest_and_smallest_numbers_are_finite_and_so_is_nothing(twin):
+    limits = np.finfo(np.float32)
+    values = np.array([limits.max, limits.min, limits.tiny, limits.smallest_subnormal, 0, -0.0], np.float32)
+    assert twin.kernels.all_finite(twin.put(values)) is True
+    assert twin.kernels.all_finite(twin.put(np.empty(0, np.float64))) is True
+
+
+@each_twin
+@each_dtype
+def test_squares_are_summed_in_double_and_always_in_one_order(twin, dtype):
+    for n in SIZES:
+        a = numbers(n, 1, dtype)
+        found = [twin.kernels.sum_of_squares(twin.put(a)) for _ in range(2)]
+        assert found[0] == found[1]
+        assert found[0] == pytest.approx(math.fsum(float(x) ** 2 for x in a), rel=1e-14)
+
+
+@each_twin
+def test_clipping_by_global_norm_scales_all_arrays_by_one_factor(twin):
+    # 3-4-12 has norm 13; a limit of 6.5 halves all, one of 20 leaves them.
+    arrays = [np.array([3, 4], np.float32), np.array([12.0])]
+    for limit, wanted in [(6.5, [[1.5, 2], [6]]), (20.0, [[3, 4], [12]])]:
+        held = [twin.put(a) for a in arrays]
+        assert twin.kernels.clip_by_global_norm(held, held, limit) == 13
+        assert [twin.get(a).tolist() for a in held] == wanted
+
+
+@each_twin
+def test_clipping_gradients_of_infinite_norm_makes_them_nan(twin):
+    held = [twin.put(np.array([np.inf])), twin.put(np.ones(2, np.float32))]
+    assert twin.kernels.clip_by_global_norm(held, held, 1.0) == np.inf
+    assert all(np.isnan(twin.get(a)).all() for a in held)
+
+
+def test_both_twins_have_the_same_functions():
+    assert sorted(cpu.__all__) == sorted(cuda.__all__)

@@ -1,0 +1,126 @@
+"""The mean of a step's gradients: who is counted, in which order, down to the bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import given, settings
+
+from dps.protocol import EMPTY, PARTS, RUN
+from dps.ps.combine import mean
+from dps.ps.staging import Staged
+from dps.ps.store import RowGradient, row_gradient
+from dps.variables.plan import VariableSpec, make_plan
+from tests.variables.models import SGD
+
+SPECS = [
+    VariableSpec("a", (4, 2), "<f4", SGD), VariableSpec("n", (2,), "<i8", None), VariableSpec("b", (3,), "<f4", SGD),
+]  # fmt: skip
+PLAN = make_plan(SPECS, (0,), lambda *_: 0, None)
+LAYOUT = PLAN.layouts[0]
+A, B = 0, 2
+
+
+def push(task: int, number: int = 1, a: Any = None, b: Any = None, run: bool = False) -> Staged:
+    """As a run, or in parts; `a` also as (rows, values)."""
+    if run:
+        staged = Staged(task, 10 + task, number, 0, 0, RUN, LAYOUT.gradient_nbytes, whole=True)
+        staged.run = np.zeros(LAYOUT.nbytes, np.uint8)
+        views = LAYOUT.views(staged.run)
+        views[A][...], views[B][...] = a, b
+        return staged
+    staged = Staged(task, 10 + task, number, 0, 0, EMPTY if a is b is None else PARTS, 0, whole=True)
+    if isinstance(a, tuple):
+        staged.parts[A] = row_gradient(PLAN.parts[A], np.array(a[0], np.int64), np.asarray(a[1], np.float32))
+    elif a is not None:
+        staged.parts[A] = np.asarray(a, np.float32).copy()
+    if b is not None:
+        staged.parts[B] = np.asarray(b, np.float32).copy()
+    return staged
+
+
+def dense(update: Any, part: int) -> Any:
+    """What an update has for a part, in its shape; None where it has nothing."""
+    shape = PLAN.parts[part].shape
+    if update.run is not None:
+        arena, start = LAYOUT.place[part]
+        return update.run[arena][start : start + int(np.prod(shape))].reshape(shape)
+    found = update.parts.get(part)
+    if isinstance(found, RowGradient):
+        whole = np.zeros(shape, np.float32)
+        whole[found.rows] = found.values
+        return whole
+    return None if found is None else found.reshape(shape)
+
+
+def f4(*values: Any) -> Any:
+    return np.array(values, np.float32)
+
+
+def test_whole_gradients_are_averaged() -> None:
+    one = push(0, a=np.ones((4, 2)), b=f4(1, 2, 3), run=True)
+    other = push(1, a=np.zeros((4, 2)), b=f4(3, 2, 1), run=True)
+    update = mean([one, other], LAYOUT)
+    assert update.run is not None
+    np.testing.assert_array_equal(dense(update, A), np.full((4, 2), 0.5))
+    np.testing.assert_array_equal(dense(update, B), [2, 2, 2])
+
+
+def test_a_variable_is_divided_by_those_that_have_a_gradient_for_it() -> None:
+    update = mean([push(0, b=f4(2, 2, 2)), push(1), push(2, a=np.ones((4, 2)), b=f4(4, 4, 4), run=True)], LAYOUT)
+    np.testing.assert_array_equal(dense(update, B), [3, 3, 3])
+    np.testing.assert_array_equal(dense(update, A), np.ones((4, 2)))
+
+
+def test_a_row_is_divided_by_those_that_touched_it() -> None:
+    update = mean([push(0, a=([0, 2, 0], [[1, 1], [2, 2], [3, 3]])), push(1, a=([2, 3], [[4, 4], [5, 5]]))], LAYOUT)
+    np.testing.assert_array_equal(dense(update, A)[:, 0], [4, 0, 3, 5])
+
+
+def test_rows_and_whole_gradients_of_one_variable_go_together() -> None:
+    update = mean([push(0, a=([1], [[3, 3]])), push(1, a=np.ones((4, 2)))], LAYOUT)
+    np.testing.assert_array_equal(dense(update, A)[:, 0], [1, 2, 1, 1])
+
+
+def test_nobody_has_a_gradient_here() -> None:
+    assert mean([push(0), push(1)], LAYOUT).empty and mean([], LAYOUT).empty
+
+
+def test_the_sum_is_taken_by_task_incarnation_and_number_not_by_arrival() -> None:
+    large, small = np.float32(1e8), np.float32(3)
+    values = {0: large, 1: small, 2: -large, 3: small}
+    pushes = [push(task, a=np.full((4, 2), v), b=f4(v, v, v), run=True) for task, v in values.items()]
+    wanted = (((large + small) - large) + small) / np.float32(4)
+    assert wanted != ((small + small) + large - large) / np.float32(4)  # the order can be seen
+    for order in ([0, 1, 2, 3], [3, 1, 2, 0], [2, 3, 0, 1]):
+        again = [push(p.task, a=np.full((4, 2), values[p.task]), b=f4(*[values[p.task]] * 3), run=True) for p in pushes]
+        assert dense(mean([again[i] for i in order], LAYOUT), B).tolist() == [wanted] * 3
+
+
+GRADIENT = st.one_of(
+    st.none(),
+    st.lists(st.integers(-9, 9), min_size=8, max_size=8).map(lambda v: np.array(v, np.float32).reshape(4, 2)),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(-9, 9)), min_size=1, max_size=5).map(
+        lambda rows: ([r for r, _ in rows], [[v, -v] for _, v in rows])
+    ),
+)
+
+
+@settings(max_examples=80)
+@given(st.lists(GRADIENT, min_size=1, max_size=4))
+def test_the_mean_is_that_of_a_plain_loop(gradients: list[Any]) -> None:
+    total, count = np.zeros((4, 2)), np.zeros(4)
+    for gradient in gradients:
+        if isinstance(gradient, tuple):
+            np.add.at(total, gradient[0], gradient[1])
+            count[np.unique(gradient[0])] += 1
+        elif gradient is not None:
+            total, count = total + gradient, count + 1
+    wanted = total / np.maximum(count, 1)[:, None]
+    found = dense(mean([push(task, a=g) for task, g in enumerate(gradients)], LAYOUT), A)
+    if found is None:
+        assert all(g is None for g in gradients)
+    else:
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)

@@ -1,0 +1,214 @@
+"""Asynchronous and bounded updates on one shard: the order of a session's pushes, results, and who may read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dps import update
+from dps.actors.messages import Waiting
+from dps.actors.ref import Sender
+from dps.errors import Aborted
+from dps.protocol import APPLIED, DROPPED, REFUSED, Members, NotNewer, Pull, Pushed, Values
+from dps.ps.modes import AsyncMode, BoundedMode
+from dps.ps.shard import Shard
+from dps.ps.staging import Staged
+from dps.transport.endpoint import runtime
+from dps.update import Async, Bounded, Update
+from dps.variables.plan import VariableSpec, make_plan
+from dps.variables.transfers import run_pieces
+from tests.variables.models import SGD
+
+PLAN = make_plan([VariableSpec("w", (2,), "<f8", SGD)], (0,), lambda *_: 0, None)
+LAYOUT = PLAN.layouts[0]
+
+
+class Desk:
+    """Stands for the node: notes every answer."""
+
+    def __init__(self) -> None:
+        self.name, self.runtime = "ps:0", runtime()
+        self.answers: list[tuple[int, Any]] = []
+
+    def answer(self, sender: Sender, message: Any = None, done: Any = None) -> None:
+        self.answers.append((sender.incarnation, message))
+        if done is not None:
+            done()
+
+    def post(self, call: Any) -> None:
+        call()
+
+    def take(self) -> list[tuple[int, Any]]:
+        taken, self.answers = self.answers, []
+        return taken
+
+
+class Ps:
+    """One shard with a variable of two zeros, and two workers, incarnations 1 and 2."""
+
+    def __init__(self, mode: Update) -> None:
+        self.desk = Desk()
+        node: Any = self.desk
+        self.shard = Shard(node, 1, PLAN, 0, {}, {"update": update.to_wire(mode)})
+        self.mode = BoundedMode(self.shard, mode) if isinstance(mode, Bounded) else AsyncMode(self.shard, mode)  # type: ignore[arg-type]
+        self.shard.mode = self.mode
+        self.version = 0
+        self.members(1, 2)
+
+    def members(self, *incarnations: int) -> None:
+        self.version += 1
+        live = [[i, f"worker:{i - 1}", i - 1, True] for i in incarnations]
+        self.shard.set_members(Members(1, self.version, live, [], 0))
+
+    def push(self, incarnation: int, number: int, value: float = 1.0, counter: int = -1, step: int = 0) -> list[Any]:
+        run = np.zeros(LAYOUT.nbytes, np.uint8)
+        LAYOUT.views(run)[0][...] = value
+        (piece,) = run_pieces(LAYOUT, run, 1000, 1, number, step, counter)
+        staged = Staged(incarnation - 1, incarnation, number, step, counter, piece.form, piece.nbytes)
+        staged.add(piece, LAYOUT, True)
+        self.shard.ledgers[incarnation].staged[number] = staged
+        self.mode.whole(staged, sender(incarnation))
+        return self.desk.take()
+
+    def pull(self, incarnation: int, clock: int = 0, newer_than: int = -1, after: int = 0) -> list[Any]:
+        self.shard.read(sender(incarnation, 50), Pull(1, 0, after, clock, newer_than, []))
+        return self.desk.take()
+
+    @property
+    def value(self) -> float:
+        return float(self.shard.store.part(PLAN.parts[0])[0])
+
+
+def sender(incarnation: int, request: int = 1) -> Sender:
+    return Sender(b"route %d" % incarnation, request, f"worker:{incarnation - 1}", incarnation)
+
+
+def result(number: int, status: str = APPLIED, step: int = 1, staleness: int = 0, counter: int = 1) -> Pushed:
+    return Pushed(number, status, step, staleness, counter, "")
+
+
+def test_a_push_is_applied_on_arrival_and_its_result_says_step_and_version() -> None:
+    ps = Ps(Async())
+    assert ps.push(1, 1) == [(1, result(1))] and ps.value == -1.0
+    assert ps.push(2, 1) == [(2, result(1, step=2, counter=2))] and ps.value == -2.0
+
+
+def test_pushes_of_one_session_are_applied_in_the_order_of_their_numbers() -> None:
+    ps = Ps(Async(max_staleness=0))
+    assert ps.push(1, 2, value=10.0, counter=1) == [] and ps.value == 0.0
+    first, second = ps.push(1, 1, value=1.0, counter=0)
+    assert first == (1, result(1)) and second == (1, result(2, step=2, counter=2)) and ps.value == -11.0
+
+
+def test_a_push_that_comes_again_is_answered_from_the_record_and_not_applied() -> None:
+    ps = Ps(Async())
+    ps.push(1, 1)
+    ledger = ps.shard.ledgers[1]
+    ps.mode.again(ledger, 1, sender(1))
+    assert ps.desk.take() == [(1, result(1))] and ps.value == -1.0
+    ps.push(1, 3)
+    ps.mode.again(ledger, 3, sender(1))
+    assert ps.desk.take() == [(1, Waiting("push 3 waits for push 2 of worker:0"))]
+
+
+@pytest.mark.parametrize(
+    ("counter", "status", "staleness"), [(3, APPLIED, 0), (2, APPLIED, 1), (1, DROPPED, 2), (0, DROPPED, 3)]
+)
+def test_above_the_bound_a_push_is_dropped_and_uses_up_its_number(counter: int, status: str, staleness: int) -> None:
+    ps = Ps(Async(max_staleness=1))
+    for number in range(1, 4):
+        ps.push(1, number, counter=number - 1)
+    (found,) = ps.push(2, 1, value=100.0, counter=counter)
+    applied = status == APPLIED
+    assert found == (2, result(1, status, 3 + applied, staleness, 3 + applied))
+    assert ps.value == -103.0 if applied else ps.value == -3.0
+    assert ps.shard.counts["dropped"] == (not applied)
+    assert ps.push(2, 2, counter=99)[0][1].status == APPLIED
+
+
+def test_a_gradient_computed_from_no_version_is_not_stale() -> None:
+    ps = Ps(Async(max_staleness=0))
+    ps.push(1, 1)
+    assert ps.push(2, 1, counter=-1)[0][1].staleness == 0
+
+
+def test_a_refused_gradient_is_an_answer_that_uses_up_its_number_and_is_counted() -> None:
+    ps = Ps(Async())
+    ((_, refused),) = ps.push(1, 1, value=np.nan)
+    assert (
+        refused.status == REFUSED
+        and refused.reason == "the gradient of w has NaN or infinite values (first at element 0)"
+    )
+    assert (refused.step, refused.counter, ps.shard.counts["refused"], ps.value) == (0, 0, 1, 0.0)
+    assert ps.push(1, 2) == [(1, result(2))]
+
+
+def test_damping_scales_the_rate() -> None:
+    ps = Ps(Async(damping=1.0))
+    ps.push(1, 1, counter=0), ps.push(1, 2, counter=0)
+    assert ps.value == -1.5  # the second was one version old
+    ps.push(2, 1, value=3.0, counter=0)
+    assert ps.value == -2.5
+
+
+def test_compensation_uses_what_that_session_pulled_last() -> None:
+    ps = Ps(Async(compensation=0.1))
+    ps.pull(1), ps.pull(2)
+    ps.push(1, 1, value=-2.0)  # 0 to 2
+    ps.pull(1)
+    ps.push(2, 1, value=1.0)  # 1 + 0.1 * 1 * (2 - 0)
+    np.testing.assert_allclose(ps.value, 2 - 1.2, rtol=1e-15)
+    ps.push(1, 2, value=1.0)  # 1 + 0.1 * (0.8 - 2)
+    np.testing.assert_allclose(ps.value, 0.8 - 0.88, rtol=1e-12)
+
+
+def test_a_session_that_has_left_is_told_so() -> None:
+    ps = Ps(Async())
+    ps.members(2)
+    with pytest.raises(Aborted, match="has not admitted incarnation 1 of worker:0"):
+        ps.shard.ledger(sender(1), 1)
+    with pytest.raises(Aborted, match="run epoch 2 is not the one of ps:0, which is 1"):
+        ps.shard.ledger(sender(2), 2)
+
+
+def test_older_news_of_the_members_is_no_news() -> None:
+    ps = Ps(Async())
+    ps.members(1, 2, 3)
+    ps.shard.set_members(Members(1, 1, [], [], 0))
+    assert set(ps.shard.ledgers) == {1, 2, 3}
+
+
+def test_a_pull_that_has_the_version_moves_nothing() -> None:
+    ps = Ps(Async())
+    ps.push(1, 1)
+    ((_, values),) = ps.pull(2)
+    assert isinstance(values, Values) and (values.counter, values.step) == (1, 1)
+    assert ps.pull(2, newer_than=1) == [(2, NotNewer(1, 1, 1))]
+
+
+def test_a_pull_after_a_push_waits_for_its_result() -> None:
+    ps = Ps(Async())
+    ((_, waits),) = ps.pull(1, after=1)
+    assert isinstance(waits, Waiting) and waits.reason == "push 1 has no result on ps:0: "
+    pushed, values = ps.push(1, 1)
+    assert pushed[1].status == APPLIED and isinstance(values[1], Values) and values[1].counter == 1
+
+
+def test_bounded_lets_a_pull_wait_until_the_slowest_is_within_the_bound() -> None:
+    ps = Ps(Bounded(1))
+    for number in (1, 2):
+        assert ps.push(1, number)[0][1].status == APPLIED
+    assert ps.pull(1, clock=2) == [(1, Waiting("waits for worker:1 to come within 1 steps"))]
+    ps.push(2, 1)
+    answers = ps.pull(2, clock=1)
+    assert [(who, type(what)) for who, what in answers if not isinstance(what, Waiting)] == [(1, Values), (2, Values)]
+
+
+def test_bounded_lets_a_pull_go_on_when_the_slowest_leaves() -> None:
+    ps = Ps(Bounded(0))
+    ps.push(1, 1)
+    ps.pull(1, clock=1)
+    ps.members(1)
+    assert [type(what) for _, what in ps.desk.take()] == [Values]

@@ -1,0 +1,210 @@
+"""Pushes on their way in: pieces in any order, doubled or wrong; and the ledger that remembers them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from dps.errors import ProtocolError
+from dps.protocol import APPLIED, EMPTY, PARTS, RUN, WINDOW, Push, Pushed
+from dps.ps.staging import Ledger, Staged, run_arrays
+from dps.ps.store import RowGradient
+from dps.variables.plan import VariableSpec, make_plan
+from dps.variables.transfers import parts_message, run_pieces
+from tests.variables.models import SGD
+
+SPECS = [
+    VariableSpec("a", (4, 2), "<f4", SGD), VariableSpec("n", (2,), "<i8", None), VariableSpec("b", (3,), "<f8", SGD),
+    VariableSpec("s", (), "<f4", SGD),
+]  # fmt: skip
+LAYOUT = make_plan(SPECS, (0,), lambda *_: 0, None).layouts[0]
+A, N, B, S = range(4)
+
+
+def run_of(bad: Any = None) -> Any:
+    run = np.zeros(LAYOUT.nbytes, np.uint8)
+    views = LAYOUT.views(run)
+    for index in (A, B, S):
+        views[index][...] = np.arange(views[index].size).reshape(views[index].shape) + index + 1
+    if bad is not None:
+        index, element, value = bad
+        views[index].reshape(-1)[element] = value
+    return run
+
+
+def staged(form: int, nbytes: int) -> Staged:
+    return Staged(2, 7, 1, 0, 0, form, nbytes)
+
+
+def take(pieces: list[Push], check_finite: bool = True) -> Staged:
+    push = staged(pieces[0].form, pieces[0].nbytes)
+    for piece in pieces:
+        push.add(piece, LAYOUT, check_finite)
+    return push
+
+
+def pieces(size: int, bad: Any = None) -> list[Push]:
+    return run_pieces(LAYOUT, run_of(bad), size, 1, 1, 0, 0)
+
+
+@settings(max_examples=50)
+@given(st.integers(8, 80), st.data())
+def test_a_dense_push_is_whole_when_every_piece_is_there_in_any_order_and_doubled(size: int, data: Any) -> None:
+    order = data.draw(st.permutations(pieces(size)))
+    push = staged(RUN, LAYOUT.gradient_nbytes)
+    for index, piece in enumerate(order):
+        assert not push.whole
+        doubled = data.draw(st.lists(st.sampled_from(order[:index]), max_size=2)) if index else []
+        for again in [*doubled, piece]:
+            push.add(again, LAYOUT, True)
+    assert push.whole and push.problem == "" and push.run is not None
+    for got, wanted, arena in zip(
+        run_arrays(push.run, LAYOUT), run_arrays(run_of(), LAYOUT), LAYOUT.arenas, strict=True
+    ):
+        if arena.optimizer is not None:
+            np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_whole_push_takes_nothing_more() -> None:
+    push = take(pieces(1000))
+    push.add(pieces(1000, (A, 0, np.nan))[0], LAYOUT, True)
+    assert push.problem == ""
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ((A, 5, np.nan), r"the gradient of a has NaN or infinite values .first at element 5."),
+        ((B, 2, np.inf), r"the gradient of b has NaN or infinite values .first at element 2."),
+        ((S, 0, -np.inf), r"the gradient of s has NaN or infinite values .first at element 0."),
+    ],
+)
+@pytest.mark.parametrize("size", [8, 1000])
+def test_a_number_that_is_none_is_named_by_its_variable_and_passes_by_a_switch(bad: Any, words: str, size: int) -> None:
+    push = take(pieces(size, bad))
+    assert push.whole
+    assert re.search(words, push.problem)
+    assert take(pieces(size, bad), check_finite=False).problem == ""
+
+
+def piece(form: int, nbytes: int, offsets: Any = (), parts: Any = (), arrays: Any = ()) -> Push:
+    return Push(1, 1, 0, 0, form, nbytes, list(offsets), list(parts), tuple(arrays))
+
+
+BYTES = np.zeros(8, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (piece(RUN, 8, [0], [], [BYTES]), None, "a dense push to this shard has 60 bytes, got 8"),
+        (piece(RUN, 60, [0, 8], [], [BYTES]), None, "2 offsets for 1 arrays"),
+        (piece(RUN, 60, [64], [], [BYTES]), None, "are no piece of a run"),  # n is not trained
+        (piece(RUN, 60, [0], [], [BYTES]), piece(RUN, 60, [4], [], [BYTES]), "came before, cut otherwise"),
+        (piece(RUN, 60, [8], [], [BYTES]), piece(RUN, 60, [4], [], [BYTES]), "came before, cut otherwise"),
+        (piece(RUN, 60, [8], [], [BYTES]), piece(RUN, 60, [8], [], [BYTES[:4]]), "came before, cut otherwise"),
+        (piece(RUN, 60, [0], [], [BYTES]), piece(PARTS, 60), "this piece belongs to another push"),
+        (piece(EMPTY, 0, arrays=[BYTES]), None, "has form 0; wanted 0"),
+        (piece(3, 0), None, "has form 3; wanted 0 .nothing., 1 .run. or 2 .parts."),
+        (piece(PARTS, 0, [], [[9, False]]), None, r"\[9, False\] describes no part of this shard"),
+        (piece(PARTS, 0, [], ["x"]), None, "'x' describes no part of this shard"),
+        (piece(PARTS, 0, [], [[N, False]], [BYTES]), None, "part 1 is not trained"),
+        (piece(PARTS, 0, [], [[A, True]], [BYTES]), None, "too few arrays for its parts, or a part twice"),
+        (piece(PARTS, 0, [], [[S, False]] * 2, [np.zeros((), np.float32)] * 2), None, "or a part twice"),
+        (piece(PARTS, 0, [], [], [BYTES]), None, "has 1 arrays too many"),
+    ],
+)
+def test_a_piece_that_does_not_belong_is_refused(first: Push, second: Push | None, words: str) -> None:
+    push = staged(first.form, first.nbytes)
+    if second is not None:
+        push.add(first, LAYOUT, True)
+    with pytest.raises(ProtocolError, match=words):
+        push.add(second or first, LAYOUT, True)
+
+
+def parts(*described: tuple[int, Any]) -> Staged:
+    return take([parts_message(list(described), 1, 1, 0, 0)])
+
+
+def test_parts_come_as_arrays_or_rows_and_duplicates_are_summed() -> None:
+    rows, values = np.array([3, 1, 3]), np.array([[1, 2], [3, 4], [10, 20]], np.float32)
+    push = parts((B, np.ones(3)), (A, (rows, values)), (S, np.float32(2).reshape(())))
+    assert push.whole and push.problem == "" and list(push.parts) == [B, A, S]
+    gradient = push.parts[A]
+    assert isinstance(gradient, RowGradient)
+    assert gradient.rows.tolist() == [1, 3] and gradient.values.tolist() == [[3, 4], [11, 22]]
+
+
+def test_what_is_staged_is_a_copy() -> None:
+    gradient = np.ones(3)
+    push = parts((B, gradient))
+    gradient[:] = 9
+    kept = push.parts[B]
+    assert isinstance(kept, np.ndarray) and kept.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("part", "gradient", "words"),
+    [
+        (A, np.zeros((2, 4), np.float32), r"the gradient of a has shape \(2, 4\); the variable has \(4, 2\)"),
+        (B, np.zeros(3, np.float32), "the gradient of b is float32; the variable is float64"),
+        (B, np.array([0, np.nan, 0]), "the gradient of b has NaN or infinite values"),
+        (A, (np.array([0]), np.full((1, 2), np.inf, np.float32)), "the gradient of a has NaN or infinite values"),
+        (
+            A,
+            (np.array([4]), np.zeros((1, 2), np.float32)),
+            "number of a is out of range: got 4 to 4, wanted 0 to 3",
+        ),
+        (A, (np.array([-1]), np.zeros((1, 2), np.float32)), "out of range: got -1 to -1"),
+        (A, (np.array([0]), np.zeros((2, 2), np.float32)), r"got indices int64 \(1,\) and values \(2, 2\)"),
+        (A, (np.array([0], np.int32), np.zeros((1, 2), np.float32)), "got indices int32"),
+        (S, (np.array([0]), np.zeros(1, np.float32)), "s is a scalar; its gradient cannot come as rows"),
+    ],
+)
+def test_a_bad_gradient_is_whole_with_a_problem_that_names_the_variable(part: int, gradient: Any, words: str) -> None:
+    push = parts((part, gradient), (B if part != B else S, np.zeros(3) if part != B else np.zeros((), np.float32)))
+    assert push.whole
+    assert re.search(words, push.problem)
+
+
+def test_an_empty_push_is_whole_at_once() -> None:
+    push = take([piece(EMPTY, 0)])
+    assert push.whole and push.update(LAYOUT).empty
+
+
+def test_the_order_of_summation_is_task_incarnation_number() -> None:
+    ids = [(1, 3, 2), (0, 9, 1), (1, 3, 1)]
+    found = [Staged(task, incarnation, number, 0, 0, EMPTY, 0) for task, incarnation, number in ids]
+    assert [push.id for push in sorted(found, key=lambda push: push.id)] == [(0, 9, 1), (1, 3, 1), (1, 3, 2)]
+
+
+# -- the ledger ---------------------------------------------------------------------------------------------------
+
+
+def result(number: int) -> Pushed:
+    return Pushed(number, APPLIED, 0, 0, 0, "")
+
+
+@given(st.permutations(range(1, 6)))
+def test_done_is_the_highest_number_with_all_before_it(order: list[int]) -> None:
+    ledger = Ledger(0, "worker:0", WINDOW)
+    for count, number in enumerate(order, 1):
+        ledger.staged[number] = Staged(0, 1, number, 0, 0, EMPTY, 0)
+        ledger.record(result(number))
+        recorded = set(order[:count])
+        assert ledger.done == next(n for n in range(6) if n + 1 not in recorded)
+        assert [ledger.decided(n) for n in range(1, 6)] == [n in recorded for n in range(1, 6)]
+    assert ledger.staged == {}
+
+
+def test_the_last_results_are_kept_and_what_is_older_counts_as_decided() -> None:
+    ledger = Ledger(0, "worker:0", window=3)
+    for number in range(1, 11):
+        assert ledger.in_reach(number) and ledger.in_reach(number + 2) and not ledger.in_reach(number + 3)
+        ledger.record(result(number))
+    assert sorted(ledger.results) == [8, 9, 10] and ledger.decided(1) and not ledger.in_reach(10)

@@ -1,0 +1,324 @@
+"""The documents say what is true: their examples run, the names and flags in them exist, their links lead somewhere.
+
+In docs/guide/, docs/coming-from-tensorflow.md and README.md every ```python and ```bash block is run, in order, in a
+folder of its own; python blocks of a page share their names. A comment on the line before a block changes that:
+
+    <!-- file: NAME -->      the block is written to NAME, for what follows to run or to import
+    <!-- skip: REASON -->    the block is not run
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+import dps
+from dps import cli, errors, role
+from dps.transport.endpoint import runtime
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
+RUN = [*sorted((DOCS / "guide").glob("*.md")), DOCS / "coming-from-tensorflow.md", ROOT / "README.md"]
+PLANNED = {"dps.Local"}
+"""Names that the documents mention as not there yet."""
+
+README_SETUP = """
+import numpy as np
+import dps
+
+x = np.random.default_rng(0).random((10, 784), np.float32)
+
+def loss_and_gradients(params, batch):
+    scores = batch @ params["w"] + params["b"]
+    return float((scores**2).mean()), {"w": batch.T @ scores, "b": scores.sum(axis=0)}
+
+def train(server, update=None):
+    with dps.Session(server, {"w": np.zeros(2, np.float32)}, optimizer=dps.optim.SGD(0.1), update=update,
+                     hooks=[dps.StopAtStep(last_step=5)]) as session:
+        while not session.should_stop():
+            session.push({"w": np.ones(2, np.float32)})
+"""
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; `note` is the comment before it, such as "file: trainer.py", or ""."""
+
+    page: Path
+    line: int
+    language: str
+    note: str
+    text: str
+
+
+@cache
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    lines = read(page).splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith("```")]
+    for start, end in zip(starts[::2], starts[1::2], strict=True):
+        before = lines[start - 1] if start else ""
+        note = re.fullmatch(r"<!-- ((?:file|skip): .+) -->", before)
+        text = "\n".join(lines[start + 1 : end]) + "\n"
+        yield Block(page, start + 1, lines[start][3:].strip(), note[1] if note else "", text)
+
+
+def prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", read(page), flags=re.S | re.M)
+
+
+# -- what is in the blocks runs ------------------------------------------------------------------------------------
+
+
+class Ports:
+    """The documents' ports 22xx of 127.0.0.1, as ports that are free on this machine."""
+
+    def __init__(self) -> None:
+        self._chosen: dict[str, str] = {}
+
+    def free(self, text: str) -> str:
+        return re.sub(r"127\.0\.0\.1:22\d\d\b", lambda found: self._choose(found[0]), text)
+
+    def _choose(self, address: str) -> str:
+        if address not in self._chosen:
+            endpoint = runtime().endpoint("127.0.0.1:0")
+            self._chosen[address] = endpoint.address
+            endpoint.close(0)
+        return self._chosen[address]
+
+
+def run_bash(block: Block, text: str, log: Path) -> None:
+    """Run a block as a script; no process outlives it."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("DPS_", "SLURM_", "TF_CONFIG", "PYTEST_"))}
+    environ |= {"PATH": f"{Path(sys.executable).parent}:{environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    with log.open("w") as output:
+        command = ["bash", "-euo", "pipefail", "-c", text]
+        child = subprocess.Popen(command, env=environ, start_new_session=True, stdout=output, stderr=output)
+    try:
+        code = child.wait(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    assert code == 0, f"{name_of(block.page)}:{block.line} gave {code}\n{log.read_text()}"
+
+
+def run_page(page: Path, folder: Path) -> None:
+    ports = Ports()
+    names: dict[str, Any] = {"__name__": "__docs__"}
+    if page.name == "README.md":
+        (folder / "readme_setup.py").write_text(README_SETUP)
+    for block in blocks(page):
+        if page.name == "README.md":  # fragments, each for itself
+            names = readme_names() if block.language == "python" else {}
+        text = ports.free(block.text)
+        if block.note.startswith("file: "):
+            (folder / block.note[6:]).write_text(text)
+        elif block.note.startswith("skip: "):
+            continue
+        elif block.language == "bash":
+            run_bash(block, text, folder / "output.txt")
+        elif block.language == "python":
+            exec(compile("\n" * block.line + text, str(page), "exec"), names)
+
+
+def readme_names() -> dict[str, Any]:
+    """What the README's fragments take for granted: a model, batches, a session with a table, a training function."""
+    setup = importlib.import_module("readme_setup")
+    server = dps.Server.create_local_server()
+    table = {"table": dps.Variable(np.zeros((9, 2), np.float32), sparse=True)}
+    session = dps.Session(server, table, optimizer=dps.optim.SGD(1.0))
+    return {
+        "loss_and_gradients": setup.loss_and_gradients, "train": setup.train, "batches": itertools.repeat(setup.x),
+        "session": session, "indices": np.array([1, 3]), "gradients": np.ones((2, 2), np.float32),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to be in, whose files can be imported."""
+    before = set(sys.modules)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_the_examples_of_a_page_run(page: Path, folder: Path) -> None:
+    run_page(page, folder)
+
+
+def test_every_block_says_what_language_it_is_and_why_it_is_skipped() -> None:
+    for page in RUN[:-1]:
+        for block in blocks(page):
+            assert block.language in ("python", "bash", ""), f"{name_of(page)}:{block.line} is {block.language}"
+            assert not block.note.startswith("skip: ") or len(block.note) > 15, f"{name_of(page)}:{block.line}: why?"
+
+
+# -- names, flags, codes and messages are those of the code --------------------------------------------------------
+
+
+def exists(path: str) -> bool:
+    """Whether a dotted path names a module, or something in one."""
+    module, rest = "dps", path.split(".")[1:]
+    found: Any = dps
+    for name in rest:
+        module = f"{module}.{name}"
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            try:
+                found = importlib.import_module(module)
+            except ImportError:
+                return False
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_name_of_dps_that_a_page_mentions_exists(page: Path) -> None:
+    spans = re.findall(r"`([^`\n]+)`", prose(page)) + re.findall(r"^::: (\S+)$", prose(page), re.M)
+    mentioned = {name for span in spans for name in re.findall(r"(?<![\w/.-])dps(?:\.[A-Za-z_]\w*)+", span)}
+    missing = {name for name in mentioned - PLANNED if not exists(name)}
+    assert not missing, f"{name_of(page)} names {', '.join(sorted(missing))}"
+
+
+def test_what_is_called_planned_is_not_there() -> None:
+    assert not [name for name in PLANNED if exists(name)], "take it out of PLANNED, and out of what is not there yet"
+
+
+def test_every_public_name_has_an_entry_in_the_reference() -> None:
+    text = "\n".join(read(page) for page in (DOCS / "api").glob("*.md"))
+    documented = set(re.findall(r"(?:^::: |heading: |^# |^## )`?(dps\.\w+)", text, re.M))
+    errors_shown = re.search(r"::: dps\.errors\n.*?members: \[(.*?)\]", text, re.S)
+    assert errors_shown is not None
+    documented |= {f"dps.{name}" for name in errors_shown[1].split(", ")}
+    assert {f"dps.{name}" for name in dps.__all__} - documented == set()
+
+
+def help_of(capsys: pytest.CaptureFixture[str], command: str) -> str:
+    main, arguments = (role.main, []) if command.startswith("python") else (cli.main, command.split()[1:])
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--help"])
+    assert ended.value.code == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+FLAG = r"--[a-z][a-z_-]*"
+COMMANDS = re.findall(r"^## `((?:dps|python) [^`]+)`$", read(DOCS / "guide" / "command-line.md"), re.M)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_flags_of_a_command_are_those_of_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    section = prose(DOCS / "guide" / "command-line.md").split(f"## `{command}`\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`--[^|]+) \|", section, re.M)
+    written = {flag for row in rows for flag in re.findall(FLAG, row)}
+    named = {flag for span in re.findall(r"`([^`\n]+)`", section) for flag in re.findall(rf"(?<!\S){FLAG}", span)}
+    known = set(re.findall(rf"(?<![\w-]){FLAG}", help_of(capsys, command))) - {"--help"}
+    if command in ("dps status", "dps keys"):
+        written |= named
+    assert written == known
+    assert named <= known | {"--help"}
+
+
+def test_the_exit_codes_are_those_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = re.findall(r"^\| (\d+) \| ([^|]+?) \|$", read(DOCS / "guide" / "command-line.md"), re.M)
+    line = "exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in rows)
+    for command in ("python -m dps.role", "dps", "dps launch"):
+        assert line in help_of(capsys, command)
+
+
+def test_every_error_is_explained_with_its_exit_code() -> None:
+    text = read(DOCS / "guide" / "errors.md")
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, dps.DpsError)]
+    written = {name: int(code) for name, code in re.findall(r"^\| `dps\.(\w+)` \|[^|]*\| (\d) \|", text, re.M)}
+    assert written == {c.__name__: c.exit_code for c in classes if c is not dps.DpsError}
+
+
+def test_the_messages_that_are_quoted_are_in_the_code() -> None:
+    """Of each message, three plain words that follow each other do in the source, too, however its lines are broken."""
+    source = " ".join(path.read_text(encoding="utf-8") for path in (ROOT / "dps").rglob("*.py"))
+    source = " ".join(re.sub(r'"\s*f?"', "", source).split())
+    quoted = re.findall(r"(?<![\w*])\*([^*\n]+)\*(?![\w*])", prose(DOCS / "guide" / "errors.md"))
+    assert len(quoted) > 30
+    for message in quoted:
+        words = [word if re.fullmatch(r"[a-z]+,?", word) else "|" for word in message.split()]
+        windows = [" ".join(words[i : i + 3]).rstrip(",") for i in range(len(words) - 2)]
+        assert any("|" not in window and window in source for window in windows), message
+
+
+# -- pages, links and pictures -------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """Ids of the headings, as mkdocs makes them."""
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", prose(page), re.M):
+        plain = re.sub(r"[^\w\s-]", "", re.sub(r"[`*]|\[(.*?)\]\(.*?\)", r"\1", heading)).strip().lower()
+        found.add(re.sub(r"[-\s]+", "-", plain))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{name_of(page)} links to {target}"
+        if anchor and file.suffix == ".md" and file.parent != DOCS / "api":
+            assert anchor in anchors(file), f"{name_of(page)} links to {target}"
+
+
+def test_every_page_is_in_the_navigation_and_every_decision_in_its_index() -> None:
+    nav = yaml.safe_load(read(ROOT / "mkdocs.yml"))["nav"]
+    named: set[str] = set()
+
+    def walk(node: Any) -> None:
+        if isinstance(node, str):
+            named.add(node)
+        for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            walk(child)
+
+    walk(nav)
+    decisions = {f"decisions/{file}" for file in re.findall(r"\]\((\d{4}-[^)]+)\)", read(DOCS / "decisions/index.md"))}
+    assert named | decisions == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+
+
+def test_every_picture_is_shown_and_has_no_background_of_its_own() -> None:
+    shown = "\n".join(read(page) for page in PAGES)
+    for picture in sorted((DOCS / "pictures").glob("*.svg")):
+        root = ElementTree.parse(picture).getroot()
+        width, height = root.attrib["viewBox"].split()[2:]
+        assert f"pictures/{picture.name})" in shown
+        assert root.attrib["aria-label"]
+        for shape in root.iter("{http://www.w3.org/2000/svg}rect"):
+            assert (shape.attrib["width"], shape.attrib["height"]) != (width, height)

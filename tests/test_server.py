@@ -1,0 +1,89 @@
+"""Tasks of a cluster whose addresses are all known: which one a server is, where the chief is, and its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from dps.errors import ConfigError
+from tests.in_process import bind, on_all
+
+
+def names(count: int) -> list[str]:
+    return [bind("inproc") for _ in range(count)]
+
+
+def train(server: dps.Server) -> Any:
+    with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0), timeout=20) as session:
+        return session.push({"w": np.ones(2)}).step
+
+
+def test_job_and_task_may_be_left_out_where_there_is_one_choice_only() -> None:
+    (address,) = names(1)
+    with dps.Server({"chief": [address]}) as server:
+        assert (server.job, server.task, server.target) == ("chief", 0, address)
+    with dps.Server({"chief": names(1), "worker": {3: names(1)[0]}}, "worker") as server:
+        assert server.task == 3
+    with pytest.raises(ConfigError, match="which job is this task of. The cluster has ps, worker"):
+        dps.Server({"ps": names(1), "worker": names(1)})
+    with pytest.raises(ConfigError, match=r"which task of ps is this. There are \[0, 1\]"):
+        dps.Server({"ps": names(2)})
+
+
+def run_static(cluster: dict[str, Any]) -> tuple[list[dps.Server], list[int]]:
+    """All tasks of a cluster in this process; the workers train. Everything ends by itself."""
+    tasks = [(job, index) for job in cluster for index in range(len(cluster[job]))]
+    servers = [dps.Server(cluster, job, index) for job, index in tasks]
+    try:
+        steps = on_all([s for s in servers if s.job == "worker"], train)
+        for server in servers:
+            if server.job != "worker":
+                assert server.join(5.0) == 0
+    finally:
+        for server in servers:
+            server.stop()
+    return servers, sorted(steps)
+
+
+def test_with_a_chief_job_the_chief_is_that_task() -> None:
+    cluster = {"chief": names(1), "ps": names(2), "worker": names(2)}
+    servers, steps = run_static(cluster)
+    assert {server.target for server in servers} == {cluster["chief"][0]} and steps == [1, 2]
+
+
+def test_with_no_chief_job_worker_0_hosts_the_chief() -> None:
+    cluster = {"ps": names(2), "worker": names(1)}
+    servers, steps = run_static(cluster)
+    assert {server.target for server in servers} == {cluster["worker"][0]} and steps == [1]
+
+
+def test_master_is_read_as_chief() -> None:
+    cluster = {"master": names(1), "ps": names(1), "worker": names(1)}
+    servers, _ = run_static(cluster)
+    assert [server.job for server in servers] == ["chief", "ps", "worker"]
+
+
+def test_a_cluster_with_two_chiefs_or_two_tasks_on_one_address_or_no_port_is_refused() -> None:
+    one, other = names(2)
+    for cluster, words in (
+        ({"chief": [one, other]}, "chief"),
+        ({"ps": [one, one]}, "same address|twice|both"),
+        ({"ps": ["localhost"]}, "HOST:PORT"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            dps.Server(cluster, next(iter(cluster)), 0)
+
+
+def test_a_local_server_is_chief_ps_and_worker_and_only_its_stop_ends_it() -> None:
+    server = dps.Server.create_local_server()
+    try:
+        for _ in range(2):  # a whole run's workers have finished after the first
+            assert train(server) in (1, 2)
+            assert server.exit_code is None
+        assert [s.job for s in server._beside] == ["chief", "ps"] and server.job == "worker"
+    finally:
+        server.stop()
+    assert [s.exit_code for s in (server, *server._beside)] == [0, 0, 0]

@@ -1,0 +1,372 @@
+"""The update modes through real sessions: what each promises about values, steps, staleness, tokens and waits.
+
+Sessions of several workers are driven from one thread, in the order that a test wants; where one would wait, its
+call is an asynchronous one. `SGD(1.0)` makes a gradient the difference of the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from dps.errors import ConfigError, DeadlineExceeded
+from tests.in_process import cluster, on_all
+
+TABLE = np.zeros((6, 2))
+
+
+def params() -> dict[str, Any]:
+    """With two ps in turn: `a` and `table` on the step ps, `b` and `scalar` on the other."""
+    return {"a": np.zeros(2), "b": np.zeros(3), "table": dps.Variable(TABLE, sparse=True), "scalar": np.zeros(())}
+
+
+def grads(value: float) -> dict[str, Any]:
+    """To be subtracted: `value` everywhere."""
+    return {"a": np.full(2, value), "b": np.full(3, value), "table": TABLE + value, "scalar": np.full((), value)}
+
+
+@contextmanager
+def sessions(count: int, update: Any, ps: int = 1, **settings: Any) -> Iterator[list[dps.Session]]:
+    """A session on each of `count` workers; all are open before the first does anything."""
+    wanted = {"optimizer": dps.optim.SGD(1.0), "update": update, "timeout": 10, **settings}
+    with cluster(ps, count, "inproc") as servers, ExitStack() as stack:
+        yield [stack.enter_context(dps.Session(server, params(), **wanted)) for server in servers]
+
+
+def done_soon(reply: dps.Reply[Any], by: dps.Session) -> bool:
+    """Whether a reply is there once everything that was sent before has been handled."""
+    by.stats()
+    return reply.done()
+
+
+def everywhere(session: dps.Session) -> float:
+    """The value that all elements of all variables have."""
+    found = {float(v) for array in session.pull().values() for v in np.ravel(array)}
+    assert len(found) == 1, found
+    return found.pop()
+
+
+# -- asynchronous -------------------------------------------------------------------------------------------------
+
+
+def test_async_applies_on_arrival_and_nobody_waits() -> None:
+    with sessions(2, dps.Async(), ps=2) as (one, two):
+        assert [one.push(grads(1.0)).step for _ in range(3)] == [1, 2, 3]
+        assert two.push(grads(1.0)).step == 4
+        assert everywhere(one) == -4.0
+
+
+def test_staleness_is_what_was_applied_between_the_pull_and_the_push() -> None:
+    with sessions(2, dps.Async()) as (one, two):
+        one.pull(), two.pull()
+        assert [one.push(grads(1.0)).staleness for _ in range(2)] == [0, 1]
+        assert two.push(grads(1.0)).staleness == 2
+        two.pull()
+        assert two.push(grads(1.0)).staleness == 0
+        assert one.stats()["ps:0"]["staleness"] == {"worker:0": 1, "worker:1": 0}
+
+
+def test_a_push_above_the_bound_is_dropped_reported_and_counted() -> None:
+    with sessions(2, dps.Async(max_staleness=1)) as (one, two):
+        one.pull(), two.pull()
+        one.push(grads(1.0))
+        at_the_bound = two.push(grads(1.0))
+        assert (at_the_bound.accepted, at_the_bound.staleness, at_the_bound.step) == (True, 1, 2)
+        above = two.push(grads(100.0))
+        assert (above.accepted, above.staleness, above.step) == (False, 2, 2)
+        assert everywhere(one) == -2.0
+        assert one.stats()["ps:0"]["dropped"] == 1
+
+
+@pytest.mark.parametrize(("damping", "scale"), [(None, 1.0), (1.0, 1 / 4), (2.0, 1 / 16)])
+def test_damping_scales_the_rate_by_one_over_one_plus_staleness(damping: float | None, scale: float) -> None:
+    with sessions(2, dps.Async(damping=damping), ps=2) as (one, two):
+        two.pull()
+        for _ in range(3):
+            one.step(grads(1.0))
+        assert two.push(grads(1.0)).staleness == 3
+        np.testing.assert_allclose(everywhere(one), -(3 + scale), rtol=1e-15)
+
+
+def test_delay_compensation_adds_lambda_g_squared_times_the_way_since_the_pull() -> None:
+    with sessions(2, dps.Async(compensation=0.5)) as (one, two):
+        one.pull(), two.pull()
+        one.push(grads(-3.0))  # from 0 to 3, with nothing to compensate
+        two.push(grads(2.0))  # 2 + 0.5 * 2 * 2 * (3 - 0) = 8
+        assert everywhere(two) == -5.0
+        two.push(grads(2.0))  # pulled at -5: nothing in between
+        assert everywhere(two) == -7.0
+
+
+def test_delay_compensation_of_single_variables_and_rows() -> None:
+    with sessions(2, dps.Async(compensation=0.5), ps=2) as (one, two):
+        two.pull()
+        one.push(grads(-3.0))
+        rows = dps.Rows([4, 1, 4], np.ones((3, 2)))
+        two.push({"table": rows, "scalar": np.full((), 2.0)})  # row 4: g = 2 and 8; row 1: g = 1 and 1 + 0.5 * 3
+        values = two.pull()
+    assert values["table"].tolist() == [[3, 3], [0.5, 0.5], [3, 3], [3, 3], [-5, -5], [3, 3]]
+    assert values["scalar"] == -5.0 and values["b"].tolist() == [3, 3, 3]
+
+
+def test_every_async_push_counts_once_whatever_ps_its_variables_are_on() -> None:
+    with sessions(1, dps.Async(), ps=2) as (one,):
+        steps = [one.push(g).step for g in (grads(1.0), {"a": np.ones(2)}, {"b": np.ones(3)}, {})]
+        assert steps == [1, 2, 3, 4]
+        stats = one.stats()
+        assert stats["ps:0"]["step"] == 4 and stats["ps:1"]["step"] == 3  # it has heard of three
+
+
+@pytest.mark.parametrize("mode", [dps.Async(), dps.SyncReplicas()])
+def test_a_schedule_knows_the_step_on_a_ps_that_saw_no_push_before(mode: Any) -> None:
+    late = dps.optim.SGD(dps.optim.Piecewise([3], [1.0, 0.125]))
+    with sessions(1, mode, ps=2, optimizer=late) as (one,):
+        for _ in range(5):
+            one.push({"a": np.ones(2)})
+        one.push({"b": np.ones(3)})
+        assert one.pull()["b"].tolist() == [-0.125] * 3
+
+
+# -- synchronous --------------------------------------------------------------------------------------------------
+
+
+def pushes(of: Sequence[dps.Session], values: Sequence[float]) -> list[dps.Push]:
+    """All push, then all wait for their tokens."""
+    replies = [session.push_async(grads(value)) for session, value in zip(of, values, strict=True)]
+    return [reply.result() for reply in replies]
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_sync_averages_applies_once_and_releases_with_the_new_step(ps: int) -> None:
+    with sessions(2, dps.SyncReplicas(), ps=ps) as both:
+        assert pushes(both, [1.0, 2.0]) == [dps.Push(1, True), dps.Push(1, True)]
+        assert everywhere(both[0]) == -1.5
+        assert pushes(both, [4.0, 0.0]) == [dps.Push(2, True), dps.Push(2, True)]
+        assert everywhere(both[1]) == -3.5
+
+
+def test_a_sync_push_waits_for_the_others_and_for_its_token() -> None:
+    with sessions(2, dps.SyncReplicas()) as (one, two):
+        waiting = one.push_async(grads(1.0))
+        assert not done_soon(waiting, one) and waiting.accepted is None
+        two.push(grads(3.0))
+        assert waiting.result() == dps.Push(1, True) and everywhere(one) == -2.0
+
+
+def test_with_a_backup_worker_the_first_make_the_step_and_the_last_is_dropped_counted_and_told() -> None:
+    with sessions(3, dps.SyncReplicas(2, 3), ps=2) as (one, two, three):
+        assert pushes([one, three], [1.0, 2.0]) == [dps.Push(1, True), dps.Push(1, True)]
+        assert two.push(grads(100.0)) == dps.Push(1, False)
+        assert everywhere(two) == -1.5
+        assert [one.stats()[f"ps:{i}"]["dropped"] for i in range(2)] == [1, 1]
+        assert pushes([two, one], [1.0, 0.0]) == [dps.Push(2, True), dps.Push(2, True)]
+        assert everywhere(three) == -2.0
+
+
+def test_fewer_workers_than_gradients_compute_several_batches_for_a_step() -> None:
+    with sessions(2, dps.SyncReplicas(4, 2), ps=2) as both:
+        assert pushes(both, [1.0, 2.0]) == [dps.Push(0, True), dps.Push(0, True)]  # by the initial tokens, 4 - 2
+        assert everywhere(both[0]) == 0.0
+        assert pushes(both, [3.0, 6.0]) == [dps.Push(1, True), dps.Push(1, True)]
+        assert everywhere(both[1]) == -3.0
+        again = pushes(both, [1.0, 1.0]) + pushes(both, [1.0, 1.0])
+        assert [push.step for push in again] == [1, 1, 2, 2] and everywhere(both[0]) == -4.0
+
+
+def test_as_many_initial_tokens_as_tensorflow_gives_waste_what_is_computed_during_the_first_update() -> None:
+    with sessions(2, dps.SyncReplicas(2, 2, initial_tokens=2)) as (one, two):
+        assert one.push(grads(1.0)) == dps.Push(0, True)  # released at once, with the values of step 0
+        assert two.push(grads(3.0)) == dps.Push(1, True)
+        assert one.push(grads(100.0)) == dps.Push(1, False)
+        assert pushes([one, two], [1.0, 1.0]) == [dps.Push(2, True), dps.Push(2, True)]
+        assert everywhere(one) == -3.0
+
+
+def test_whether_a_push_is_in_its_set_is_known_before_its_token_comes() -> None:
+    """One of two gradients makes a step, and two tokens are given for it: two late pushes before it take both."""
+    with sessions(2, dps.SyncReplicas(1, 2)) as (late, quick):
+        assert quick.push(grads(1.0)) == dps.Push(1, True)
+        dropped = [late.push_async(grads(100.0)) for _ in range(3)]
+        assert late.stats()["ps:0"]["dropped"] == 3
+        reply = quick.push_async(grads(1.0))
+        assert not done_soon(reply, quick) and reply.accepted is True
+        assert [r.result() for r in dropped] == [dps.Push(1, False), dps.Push(2, False), dps.Push(2, False)]
+        assert late.push(grads(1.0)) == dps.Push(3, True) and reply.result() == dps.Push(3, True)
+        assert everywhere(quick) == -3.0
+
+
+@pytest.mark.parametrize("partitioner", [None, dps.partition.Fixed(3)])
+def test_a_sparse_row_is_divided_by_the_pushes_that_touched_it(partitioner: Any) -> None:
+    rows = {
+        0: dps.Rows([0, 1, 0], np.array([[1.0, 1], [2, 2], [3, 3]])),
+        1: dps.Rows([5, 1], np.array([[7.0, 7], [4, 4]])),
+        2: dps.Rows([1], np.array([[6.0, 6]])),
+    }
+    with sessions(3, dps.SyncReplicas(), ps=2, partitioner=partitioner) as workers:
+        for reply in [worker.push_async({"table": rows[i]}) for i, worker in enumerate(workers)]:
+            assert reply.result() == dps.Push(1, True)
+        table = workers[0].pull()["table"]
+    assert table[:, 0].tolist() == [-4.0, -4.0, 0, 0, 0, -7.0]  # (1 + 3) / 1, (2 + 4 + 6) / 3, 7 / 1
+
+
+def test_a_variable_is_divided_by_the_pushes_that_have_a_gradient_for_it() -> None:
+    with sessions(2, dps.SyncReplicas(), ps=2) as (one, two):
+        reply = one.push_async({"a": np.full(2, 4.0), "table": dps.Rows([2], np.full((1, 2), 3.0))})
+        assert two.push({"b": np.full(3, 6.0), "table": TABLE + 1.0}).accepted and reply.result().accepted
+        values = one.pull()
+    assert values["a"].tolist() == [-4.0] * 2 and values["b"].tolist() == [-6.0] * 3 and values["scalar"] == 0
+    assert values["table"][:, 0].tolist() == [-1.0, -1.0, -2.0, -1.0, -1.0, -1.0]
+
+
+@pytest.mark.parametrize("update", [dps.SyncReplicas(), dps.SyncReplicas(2, 2)])
+def test_a_worker_that_finishes_lowers_the_quota(update: Any) -> None:
+    with sessions(2, update, ps=2) as (one, two):
+        pushes([one, two], [1.0, 3.0])
+        waiting = one.push_async(grads(1.0))
+        assert not done_soon(waiting, one)
+        two.close()
+        assert waiting.result() == dps.Push(2, True)
+        assert one.push(grads(1.0)) == dps.Push(3, True) and everywhere(one) == -4.0
+
+
+def test_a_worker_that_dies_lowers_the_quota() -> None:
+    def train(server: Any) -> Any:
+        with dps.Session(server, params(), optimizer=dps.optim.SGD(1.0), timeout=60) as session:
+            while session.global_step < 6:
+                assert session.push(grads(1.0)).accepted
+            return everywhere(session)
+
+    run = dps.simulate(
+        train, ps=2, workers=3, update="sync", compute=dps.sim.Compute(seconds=1.0),
+        faults=[dps.sim.Kill("worker:1", at=3.5)],
+    )  # fmt: skip
+    assert run.results == [-6.0, None, -6.0]
+    assert not run.errors and run.seconds < 20
+
+
+@pytest.mark.parametrize("bad", ["a", "b"])
+def test_a_gradient_that_one_ps_refuses_is_refused_on_all_and_the_step_goes_on_without_it(bad: str) -> None:
+    with sessions(2, dps.SyncReplicas(), ps=2) as (good, other):
+        reply = good.push_async(grads(2.0))
+        poisoned = grads(100.0)
+        poisoned[bad][1] = np.nan
+        with pytest.raises(ValueError, match=f"gradient of {bad} has NaN"):
+            other.push(poisoned)
+        assert reply.result() == dps.Push(1, True)
+        assert everywhere(good) == -2.0
+        assert [good.stats()[f"ps:{i}"]["refused"] for i in range(2)] == [1, 1]
+        assert pushes([good, other], [1.0, 3.0]) == [dps.Push(2, True), dps.Push(2, True)]  # it had its token
+        assert everywhere(other) == -4.0
+
+
+@pytest.mark.parametrize("mode", [dps.Async(), dps.Bounded(3)])
+def test_with_two_ps_a_bad_gradient_is_found_before_any_part_of_it_is_sent(mode: Any) -> None:
+    with sessions(1, mode, ps=2) as (one,):
+        poisoned = grads(1.0)
+        poisoned["b"][0] = np.inf
+        with pytest.raises(ValueError, match="gradient of b has NaN or infinite"):
+            one.push(poisoned)
+        assert [one.stats()[f"ps:{i}"]["applied"] for i in range(2)] == [0, 0]
+        assert one.push(grads(1.0)).accepted and everywhere(one) == -1.0
+
+
+# -- bounded ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize("bound", [0, 2])
+def test_a_worker_reads_only_while_it_is_at_most_the_bound_ahead(ps: int, bound: int) -> None:
+    with sessions(2, dps.Bounded(bound), ps=ps) as (quick, slow):
+        for _ in range(bound):
+            quick.push(grads(1.0))
+        assert everywhere(quick) == -bound
+        assert quick.push(grads(1.0)).accepted  # applied and acknowledged at once; only the read waits
+        waiting = quick.pull_async()
+        assert not done_soon(waiting, slow) and not waiting.done()
+        assert everywhere(slow) == -(bound + 1)
+        slow.push(grads(1.0))
+        slow.pull()
+        assert waiting.result()["a"].tolist() == [-(bound + 2.0)] * 2
+
+
+def test_the_answer_of_a_bounded_step_waits_as_a_pull_does_and_the_error_names_the_slowest() -> None:
+    with sessions(2, dps.Bounded(0)) as (quick, slow):
+        with pytest.raises(DeadlineExceeded, match="waits for worker:1 to come within 0 steps"):
+            quick.step(grads(1.0), timeout=0.2)
+        slow.push(grads(1.0))
+        slow.pull()
+        assert everywhere(quick) == -2.0
+
+
+def test_a_worker_that_leaves_no_longer_counts() -> None:
+    with sessions(2, dps.Bounded(0)) as (quick, slow):
+        quick.push(grads(1.0))
+        waiting = quick.pull_async()
+        assert not done_soon(waiting, quick)
+        slow.close()
+        assert waiting.result()["a"].tolist() == [-1.0, -1.0]
+
+
+def test_a_worker_that_joins_starts_at_the_lowest_clock() -> None:
+    settings: dict[str, Any] = {"optimizer": dps.optim.SGD(1.0), "update": dps.Bounded(1), "timeout": 10}
+    with cluster(1, 3, "inproc") as servers, ExitStack() as stack:
+        one, two = [stack.enter_context(dps.Session(s, params(), **settings)) for s in servers[:2]]
+        for session in (one, two, one, two):
+            session.step(grads(1.0))
+        late = stack.enter_context(dps.Session(servers[2], params(), **settings))  # at clock 2, as the others
+        one.push(grads(1.0))
+        assert everywhere(one) == -5.0  # 3 is one ahead of 2
+        one.push(grads(1.0))
+        two.push(grads(1.0))
+        two.pull()
+        waiting = one.pull_async()
+        assert not done_soon(waiting, one)  # 4 is two ahead of the late one
+        late.push(grads(1.0))
+        late.pull()
+        assert waiting.result()["a"].tolist() == [-8.0, -8.0]
+
+
+# -- the switch ---------------------------------------------------------------------------------------------------
+
+
+def test_a_session_that_says_nothing_takes_what_the_ps_has() -> None:
+    def work(server: dps.Server) -> Any:
+        with dps.Session(server, params(), optimizer=dps.optim.SGD(1.0), timeout=10) as session:
+            return [session.push(grads(1.0)) for _ in range(2)]
+
+    with cluster(1, 2, "inproc", update="sync") as servers:
+        assert on_all(servers, work) == [[dps.Push(1, True), dps.Push(2, True)]] * 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "wanted", "words"),
+    [
+        ("sync", dps.Async(), r"worker:0 wants Async\(\), the chief has SyncReplicas\(\)"),
+        ("bounded:2", dps.Bounded(3), r"worker:0 wants Bounded\(staleness=3\), the chief has Bounded\(staleness=2\)"),
+        ("async", dps.Async(max_staleness=4), r"Async\(max_staleness=4\), the chief has Async\(\)"),
+    ],
+)
+def test_a_session_that_wants_another_mode_than_the_flag_is_told_both(flag: str, wanted: Any, words: str) -> None:
+    with cluster(1, 1, "inproc", update=flag) as (server,):
+        with pytest.raises(ConfigError, match=words):
+            dps.Session(server, params(), optimizer=dps.optim.SGD(1.0), update=wanted, timeout=5)
+        with dps.Session(server, params(), optimizer=dps.optim.SGD(1.0), timeout=5) as session:
+            assert session.push(grads(1.0)).accepted
+
+
+def test_two_ps_with_two_flags_are_told_both() -> None:
+    chief = dps.Server(None, "chief", 0, bind="127.0.0.1:0", ps=2, workers=1)
+    made = [chief, dps.Server(None, "ps", 0, chief=chief.address, update="sync")]
+    try:
+        made[1].wait_joined(chief.runtime.now() + 10)
+        made.append(dps.Server(None, "ps", 1, chief=chief.address, update="async"))
+        assert made[2].join(10) == 2
+        assert "ps:1 wants Async(), ps:0 has SyncReplicas()" in made[2].reason
+    finally:
+        for server in made:
+            server.stop()

@@ -1,0 +1,148 @@
+"""Gradients into the runs and parts of each ps, and pulled parts into the user's arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from dps.variables.layout import assemble, check_gradients, fill_run, is_whole, parts_of_shard, split
+from dps.variables.plan import Plan, VariableSpec, make_plan
+from dps.variables.tree import Rows
+from tests.variables.models import ADAM, SGD, plans, values_of
+
+
+def two_ps() -> Plan:
+    """`t` in two parts of two and one rows, on ps 0 and 1; `s` on 0, `n` (not trained) on 1."""
+    specs = [
+        VariableSpec("t", (3, 2), "<f4", SGD),
+        VariableSpec("s", (), "<f8", SGD),
+        VariableSpec("n", (2,), "<i8", None),
+    ]
+    turn = iter([0, 1, 0, 1])
+    return make_plan(specs, (0, 1), lambda *_: next(turn), lambda name, *_: 2 if name == "t" else 1)
+
+
+@settings(max_examples=60)
+@given(plans())
+def test_what_is_cut_into_runs_is_put_together_again(plan: Plan) -> None:
+    values = values_of(plan)
+    gradients = {plan.by_name[name]: value for name, value in values.items()}
+    views: dict[int, Any] = {}
+    for ps, layout in plan.layouts.items():
+        run = np.zeros(layout.nbytes, np.uint8)
+        fill_run(plan, layout, gradients, run)
+        views |= plan.layouts[ps].views(run)
+    leaf = assemble(plan, views, plan.by_name)
+    for name, value in values.items():
+        assert leaf(name).dtype == value.dtype
+        np.testing.assert_array_equal(leaf(name), value)
+
+
+@settings(max_examples=60)
+@given(plans(), st.data())
+def test_the_parts_of_all_shards_are_the_gradient_and_nothing_else(plan: Plan, data: st.DataObject) -> None:
+    gradients: dict[int, Any] = {}
+    wanted: dict[str, Any] = {}
+    for index, spec in enumerate(plan.variables):
+        kind = data.draw(st.sampled_from(["none", "dense", "rows"]))
+        if kind == "dense":
+            gradients[index] = values_of(plan)[spec.name]
+            wanted[spec.name] = gradients[index]
+        elif kind == "rows" and spec.shape and spec.shape[0]:
+            rows = np.array(data.draw(st.lists(st.integers(0, spec.shape[0] - 1), max_size=5)), np.int64)
+            values = np.ones((len(rows), *spec.shape[1:]), spec.dtype)
+            gradients[index] = Rows(rows, values)
+            wanted[spec.name] = np.zeros(spec.shape, spec.dtype)
+            np.add.at(wanted[spec.name], rows, values)
+    got = {name: np.zeros_like(value) for name, value in wanted.items()}
+    for layout in plan.layouts.values():
+        for index, gradient in parts_of_shard(plan, layout, gradients):
+            part = plan.parts[index]
+            assert index in layout.place
+            name, parts = plan.variables[part.variable].name, len(plan.parts_of[part.variable])
+            into = split(got[name], part, parts)
+            if isinstance(gradient, tuple):
+                np.add.at(into, gradient[0], gradient[1])
+            else:
+                assert gradient.shape == part.shape and gradient.flags.c_contiguous
+                into += gradient
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(got[name], value)
+
+
+def test_a_scalar_goes_to_its_ps_as_a_scalar() -> None:
+    plan = two_ps()
+    assert [(i, g.shape) for i, g in parts_of_shard(plan, plan.layouts[0], {1: np.float64(3.0)})] == [(2, ())]  # type: ignore[dict-item]
+
+
+def test_rows_go_to_the_parts_that_have_them_under_their_number_there() -> None:
+    plan = two_ps()
+    gradients = {0: Rows(np.array([2, 0, 2]), np.arange(6, dtype=np.float32).reshape(3, 2))}
+    ((first, (rows, values)),) = parts_of_shard(plan, plan.layouts[0], gradients)
+    assert (first, rows.tolist(), values.tolist()) == (0, [0], [[2, 3]])
+    ((second, (rows, values)),) = parts_of_shard(plan, plan.layouts[1], gradients)
+    assert (second, rows.tolist(), values.tolist()) == (1, [0, 0], [[0, 1], [4, 5]])
+
+
+@pytest.mark.parametrize(("optimizer", "parts"), [(SGD, [0]), (ADAM, [0, 1])])
+def test_parts_without_a_row_are_told_only_where_the_formula_counts_updates(optimizer: Any, parts: list[int]) -> None:
+    plan = make_plan([VariableSpec("t", (4, 1), "<f4", optimizer)], (0,), lambda *_: 0, lambda *_: 2)
+    gradients = {0: Rows(np.array([1]), np.ones((1, 1), np.float32))}
+    found = dict(parts_of_shard(plan, plan.layouts[0], gradients))
+    assert list(found) == parts and found[0][0].tolist() == [1]
+    assert all(len(found[index][0]) == 0 for index in parts[1:])
+    nothing = {0: Rows(np.empty(0, np.int64), np.empty((0, 1), np.float32))}
+    assert parts_of_shard(plan, plan.layouts[0], nothing) == []
+
+
+def test_a_shard_is_whole_when_all_that_it_trains_has_a_dense_gradient() -> None:
+    plan = two_ps()
+    t, s, rows = np.zeros((3, 2), np.float32), np.zeros(()), Rows(np.array([0]), np.zeros((1, 2), np.float32))
+    cases: list[dict[int, Any]] = [{0: t, 1: s}, {0: t}, {0: rows, 1: s}, {}]
+    whole = [[is_whole(plan, plan.layouts[ps], gradients) for ps in (0, 1)] for gradients in cases]
+    assert whole == [[True, True], [False, True], [False, False], [False, False]]
+
+
+def test_a_gradient_that_lies_in_the_run_already_is_left_there() -> None:
+    specs = [VariableSpec("a", (3,), "<f4", SGD), VariableSpec("b", (2,), "<f4", SGD)]
+    plan = make_plan(specs, (0,), lambda *_: 0, None)
+    layout = plan.layouts[0]
+    run = np.zeros(layout.nbytes, np.uint8)
+    own = layout.views(run)[0]
+    own[...] = 5
+    fill_run(plan, layout, {0: own, 1: np.full(2, 7, np.float32)}, run)
+    assert {i: v.tolist() for i, v in layout.views(run).items()} == {0: [5, 5, 5], 1: [7, 7]}
+
+
+def test_gradients_are_checked_by_name_and_none_is_none() -> None:
+    t = np.zeros((3, 2), np.float32)
+    found = check_gradients(two_ps(), [("t", t), ("s", None)])
+    assert list(found) == [0] and np.shares_memory(found[0], t)
+
+
+@pytest.mark.parametrize(
+    ("name", "gradient", "words"),
+    [
+        ("x", 1.0, "a gradient came for 'x', which is no variable; there are t, s, n"),
+        ("n", np.zeros(2, np.int64), "a gradient came for 'n', which is not trained"),
+        ("t", np.zeros((2, 3), np.float32), r"the gradient of t has shape \(2, 3\); the variable has \(3, 2\)"),
+        ("t", np.zeros((3, 2)), r"the gradient of t is float64; the variable is float32: cast with .astype"),
+        ("s", Rows([0], [1.0]), "s is a scalar; its gradient cannot come as Rows"),
+        ("t", Rows([[0]], np.zeros((1, 2), np.float32)), r"indices are integers of shape \(n,\), got int64 \(1, 1\)"),
+        ("t", Rows([0, 1], np.zeros((1, 2), np.float32)), r"got values float32 \(1, 2\); wanted float32 \(2, 2\)"),
+        ("t", Rows([0], np.zeros((1, 2))), r"got values float64 \(1, 2\); wanted float32 \(1, 2\)"),
+        ("t", Rows([0, -1], np.zeros((2, 2), np.float32)), "row numbers of t go from 0 to 2, got -1 to 0"),
+    ],
+)  # fmt: skip
+def test_a_gradient_that_does_not_fit_is_told_with_what_was_wanted(name: str, gradient: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_gradients(two_ps(), [(name, gradient)])
+
+
+def test_no_rows_at_all_are_fine_whatever_their_dtype() -> None:
+    found = check_gradients(two_ps(), [("t", Rows([], np.zeros((0, 2), np.float32)))])
+    assert found[0].indices.dtype == np.int64 and found[0].values.shape == (0, 2)  # type: ignore[union-attr]

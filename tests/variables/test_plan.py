@@ -1,0 +1,168 @@
+"""Plans: parts of variables on their ps, runs of bytes, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from dps.errors import PlacementError, ProtocolError
+from dps.variables.plan import ALIGN, Plan, VariableSpec, make_plan
+from tests.variables.models import ADAM, SGD, plans
+
+
+def thirteen_rows() -> Plan:
+    turn = iter(range(100))
+    specs = [
+        VariableSpec("w", (13, 2), "<f4", SGD),
+        VariableSpec("b", (2,), "<f4", SGD),
+        VariableSpec("s", (), "<f4", SGD),
+    ]
+    return make_plan(specs, (0, 1), lambda *_: next(turn) % 2, lambda name, shape, dtype: 5 if name == "w" else 1)
+
+
+def test_parts_are_named_by_number_and_each_takes_a_turn() -> None:
+    plan = thirteen_rows()
+    assert [(p.name, p.shape, p.row0, p.ps) for p in plan.parts] == [
+        ("w/part_0", (3, 2), 0, 0), ("w/part_1", (3, 2), 3, 1), ("w/part_2", (3, 2), 6, 0), ("w/part_3", (2, 2), 9, 1),
+        ("w/part_4", (2, 2), 11, 0), ("b", (2,), 0, 1), ("s", (), 0, 0),
+    ]  # fmt: skip
+    assert [len(parts) for parts in plan.parts_of] == [5, 1, 1]
+    assert plan.bytes_per_ps() == {0: (3 + 3 + 2) * 8 + 4, 1: (3 + 2) * 8 + 8}
+    assert plan.nbytes == 13 * 8 + 8 + 4
+
+
+def test_what_shares_dtype_and_optimizer_lies_together_and_a_sparse_table_alone() -> None:
+    specs = [
+        VariableSpec("a", (3,), "<f4", SGD), VariableSpec("b", (2,), "<f8", SGD), VariableSpec("c", (5,), "<f4", SGD),
+        VariableSpec("d", (1,), "<f4", ADAM), VariableSpec("t", (4,), "<f4", SGD, sparse=True),
+        VariableSpec("n", (2,), "<i8", None),
+    ]  # fmt: skip
+    layout = make_plan(specs, (0,), lambda *_: 0, None).layouts[0]
+    assert [[p.name for p in a.parts] for a in layout.arenas] == [["a", "c"], ["b"], ["d"], ["t"], ["n"]]
+    assert [a.offset for a in layout.arenas] == [0, 64, 128, 192, 256] and layout.nbytes == 320
+    assert layout.arenas[0].starts == (0, 3)
+    assert layout.data_nbytes == 32 + 16 + 4 + 16 + 16 and layout.gradient_nbytes == layout.data_nbytes - 16
+    assert layout.place == {0: (0, 0), 2: (0, 3), 1: (1, 0), 3: (2, 0), 4: (3, 0), 5: (4, 0)}
+
+
+def test_a_placement_that_answers_nonsense_is_refused() -> None:
+    with pytest.raises(PlacementError, match=r"put a on ps task 7; the ps tasks are \[0, 2\]"):
+        make_plan([VariableSpec("a", (3,), "<f4", SGD)], (0, 2), lambda *_: 7, None)
+
+
+@settings(max_examples=60)
+@given(plans())
+def test_a_plan_comes_back_from_the_wire_as_it_was(plan: Plan) -> None:
+    again = Plan.from_wire(plan.to_wire())
+    assert again == plan and again.layouts == plan.layouts and plan.differs(again) == ""
+
+
+@settings(max_examples=60)
+@given(plans())
+def test_every_row_of_every_variable_is_in_exactly_one_part_on_one_ps(plan: Plan) -> None:
+    for spec, parts in zip(plan.variables, plan.parts_of, strict=True):
+        rows = [row for part in parts for row in range(part.row0, part.row0 + (part.shape[0] if part.shape else 1))]
+        assert rows == list(range(spec.shape[0] if spec.shape else 1))
+    placed = [p.index for layout in plan.layouts.values() for a in layout.arenas for p in a.parts]
+    assert sorted(placed) == list(range(len(plan.parts)))
+    assert sum(plan.bytes_per_ps().values()) == plan.nbytes
+
+
+@settings(max_examples=60)
+@given(plans())
+def test_parts_of_a_run_lie_side_by_side_and_never_over_one_another(plan: Plan) -> None:
+    for layout in plan.layouts.values():
+        taken = np.zeros(layout.nbytes, np.uint8)
+        for view in layout.views(taken).values():
+            view.reshape(-1).view(np.uint8)[...] += 1
+        assert taken.max(initial=0) <= 1 and int(taken.sum()) == layout.data_nbytes
+        assert all(a.offset % ALIGN == 0 for a in layout.arenas)
+
+
+@settings(max_examples=60)
+@given(plans(), st.integers(8, 80), st.booleans())
+def test_pieces_make_up_the_run_and_none_is_too_long(plan: Plan, nbytes: int, trained_only: bool) -> None:
+    for layout in plan.layouts.values():
+        covered = np.zeros(layout.nbytes, np.uint8)
+        pieces = layout.pieces(nbytes, trained_only)
+        for piece in pieces:
+            assert sum(n for _, n in piece) <= max(nbytes, 8)
+            for offset, n in piece:
+                layout.check_range(offset, n, trained_only)
+                covered[offset : offset + n] += 1
+        assert covered.max(initial=0) <= 1
+        assert int(covered.sum()) == (layout.gradient_nbytes if trained_only else layout.data_nbytes)
+        assert len(pieces) == 1 or all(pieces)
+
+
+def test_bytes_that_are_no_piece_are_refused() -> None:
+    specs = [VariableSpec("a", (3,), "<f4", SGD), VariableSpec("n", (2,), "<i8", None)]
+    layout = make_plan(specs, (0,), lambda *_: 0, None).layouts[0]
+    layout.check_range(4, 8)
+    layout.check_range(64, 16)
+    for offset, nbytes in ((2, 4), (0, 3), (8, 8), (-4, 4), (12, 4), (0, 80), (0.0, 4), (True, 4)):
+        with pytest.raises(ProtocolError, match="are no piece of a run of 128 bytes"):
+            layout.check_range(offset, nbytes)  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError):
+        layout.check_range(64, 16, trained_only=True)
+
+
+GOOD = thirteen_rows().to_wire()
+
+
+def with_first(field: int, value: Any) -> list[Any]:
+    """The parts of a good plan, but for one field of the first: variable, name, shape, first row, ps."""
+    first = list(GOOD["parts"][0])
+    first[field] = value
+    return [first, *GOOD["parts"][1:]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ps": [0, 0]}, {"ps": [0]}, {"ps": "x"}, {"variables": 7}, {"parts": GOOD["parts"][1:]},
+        {"variables": [*GOOD["variables"], GOOD["variables"][0]]}, {"parts": [*GOOD["parts"], GOOD["parts"][0]]},
+        {"parts": with_first(0, -1)}, {"parts": with_first(2, [3, 5])}, {"parts": with_first(2, [-3, 2])},
+        {"parts": with_first(3, 1)}, {"parts": with_first(4, 2)}, {"parts": with_first(0, 9)},
+        {"variables": [["w", [13, 2], "<i8", SGD, False], *GOOD["variables"][1:]]},
+        {"variables": [["w", [13, 2], "|O", None, False], *GOOD["variables"][1:]]},
+        {"variables": [["w", [2**80, 2], "<f4", SGD, False], *GOOD["variables"][1:]]},
+    ],
+)  # fmt: skip
+def test_a_plan_that_does_not_fit_itself_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match="not a plan"):
+        Plan.from_wire({**GOOD, **change})
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=3),
+    lambda x: st.lists(x, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(["variables", "parts", "ps"]), st.integers(0, 20), JUNK)
+def test_whatever_stands_in_a_plan_it_is_read_or_refused_in_words(field: str, at: int, junk: Any) -> None:
+    changed = list(GOOD[field])
+    changed[at % len(changed)] = junk
+    try:
+        Plan.from_wire({**GOOD, field: changed})
+    except ProtocolError as error:
+        assert str(error).startswith("not a plan: ")
+
+
+def test_the_first_difference_between_two_plans_is_a_sentence() -> None:
+    def of(*specs: tuple[str, tuple[int, ...], str, Any]) -> Plan:
+        return make_plan([VariableSpec(*s) for s in specs], (0,), lambda *_: 0, None)
+
+    a, b = ("a", (2,), "<f4", SGD), ("b", (3,), "<f8", SGD)
+    assert of(a, b).differs(of(a, b)) == ""
+    assert of(a).differs(of(a, b)) == "the variables differ: ['b']"
+    assert of(b, a).differs(of(a, b)) == "the variables come in another order"
+    assert of(("a", (2,), "<f8", SGD)).differs(of(a)) == "a is float64 (2,) here and float32 (2,) there"
+    assert of(("a", (2,), "<f4", ADAM)).differs(of(a)) == f"the optimizer of a is {ADAM} here and {SGD} there"

@@ -1,0 +1,223 @@
+"""Pulls and pushes on their way: pieces in any order and doubled, credit, and what a resend says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from dps.actors.messages import Done, Failed, Waiting
+from dps.actors.ref import Ref
+from dps.actors.requests import Feed, Request, Requests
+from dps.errors import Aborted, ProtocolError
+from dps.protocol import (
+    APPLIED,
+    DROPPED,
+    PARTS,
+    RUN,
+    Credit,
+    NotNewer,
+    Pull,
+    Push,
+    Pushed,
+    PushHeld,
+    PushMissing,
+    PushStatus,
+    Values,
+)
+from dps.transport.wire import Message
+from dps.variables.plan import Plan, VariableSpec, make_plan
+from dps.variables.transfers import PullTransfer, PushTransfer, parts_message, run_pieces
+from tests.variables.models import SGD, plans, values_of
+
+PS = Ref("127.0.0.1:1", "ps")
+
+
+class Wire:
+    """Stands for a Caller: notes what is sent, and hands in answers."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.requests = Requests()
+        self.aborted = 0
+
+    def start(
+        self, to: Ref, message: Message, feed: Feed, again: Callable[[], Message | None] | None = None,
+        resend_s: float | None = None,
+    ) -> Request:  # fmt: skip
+        self.sent.append(message)
+        return self.requests.open(0.0, to, again or (lambda: message), feed, lambda: None, 1e9, resend_s)
+
+    def send(self, request: Request, message: Message) -> None:
+        self.sent.append(message)
+
+    def answer(self, *messages: Message) -> None:
+        for message in messages:
+            self.requests.answer(1, message, 0.0)
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+
+def small() -> Plan:
+    return make_plan([VariableSpec("a", (8,), "<f4", SGD)], (0,), lambda *_: 0, None)
+
+
+# -- pulls --------------------------------------------------------------------------------------------------------
+
+
+def pull(plan: Plan, ps: int) -> tuple[Wire, PullTransfer]:
+    wire = Wire()
+    message = Pull(1, 0, 0, 0, -1, [])
+    return wire, PullTransfer(wire, PS, ps, plan.layouts[ps], message, wire.abort)  # type: ignore[arg-type]
+
+
+def pieces_of(plan: Plan, ps: int, run: Any, counter: int, size: int) -> list[Message]:
+    layout = plan.layouts[ps]
+    return [
+        Values(1, counter, 3, layout.data_nbytes, [o for o, _ in piece], tuple(run[o : o + n].copy() for o, n in piece))
+        for piece in layout.pieces(size)
+    ]
+
+
+def run_of(plan: Plan, ps: int, add: int = 0) -> Any:
+    run = np.zeros(plan.layouts[ps].nbytes, np.uint8)
+    for index, view in plan.layouts[ps].views(run).items():
+        part = plan.parts[index]
+        value = values_of(plan)[plan.variables[part.variable].name] + add
+        view[...] = value if not part.shape else value[part.row0 : part.row0 + part.shape[0]]
+    return run
+
+
+@settings(max_examples=50)
+@given(plans(), st.integers(8, 64), st.data())
+def test_pieces_in_any_order_and_doubled_make_the_run(plan: Plan, size: int, data: st.DataObject) -> None:
+    for ps in plan.ps:
+        wire, transfer = pull(plan, ps)
+        pieces = pieces_of(plan, ps, run_of(plan, ps), 5, size)
+        order = data.draw(st.permutations(pieces))
+        doubled = [*data.draw(st.lists(st.sampled_from(order[:-1]), max_size=3)), *order] if len(order) > 1 else order
+        wire.answer(*doubled[:-1])
+        assert not transfer.complete
+        wire.answer(doubled[-1])
+        assert transfer.complete and (transfer.counter, transfer.step, transfer.newer) == (5, 3, True)
+        assert transfer.run is not None
+        got, wanted = transfer.layout.views(transfer.run), transfer.layout.views(run_of(plan, ps))
+        for index, value in wanted.items():
+            np.testing.assert_array_equal(got[index], value)
+
+
+def test_pieces_of_two_versions_are_never_mixed() -> None:
+    plan = small()
+    old, new = (pieces_of(plan, 0, run_of(plan, 0, add), counter, 16) for counter, add in ((5, 0), (6, 100)))
+    wire, transfer = pull(plan, 0)
+    wire.answer(old[0], new[1], old[1])  # the older version is complete, but a newer one has begun
+    assert not transfer.complete
+    wire.answer(new[0])
+    assert transfer.complete and transfer.counter == 6 and transfer.run is not None
+    np.testing.assert_array_equal(transfer.run, run_of(plan, 0, 100))
+
+
+def test_nothing_newer_is_an_answer_without_values() -> None:
+    wire, transfer = pull(small(), 0)
+    wire.answer(NotNewer(1, 9, 4))
+    assert transfer.complete and (transfer.newer, transfer.counter, transfer.step, transfer.run) == (False, 9, 4, None)
+
+
+def test_a_piece_that_lies_beside_the_run_is_refused() -> None:
+    wire, _ = pull(small(), 0)
+    with pytest.raises(ProtocolError):
+        wire.answer(Values(1, 1, 0, 32, [24], (np.zeros(16, np.uint8),)))
+
+
+def test_waiting_says_for_whom_and_an_error_ends_the_transfer() -> None:
+    wire, transfer = pull(small(), 0)
+    wire.answer(Waiting("waits for worker:1"))
+    assert not transfer.complete and transfer.waits_for == "waits for worker:1"
+    wire.answer(Failed.of(ValueError("no such part"), "ps:0"))
+    assert transfer.complete and str(transfer.error) == "no such part" and wire.aborted == 0
+
+
+def test_an_epoch_that_is_over_is_told_and_does_not_end_the_transfer() -> None:
+    wire, transfer = pull(small(), 0)
+    wire.answer(Failed.of(Aborted("over"), "ps:0"))
+    assert not transfer.complete and transfer.error is None and wire.aborted == 1
+
+
+# -- pushes -------------------------------------------------------------------------------------------------------
+
+
+def push(size: int, held: bool = False) -> tuple[Wire, PushTransfer, list[Push]]:
+    """A push of 32 bytes in pieces of `size`, as number 4 of epoch 1."""
+    plan, wire = small(), Wire()
+    pieces = run_pieces(plan.layouts[0], run_of(plan, 0), size, 1, 4, 2, 7)
+    transfer = PushTransfer(wire, PS, 0, pieces, (lambda: None) if held else None, wire.abort)  # type: ignore[arg-type]
+    return wire, transfer, pieces
+
+
+def pushed(status: str) -> Pushed:
+    return Pushed(4, status, 3, 0, 8, "")
+
+
+def test_a_short_push_goes_at_once_and_a_resend_only_asks_what_became_of_it() -> None:
+    wire, transfer, pieces = push(64)
+    assert wire.sent == pieces and len(pieces) == 1
+    assert transfer.request.again() == PushStatus(1, 4)
+    wire.answer(pushed(APPLIED))
+    assert transfer.complete and transfer.accepted is True and transfer.result == pushed(APPLIED)
+
+
+def test_a_long_push_asks_for_credit_and_then_sends_all_pieces() -> None:
+    wire, transfer, pieces = push(8)
+    assert wire.sent == [Credit(1, 4)] and transfer.request.again() == Credit(1, 4)
+    wire.answer(Waiting("takes 2 large pushes at a time"))
+    assert len(wire.sent) == 1
+    wire.answer(Done(), Done())
+    assert wire.sent == [Credit(1, 4), *pieces] and len(pieces) == 4  # a second leave is none
+    assert transfer.request.again() == PushStatus(1, 4)
+
+
+def test_a_push_that_the_ps_does_not_have_is_sent_again_under_its_number() -> None:
+    wire, _, (piece,) = push(64)
+    wire.answer(PushMissing(4))
+    assert wire.sent == [piece, piece]
+    wire, _, pieces = push(16)
+    wire.answer(Done(), PushMissing(4), Done())
+    assert wire.sent == [Credit(1, 4), *pieces, Credit(1, 4), *pieces]
+
+
+def test_whether_a_push_counts_is_known_from_the_decision_and_final_with_the_result() -> None:
+    wire, transfer, _ = push(64)
+    wire.answer(PushHeld(4, False, "step 3 waits for worker:1"))
+    assert transfer.accepted is None and transfer.waits_for == "step 3 waits for worker:1"
+    wire.answer(PushHeld(4, True, "waits for its token"))
+    assert transfer.accepted is True and not transfer.complete
+    wire.answer(pushed(APPLIED))
+    assert transfer.complete
+    wire, transfer, _ = push(64)
+    wire.answer(pushed(DROPPED))
+    assert transfer.complete and transfer.accepted is False
+
+
+def test_beside_the_step_ps_it_is_enough_that_a_push_is_held() -> None:
+    wire, transfer, _ = push(64, held=True)
+    wire.answer(PushHeld(4, False, ""))
+    assert transfer.complete and transfer.result is None
+
+
+def test_a_dense_push_says_what_it_was_computed_from() -> None:
+    _, _, pieces = push(16)
+    assert [(p.epoch, p.number, p.step, p.counter, p.form, p.nbytes, p.offsets) for p in pieces] == [
+        (1, 4, 2, 7, RUN, 32, [0]), (1, 4, 2, 7, RUN, 32, [16]),
+    ]  # fmt: skip
+
+
+def test_a_push_of_parts_lists_each_with_its_arrays() -> None:
+    dense, rows, values = np.ones(3), np.array([1, 0]), np.ones((2, 2), np.float32)
+    message = parts_message([(3, dense), (5, (rows, values))], 1, 4, 2, 7)
+    assert (message.form, message.parts, message.nbytes) == (PARTS, [[3, False], [5, True]], 24 + 16 + 16)
+    assert [a is b for a, b in zip(message.arrays, (dense, rows, values), strict=True)] == [True] * 3

@@ -1,0 +1,115 @@
+"""Nested arrays as named leaves and back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+import dps
+from dps.variables.tree import Rows, Variable, builder, leaves, nested, to_array
+from tests.variables.models import arrays, trees
+
+
+class Layer(NamedTuple):
+    w: Any
+    b: Any
+
+
+def test_names_are_paths_in_creation_order() -> None:
+    tree = {"hidden": {"w": 1, "b": 2}, "layers": [3, (4, 5)], "a": 6}
+    assert list(leaves(tree)) == [
+        ("hidden/w", 1), ("hidden/b", 2), ("layers/0", 3), ("layers/1/0", 4), ("layers/1/1", 5), ("a", 6),
+    ]  # fmt: skip
+
+
+def test_a_single_array_is_called_value() -> None:
+    assert list(leaves(7)) == [("value", 7)]
+
+
+@pytest.mark.parametrize("key", ["a/b", "", "a@b"])
+def test_a_key_that_cannot_be_a_name_is_refused_with_where_it_is(key: str) -> None:
+    with pytest.raises(ValueError, match=r"under 'deep' cannot be a name"):
+        list(leaves({"deep": {key: 1}}))
+
+
+def test_a_key_that_is_no_string_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"got the key 3 \(int\) under 'deep'"):
+        list(leaves({"deep": {3: 1}}))
+
+
+def test_settings_of_a_variable_and_rows_are_leaves() -> None:
+    variable, rows = Variable(np.zeros(2)), Rows([0], [1.0])
+    assert list(leaves({"v": variable, "r": rows})) == [("v", variable), ("r", rows)]
+
+
+@given(trees(arrays()))
+def test_a_builder_gives_the_same_nesting_with_what_the_names_stand_for(tree: Any) -> None:
+    found = dict(leaves(tree))
+    same(builder(tree)(lambda name: found[name]), tree)
+
+
+def same(a: Any, b: Any) -> None:
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            same(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            same(one, other)
+    else:
+        assert a is b
+
+
+def test_a_named_tuple_comes_back_as_one() -> None:
+    assert builder([Layer(1, 2)])(lambda name: name) == [Layer("0/0", "0/1")]
+
+
+def test_a_builder_keeps_no_array_alive() -> None:
+    from weakref import ref
+
+    array = np.zeros(3)
+    alive = ref(array)
+    build = builder({"a": array})
+    del array
+    assert alive() is None and build(lambda name: name) == {"a": "a"}
+
+
+def test_a_reader_gets_nested_dicts_of_the_paths() -> None:
+    assert nested(["hidden/w", "layers/0", "layers/1/0", "b"]) == {
+        "hidden": {"w": None}, "layers": {"0": None, "1": {"0": None}}, "b": None,
+    }  # fmt: skip
+
+
+def test_arrays_are_taken_as_they_are_where_they_can_travel() -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    assert np.shares_memory(to_array(array, "a"), array)
+    assert to_array(Variable(array), "a") is not None
+    strided, foreign = array[:, ::2], array.astype(">f8")
+    for given_array in (strided, foreign):
+        taken = to_array(given_array, "a")
+        assert taken.flags.c_contiguous and taken.dtype.isnative
+        np.testing.assert_array_equal(taken, given_array)
+    assert to_array(3.5, "a").shape == () and to_array([1, 2], "a").tolist() == [1, 2]
+
+
+def test_a_tensor_is_taken_by_its_values() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.arange(4.0, requires_grad=True)
+    assert to_array(tensor, "a").tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("value", ["text", None, np.array(["a"]), np.array([1j]), object()])
+def test_what_is_no_array_of_numbers_is_a_type_error_that_names_it(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"hidden/w is .*; wanted an array of numbers"):
+        to_array(value, "hidden/w")
+
+
+def test_a_variable_notes_the_scope_that_it_is_made_in() -> None:
+    with dps.device("/job:ps/task:1"):
+        pinned = Variable(1.0)
+    assert str(pinned.device) == "/job:ps/task:1"
