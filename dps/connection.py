@@ -126,7 +126,7 @@ class Connection:
             self.caller.incarnation = opened.incarnation
             self.lanes.open(self.refs, self.epoch, self._worth_sharing)
             try:
-                if self.sync and self._wire_plan:
+                if self._wire_plan or not self.sync:
                     self._enter(deadline)
                 return
             except Aborted:
@@ -244,7 +244,7 @@ class Connection:
                 raise error
 
     def _enter(self, deadline: float) -> None:
-        """Take part in synchronous steps; the local step comes from the step ps."""
+        """Learn the step of now from the step ps; in sync, where that ps lets nobody in during a step, take part."""
         answer = self.ask(Enter(self.epoch), deadline, f"ps:{self.step_ps}", self.refs[self.step_ps])
         assert isinstance(answer, Token)
         self.local_step = self.step = answer.step

@@ -145,6 +145,8 @@ class Push(Message):
     """Bytes of the whole push."""
     offsets: list[int]
     parts: list[Any]
+    clock: int = 0
+    """In bounded mode, to the step ps: how many of the session's pushes all ps have acknowledged before this one."""
     arrays: tuple[Array, ...] = ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -137,12 +138,13 @@ class Pushes:
         self._under_way.append(operation)
         return operation
 
-    def _make_room(self, timeout: float | None) -> None:
-        """Wait until the send window has room for one more push."""
+    def _make_room(self, timeout: float | None) -> int:
+        """Wait until the send window has room for one more push; how many are acknowledged."""
         self.account()
         while len(self._under_way) >= PushOp.WINDOW:
             self._waiter.wait(self._under_way[0], timeout, "an earlier push")
             self.account()
+        return self.acknowledged
 
     def account(self) -> None:
         """Take note of the pushes that are complete, once each and in the run epoch that they belong to."""
@@ -223,19 +225,21 @@ def push_shards(
     counters: Mapping[int, int],
     runs: Runs,
     buffers: list[dict[int, Run]],
-    make_room: Callable[[], None],
+    make_room: Callable[[], int],
     loss: Any = None,
 ) -> PushOp:
     """Send gradients to the ps that have their variables; in sync every ps gets at least an empty part."""
     if not connection.sync and len(connection.plan.ps) > 1 and connection.settings.get("check_finite", True):
         _check_finite(connection.plan, gradients)
-    make_room()
+    clock = make_room()
     operation = PushOp(connection, loss)
     step = connection.local_step if connection.sync else connection.step
     for ps in connection.plan.ps:
         about = connection.epoch, numbers[ps] + 1, step, counters[ps]
         run = _filled_run(connection, gradients, ps, runs, buffers)
         pieces = _parts(connection.plan, gradients, ps, about) if run is None else _pieces(connection, ps, run, about)
+        if connection.bounded and ps == connection.step_ps:
+            pieces = [replace(piece, clock=clock) for piece in pieces]
         if pieces[0].form == EMPTY and not connection.sync and ps != connection.step_ps:
             continue
         numbers[ps] += 1

@@ -103,7 +103,7 @@ class Reference:
         if gradient is None:
             return
         self.t += 1
-        rule, lr = RULES[type(self.optimizer)], self.optimizer.rate(step)
+        rule, lr = RULES[type(self.optimizer)], self.optimizer.rate(step - 1)
         if not isinstance(gradient, dps.Rows):
             self.w = rule(self.optimizer, self.w, gradient, self._slots, lr, self.t)
             return

@@ -165,7 +165,7 @@ def test_with_a_backup_worker_the_first_make_the_step_and_the_last_is_dropped_co
         assert everywhere(two) == -1.5
         assert [one.stats()[f"ps:{i}"]["dropped"] for i in range(2)] == [1, 1]
         assert pushes([two, one], [1.0, 0.0]) == [dps.Push(2, True), dps.Push(2, True)]
-        assert everywhere(three) == -2.0
+        assert everywhere(one) == -2.0
 
 
 def test_fewer_workers_than_gradients_compute_several_batches_for_a_step() -> None:
@@ -370,3 +370,44 @@ def test_two_ps_with_two_flags_are_told_both() -> None:
     finally:
         for server in made:
             server.stop()
+
+
+def test_a_workers_clock_rises_with_its_pushes_whether_it_pulls_or_not() -> None:
+    with cluster(1, 2, "inproc") as servers:
+        one, two = [
+            dps.Session(s, {"a": np.zeros(2)}, optimizer=dps.optim.SGD(1.0), update=dps.Bounded(0), timeout=5)
+            for s in servers
+        ]
+        for session in (one, two):
+            session.push({"a": np.ones(2)})
+        assert one.pull()["a"].tolist() == [-2.0, -2.0]
+        one.close()
+        two.close()
+
+
+def test_with_several_ps_a_push_tells_of_those_before_it() -> None:
+    values = {"a": np.zeros(2), "b": np.zeros(2)}
+    with cluster(2, 2, "inproc") as servers:
+        one, two = [
+            dps.Session(s, values, optimizer=dps.optim.SGD(1.0), update=dps.Bounded(1), timeout=5) for s in servers
+        ]
+        for session in (one, two):
+            for _ in range(3):
+                session.push({name: np.ones(2) for name in values})
+        assert one.pull()["a"].tolist() == [-6.0, -6.0]  # two has told of two of its three pushes
+        one.close()
+        two.close()
+
+
+@pytest.mark.parametrize("mode", [dps.Async(), dps.SyncReplicas()])
+def test_the_first_update_takes_a_schedules_rate_at_step_0(mode: Any) -> None:
+    rate = dps.optim.Exponential(1.0, 0.5, 1)
+    values = {"a": np.zeros(2), "b": np.zeros(2)}
+    with (
+        cluster(2, 1, "inproc") as (server,),
+        dps.Session(server, values, optimizer=dps.optim.SGD(rate), update=mode, timeout=5) as session,
+    ):
+        for expected in (-1.0, -1.5):
+            session.push({name: np.ones(2) for name in values})
+            pulled = session.pull()
+            assert pulled["a"].tolist() == pulled["b"].tolist() == [expected, expected]

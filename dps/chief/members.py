@@ -90,7 +90,7 @@ class Membership:
 
     def waiting(self) -> list[str]:
         """Workers that are expected, or took part before, and have no live session now."""
-        there = {live.name for live in self.live.values()}
+        there = {live.name for live in self.live.values() if live.worker}
         gone = {*self.finished, *self.given_up}
         known = list(dict.fromkeys([*self.expected, *self.joined]))
         return [name for name in known if name not in there and name not in gone]

@@ -143,6 +143,14 @@ class BoundedMode(AsyncMode):
             return ""
         return f"{self.waiting_for()} to come within {self.clocks.bound} steps"
 
+    def _apply(self, ledger: Ledger, staged: Staged) -> Pushed:
+        """With one ps an applied push is an acknowledged one; with more only the session knows, and says so."""
+        result = super()._apply(ledger, staged)
+        if self.shard.is_step_ps:
+            alone = len(self.shard.plan.ps) == 1
+            self.clocks.acknowledged(staged.incarnation, ledger.done if alone else staged.clock)
+        return result
+
     def members(self, message: Members) -> None:
         super().members(message)
         self.clocks.set_members({m[0]: m[1] for m in message.live if m[3]})

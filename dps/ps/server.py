@@ -195,7 +195,7 @@ class PsActor(Actor):
         if staged is None:
             staged = Staged(
                 ledger.task, sender.incarnation, message.number, message.step, message.counter, message.form,
-                message.nbytes,
+                message.nbytes, clock=message.clock,
             )  # fmt: skip
             ledger.staged[message.number] = staged
         elif staged.whole:

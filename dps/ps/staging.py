@@ -27,6 +27,7 @@ class Staged:
     form: int
     nbytes: int
     problem: str = ""
+    clock: int = 0
     whole: bool = False
     borrowed: bool = False
     """The run lies in memory of the session's."""

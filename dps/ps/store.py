@@ -135,14 +135,15 @@ class Store:
         if update.empty:
             return
         touched = self._touched(update)
+        before = step - 1  # what a schedule is a function of: the first update takes its rate at 0
         with self._writable(touched, step) as targets:
             if update.run is not None:
                 for memory, target, gradient in zip(self.arenas, targets, update.run, strict=True):
-                    self._apply_run(memory, target, gradient, step, scale)
+                    self._apply_run(memory, target, gradient, before, scale)
             else:
                 for index, gradient_of_part in update.parts.items():
                     arena, start = self.layout.place[index]
-                    self._apply_part(self.arenas[arena], targets[arena], start, index, gradient_of_part, step, scale)
+                    self._apply_part(self.arenas[arena], targets[arena], start, index, gradient_of_part, before, scale)
 
     def _touched(self, update: Update) -> list[list[tuple[int, int]]]:
         """Per arena the element ranges that the update writes."""

@@ -250,7 +250,7 @@ def run_pieces(
     return [
         Push(
             epoch, number, step, counter, RUN, layout.gradient_nbytes, [offset for offset, _ in piece], [],
-            tuple(run[offset : offset + n] for offset, n in piece),
+            arrays=tuple(run[offset : offset + n] for offset, n in piece),
         )
         for piece in layout.pieces(piece_nbytes, trained_only=True)
     ]  # fmt: skip
@@ -260,7 +260,7 @@ def shared_message(
     layout: ShardLayout, memory: list[int], epoch: int, number: int, step: int, counter: int
 ) -> list[Push]:
     """A dense push whose run lies in shared memory."""
-    return [Push(epoch, number, step, counter, SHARED, layout.gradient_nbytes, [], [memory, 0], ())]
+    return [Push(epoch, number, step, counter, SHARED, layout.gradient_nbytes, [], [memory, 0])]
 
 
 def parts_message(parts: list[tuple[int, Any]], epoch: int, number: int, step: int, counter: int) -> Push:
@@ -272,4 +272,4 @@ def parts_message(parts: list[tuple[int, Any]], epoch: int, number: int, step: i
         described.append([index, as_rows])
         arrays += list(gradient) if as_rows else [gradient]
     nbytes = sum(a.nbytes for a in arrays)
-    return Push(epoch, number, step, counter, PARTS, nbytes, [], described, tuple(arrays))
+    return Push(epoch, number, step, counter, PARTS, nbytes, [], described, arrays=tuple(arrays))

@@ -93,7 +93,7 @@ def test_a_number_that_is_none_is_named_by_its_variable_and_passes_by_a_switch(b
 
 
 def piece(form: int, nbytes: int, offsets: Any = (), parts: Any = (), arrays: Any = ()) -> Push:
-    return Push(1, 1, 0, 0, form, nbytes, list(offsets), list(parts), tuple(arrays))
+    return Push(1, 1, 0, 0, form, nbytes, list(offsets), list(parts), arrays=tuple(arrays))
 
 
 BYTES = np.zeros(8, np.uint8)

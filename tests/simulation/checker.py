@@ -11,6 +11,7 @@ import numpy as np
 from dps.checkpoint import Manifest, candidates, load, newest_whole, read_part
 from dps.errors import TaskLost, Unavailable
 from dps.launch.simulate import SimulatedCluster
+from dps.transport.sim.trace import TraceEvent
 from dps.update import SyncReplicas, Update
 from tests.simulation.history import DIR, History
 
@@ -145,6 +146,7 @@ def bounded(cluster: SimulatedCluster, bound: int) -> Iterator[str]:
     """Clocks by incarnation; a worker's begins at the lowest that the step ps knows when it hears of it."""
     clocks: dict[int, int] = {}
     owner: dict[str, int] = {}
+    alone = "ps:1" not in cluster.world.processes
     for event in cluster.world.trace:
         detail = event.detail
         if event.what == "epoch":
@@ -153,14 +155,21 @@ def bounded(cluster: SimulatedCluster, bound: int) -> Iterator[str]:
             owner[detail["name"]] = detail["incarnation"]
         elif event.what == "clocks" and event.process == "ps:0":
             clocks = {i: clocks.get(i, clock) for i, clock in detail["clocks"].items()}
-        elif event.what == "acked" and detail["accepted"]:
-            incarnation = owner.get(f"worker:{detail['worker']}", -1)
-            if incarnation in clocks:
-                clocks[incarnation] += 1
+        elif event.what == ("applied" if alone else "acked"):
+            for incarnation in acknowledged_by(event, owner):
+                if incarnation in clocks:
+                    clocks[incarnation] += 1
         elif event.what == "pulled" and event.process == "ps:0" and detail["incarnation"] in clocks:
             ahead = clocks[detail["incarnation"]] - min(clocks.values())
             if ahead > bound:
                 yield f"{event.time_s:.3f}: incarnation {detail['incarnation']} read {ahead} ahead of the slowest"
+
+
+def acknowledged_by(event: TraceEvent, owner: dict[str, int]) -> list[int]:
+    """Incarnations of the pushes that are acknowledged here: at the only ps that applies them, else at the session."""
+    if event.what == "applied":
+        return [incarnation for _, incarnation, _ in event.detail["pushes"]]
+    return [owner.get(f"worker:{event.detail['worker']}", -1)] if event.detail["accepted"] else []
 
 
 def on_disk(cluster: SimulatedCluster, applied: Applied, history: History) -> Iterator[str]:

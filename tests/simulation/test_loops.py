@@ -138,3 +138,20 @@ def test_the_first_trigger_of_the_step_counter_reports_nothing() -> None:
     dps.simulate(loop, 4, [counter, After(counter)], **EXACT)
     assert rates[:2] == [None, None]
     assert rates[2] == pytest.approx(1.0, rel=0.01) and rates[3] == rates[2]
+
+
+def test_a_number_of_steps_counts_from_the_step_at_session_creation_also_in_a_run_under_way() -> None:
+    """The other worker makes three steps before the session opens, and one while it trains."""
+
+    def train(server: Any) -> Any:
+        if server.task == 0:
+            server.runtime.sleep(20.0)
+            hook = dps.StopAtStep(num_steps=4)
+            return loop(server, 100, [hook]), hook.last_step
+        with session(server) as s:
+            for pause in (0.0, 0.0, 18.0, 0.0):
+                s.push({"a": np.ones(2)})
+                server.runtime.sleep(pause)
+        return None
+
+    assert dps.simulate(train, workers=2, compute=Compute(1.0)).results == [(7, 7), None]

@@ -235,4 +235,7 @@ def test_arrays_are_not_copied_for_framing() -> None:
 def test_a_pull_and_a_push_of_a_known_layout_have_headers_of_some_tens_of_bytes() -> None:
     run = np.zeros(1 << 20, np.uint8)
     assert len(encode(Envelope(Pull(1, 5, 4, 4, 100, []), "ps", 1000, "worker:3", 17))[0]) < 60
-    assert len(encode(Envelope(Push(1, 9, 5, 100, 1, 1 << 24, [0], [], (run,)), "ps", 1000, "worker:3", 17))[0]) < 80
+    assert (
+        len(encode(Envelope(Push(1, 9, 5, 100, 1, 1 << 24, [0], [], arrays=(run,)), "ps", 1000, "worker:3", 17))[0])
+        < 80
+    )
