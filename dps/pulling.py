@@ -73,7 +73,7 @@ class PullOp:
 
     def release(self) -> None:
         """Give what is held in place back to the ps."""
-        for transfer in self.transfers.values():
+        for transfer in self._shards.transfers.values() if self._shards is not None else ():
             if transfer.held is not None:
                 transfer.release()
 

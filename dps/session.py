@@ -159,8 +159,12 @@ class Session:
         `if_newer_than`: a `session.version`; None comes back when nothing changed since. In sync the values are at
         least of the session's local step; in bounded mode the call waits while this worker is too far ahead.
         """
-        operation = self._pulls.start(names, if_newer_than, after=False)
-        return self._pulls.finish(operation, out, timeout)
+        in_place = out is not None and if_newer_than is None  # straight from the ps's memory into the caller's arrays
+        operation = self._pulls.start(names, if_newer_than, after=False, hold=in_place)
+        try:
+            return self._pulls.finish(operation, out, timeout)
+        finally:
+            operation.release()
 
     def pull_async(self, names: Sequence[str] | None = None) -> Reply[Any]:
         """As `pull`, but returns at once with a Reply."""

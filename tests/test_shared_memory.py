@@ -90,6 +90,17 @@ with dps.Session(sys.argv[1], timeout=20) as s, s.view() as values:
         assert s.stats()["ps:0"]["leases"] == 0
 
 
+def test_a_pull_into_the_callers_arrays_holds_nothing_afterwards() -> None:
+    with cluster(1, 1) as (server,), session(server) as s:
+        mine = {"a": np.zeros((200, 200), np.float32), "b": [np.zeros(77), np.zeros(5, np.int32)]}
+        address = mine["a"].ctypes.data
+        assert s.pull(out=mine) is mine and mine["a"].ctypes.data == address
+        np.testing.assert_array_equal(mine["a"], first_values()["a"])
+        with pytest.raises(ValueError, match="out has"):
+            s.pull(out={**mine, "a": np.zeros(3, np.float32)})
+        assert s.stats()["ps:0"]["leases"] == 0
+
+
 def test_a_gradient_that_was_filled_in_place_may_be_filled_again_at_once() -> None:
     with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0)) as s:
         mine = s.gradients()
