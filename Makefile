@@ -1,4 +1,5 @@
-# make demo | make test | make check | make clean         PYTHON=python3.12 chooses another Python (3.11 or later)
+# make demo | make test | make examples | make docs | make check | make clean
+# PYTHON=python3.12 chooses another Python (3.11 or later)
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -6,19 +7,27 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo test check clean help
+.PHONY: demo test examples docs check clean help
 
 help:
-	@echo "make demo    train on real MNIST images with a chief, 2 ps and 2 workers, asynchronous and synchronous"
-	@echo "make test    the tests"
-	@echo "make check   style, types and layers"
-	@echo "make clean   remove what was built, the environment too"
+	@echo "make demo      train on real MNIST images with a chief, 2 ps and 2 workers, asynchronous and synchronous"
+	@echo "make test      the tests"
+	@echo "make examples  the examples and notebooks, run as tests"
+	@echo "make docs      the documentation, into build/site"
+	@echo "make check     style, types and layers"
+	@echo "make clean     remove what was built, the environment too"
 
 demo: $(VENV)/ready-demo
 	@$(BIN)/python -u examples/demo.py
 
 test: $(VENV)/ready-dev
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --ignore=tests/examples --ignore=tests/notebooks
+
+examples: $(VENV)/ready-dev
+	@$(BIN)/python -m pytest tests/examples tests/notebooks
+
+docs: $(VENV)/ready-dev
+	@$(BIN)/mkdocs build --strict --quiet && echo "== the documentation is at build/site/index.html"
 
 check: $(VENV)/ready-dev
 	@echo "== ruff check"; $(BIN)/ruff check --quiet dps tests examples
@@ -44,6 +53,7 @@ $(VENV)/ready-demo: $(VENV)/ready-venv pyproject.toml
 
 $(VENV)/ready-dev: $(VENV)/ready-demo
 	@echo "== installing the tools for tests and checks (once)"
+	@$(PIP) install "torch==2.13.0"
 	@$(PIP) install --editable ".[dev]"
 	@touch $@
 

@@ -41,6 +41,8 @@ log = logging.getLogger("dps")
 
 SLICE_S = 0.5
 """How long a wait goes on before it looks at the chief and at its own node."""
+ASK_AGAIN_S = 0.05
+"""How long a session waits before it asks the chief again whether all ps are there."""
 
 
 class Connection:
@@ -101,9 +103,9 @@ class Connection:
             assert isinstance(answer, ClusterIs)
             if answer.complete:
                 return sorted(int(task) for task in answer.cluster["ps"])
-            if self.runtime.now() >= deadline:
+            if self.runtime.now() >= deadline - 2 * ASK_AGAIN_S:  # a later answer could come too late to say why
                 raise DeadlineExceeded(f"{self.name}: {answer.text}")
-            self.runtime.sleep(0.05)
+            self.runtime.sleep(ASK_AGAIN_S)
 
     def open(self, plan: Plan | None, values: dict[str, Array], settings: dict[str, Any], deadline: float) -> None:
         """Join the run; the first session with a plan may be asked for the first values. Blocks."""

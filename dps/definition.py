@@ -27,11 +27,14 @@ class Checked(type):
     """The class of classes whose constructors say in one line of dps's own which arguments they take."""
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # that of the class is this function's
+        fields = ", ".join(list(signature.parameters)[1:]) or "nothing"
+        if unknown := [name for name in named if name not in signature.parameters]:
+            raise BadArgument(f"{cls.__name__}: got {', '.join(unknown)}, which it does not take; it takes {fields}")
         try:
-            inspect.signature(cls).bind(*arguments, **named)
+            signature.bind(None, *arguments, **named)
         except TypeError as error:
-            fields = ", ".join(inspect.signature(cls).parameters)
-            raise BadArgument(f"{cls.__name__}: {error}; it takes {fields or 'nothing'}") from None
+            raise BadArgument(f"{cls.__name__}: {error}; it takes {fields}") from None
         return super().__call__(*arguments, **named)
 
 

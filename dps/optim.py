@@ -54,7 +54,7 @@ class Optimizer(Definition):
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """w -= lr * (g + weight_decay * w)."""
+    """`w -= lr * (g + weight_decay * w)`."""
 
     name: ClassVar[str] = "sgd"
     learning_rate: float | Schedule
@@ -67,7 +67,7 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Momentum(Optimizer):
-    """v = momentum * v + g; w -= lr * v, or with Nesterov's form w -= lr * (g + momentum * v)."""
+    """`v = momentum * v + g; w -= lr * v`, or with Nesterov's form `w -= lr * (g + momentum * v)`."""
 
     name: ClassVar[str] = "momentum"
     learning_rate: float | Schedule
@@ -86,7 +86,7 @@ class Momentum(Optimizer):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """a += g**2; w -= lr * g / (sqrt(a) + epsilon). Duchi, Hazan and Singer 2011."""
+    """`a += g**2; w -= lr * g / (sqrt(a) + epsilon)`. Duchi, Hazan and Singer 2011."""
 
     name: ClassVar[str] = "adagrad"
     learning_rate: float | Schedule
@@ -105,10 +105,10 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True)
 class RMSProp(Optimizer):
-    """s = decay * s + (1 - decay) * g**2; u = g / (sqrt(s) + epsilon); w -= lr * u.
+    """`s = decay * s + (1 - decay) * g**2; u = g / (sqrt(s) + epsilon); w -= lr * u`.
 
-    With `centered`, m = decay * m + (1 - decay) * g and sqrt(s - m**2) takes the place of sqrt(s). With
-    `momentum`, b = momentum * b + u and w -= lr * b. Source: torch.optim.RMSprop (Graves 2013 when centered).
+    With `centered`, `m = decay * m + (1 - decay) * g` and `sqrt(s - m**2)` takes the place of `sqrt(s)`. With
+    `momentum`, `b = momentum * b + u` and `w -= lr * b`. Source: torch.optim.RMSprop (Graves 2013 when centered).
     """
 
     name: ClassVar[str] = "rmsprop"
@@ -133,9 +133,9 @@ class RMSProp(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """w -= lr * (m / (1 - beta1**t)) / (sqrt(v / (1 - beta2**t)) + epsilon).
+    """`w -= lr * (m / (1 - beta1**t)) / (sqrt(v / (1 - beta2**t)) + epsilon)`.
 
-    m = beta1 * m + (1 - beta1) * g and v = beta2 * v + (1 - beta2) * g**2 are updated before.
+    `m = beta1 * m + (1 - beta1) * g` and `v = beta2 * v + (1 - beta2) * g**2` are updated before.
     Sources: Kingma and Ba 2015, torch.optim.Adam.
     """
 
@@ -158,7 +158,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam after w -= lr * weight_decay * w: the decay is not in the gradient.
+    """Adam after `w -= lr * weight_decay * w`: the decay is not in the gradient.
 
     Sources: Loshchilov and Hutter 2019, torch.optim.AdamW.
     """
@@ -173,10 +173,10 @@ class AdamW(Adam):
 
 @dataclass(frozen=True)
 class Ftrl(Optimizer):
-    """w = (sign(z) * l1 - z) / q where |z| > l1, else 0: exact zeros where the evidence is below l1.
+    """`w = (sign(z) * l1 - z) / q` where `|z| > l1`, else 0: exact zeros where the evidence is below l1.
 
-    n' = n + g**2; sigma = (n'**-p - n**-p) / lr; z += g - sigma * w; q = (n'**-p + beta) / lr + 2 * l2, where n is
-    the accumulator, z the linear slot and p `learning_rate_power`. Source: McMahan et al. 2013.
+    `n' = n + g**2; sigma = (n'**-p - n**-p) / lr; z += g - sigma * w; q = (n'**-p + beta) / lr + 2 * l2`, where n
+    is the accumulator, z the linear slot and p `learning_rate_power`. Source: McMahan et al. 2013.
     The formula divides by the rate: a constant rate is above 0; a step where a schedule gives 0 changes nothing.
     """
 

@@ -190,6 +190,14 @@ class Pulls:
         known = None if names is None else self._indices(names)
         return PullOp(known, newer_than is not None, lambda: self._launch(known, newer_than, after, hold))
 
+    @property
+    def may_follow_a_push(self) -> bool:
+        """Whether a pull may be sent right behind a push: not where a token can come before the push is applied."""
+        update = self._connection.settings["update"]
+        if update["mode"] == "sync":
+            return update["replicas_to_aggregate"] is None and not update["initial_tokens"]
+        return not (self._connection.bounded and len(self._connection.plan.ps) > 1)
+
     def _launch(self, names: list[int] | None, newer_than: Version | None, after: bool, hold: bool) -> Shards:
         """Ask the ps, with what holds in the run epoch of now: a pull that outlives a rollback is launched again."""
         connection, pushes = self._connection, self._pushes

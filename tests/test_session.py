@@ -243,8 +243,6 @@ def test_bad_params_and_settings(server: dps.Server) -> None:
         dps.Session(server, {"a/b": np.zeros(2)}, optimizer=dps.optim.SGD(1.0), timeout=5)
     with pytest.raises(ValueError, match="no arrays"):
         dps.Session(server, {}, optimizer=dps.optim.SGD(1.0), timeout=5)
-    with pytest.raises(ConfigError, match="durability 'log' is not there yet"):
-        session(server, durability="log")
     with pytest.raises(ValueError, match="the first step could not finish"):
         dps.SyncReplicas(4, 2, initial_tokens=1)
     with session(server) as s:
@@ -416,6 +414,32 @@ def test_an_uneven_plan_is_told_with_what_would_mend_it(caplog: pytest.LogCaptur
         with dps.Session(server, tree, optimizer=dps.optim.SGD(1.0), timeout=10):
             pass
         assert any("Greedy" in text and "MinSize" in text for text in caplog.messages)
+
+
+def test_the_plan_is_told_by_one_worker_for_all(caplog: pytest.LogCaptureFixture) -> None:
+    tree = {"big": np.zeros(400_000, np.float32), "small": np.zeros(4, np.float32)}
+
+    def train(server: dps.Server) -> None:
+        with dps.Session(server, tree, optimizer=dps.optim.SGD(1.0), update="sync", timeout=10) as s:
+            s.push({"small": np.ones(4, np.float32)})
+
+    with caplog.at_level("DEBUG", "dps"), cluster(2, 3, "inproc") as servers:
+        on_all(servers, train)
+    plans = {
+        text.partition(":")[2][0]: record.levelname
+        for text, record in zip(caplog.messages, caplog.records, strict=True)
+        if "the plan" in text
+    }
+    assert plans == {"0": "INFO", "1": "DEBUG", "2": "DEBUG"}
+    assert sum("Greedy" in record.getMessage() for record in caplog.records if record.levelname == "WARNING") == 1
+
+
+def test_a_session_that_could_not_open_in_time_leaves_nothing_behind(server: dps.Server) -> None:
+    with pytest.raises(DeadlineExceeded, match="waits for a session that brings variables"):
+        dps.Session(server, timeout=0.3)
+    with session(server) as s:
+        assert s.stats()["chief"]["live"] == ["worker:0"]
+        assert s.push(ones()).step == 1
 
 
 def test_waiting_for_ever_says_every_ten_seconds_for_whom() -> None:

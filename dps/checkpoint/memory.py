@@ -42,7 +42,7 @@ class MemoryStorage:
             if self._has_folder(key):
                 raise _os_error(errno.EISDIR)
         except OSError as error:
-            raise refused("append to", path, error) from error
+            raise refused("append to", path, error, "directory") from error
         self._files[key] = self._files.get(key, b"") + data
 
     def read(self, path: str) -> bytes | memoryview:

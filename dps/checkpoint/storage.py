@@ -102,7 +102,7 @@ class LocalStorage:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise refused("append to", path, error) from error
+            raise refused("append to", path, error, "directory") from error
 
     def read(self, path: str) -> bytes | memoryview:
         """As Storage.read; the bytes are the caller's own. Not mapped: a file cut short by others would kill us."""
@@ -170,11 +170,12 @@ class LocalStorage:
             raise refused("write checkpoints to", folder, error) from error
 
 
-def refused(doing: str, path: str, error: OSError) -> CheckpointError:
-    """The error for what the operating system refused: path, reason and what to try."""
+def refused(doing: str, path: str, error: OSError, folder: str = "checkpoint_dir") -> CheckpointError:
+    """The error for what the operating system refused: path, reason and what to try, of which `folder` is a part."""
     reason = error.strerror or str(error) or type(error).__name__
     code = errno.errorcode.get(error.errno or 0)
     advice = _ADVICE.get(error.errno or 0, "look at the disk and its mount, or choose another checkpoint_dir")
+    advice = advice.replace("checkpoint_dir", folder)
     return CheckpointError(f"cannot {doing} {path}: {reason}{f' ({code})' if code else ''}; {advice}")
 
 

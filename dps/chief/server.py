@@ -307,6 +307,11 @@ class ChiefActor(Actor):
                 run.configured[task] = answer.step
                 if len(run.configured) == len(run.plan.ps):
                     self._configured()
+            elif isinstance(answer, ConfigError):  # such as a GPU that is not there: the sessions' mistake
+                for session in [s for s in self.sessions.values() if s.opened]:
+                    self._refuse(session, ConfigError(f"ps:{task}: {answer}"))
+                self.run = None
+                self._new_epoch()
             else:
                 self._fail(f"ps:{task} cannot take run epoch {epoch}: {answer}")
 

@@ -43,9 +43,11 @@ class DeviceFilters:
 
 
 def _checked(one: str | Device, cluster: ClusterSpec) -> Device:
+    if not isinstance(one, str | Device):
+        raise ConfigError(f"device_filters: got {one!r}, wanted strings such as '/job:ps'")
     try:
         device = Device(one)
-    except (ValueError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise ConfigError(f"device_filters: {error}") from None
     if device.job is None or device.replica is not None or device.device_type is not None:
         raise ConfigError(f"device_filters: got {str(one)!r}, wanted a job or a task, '/job:ps' or '/job:ps/task:0'")

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from dps.cluster.placement import as_int, item_nbytes
-from dps.errors import PlacementError
+from dps.cluster.placement import as_int, item_nbytes, one_line
+from dps.errors import DpsError, PlacementError
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -104,11 +104,18 @@ def num_parts(partitioner: Partitioner | None, name: str, shape: Sequence[int], 
     """How many parts `partitioner` cuts this variable into; None cuts nothing.
 
     Raises PlacementError unless it answers an int from 1 to the number of rows (a scalar, or a variable
-    without rows, has one part).
+    without rows, has one part), and when it raises.
     """
     if partitioner is None:
         return 1
-    answer: object = partitioner(tuple(shape), dtype)
+    try:
+        answer: object = partitioner(tuple(shape), dtype)
+    except DpsError:
+        raise
+    except Exception as error:
+        raise PlacementError(
+            f"partition of {name!r}: {partitioner!r} raised {type(error).__name__}: {one_line(error)}"
+        ) from error
     shards = as_int(answer)
     most = max(1, _rows(shape))
     if shards is None or not 1 <= shards <= most:

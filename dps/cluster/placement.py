@@ -12,7 +12,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from dps.errors import PlacementError
+from dps.errors import DpsError, PlacementError
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -103,8 +103,15 @@ class Random:
 
 
 def checked_task(policy: Policy, n: int, name: str, shape: Sequence[int], dtype: DTypeLike) -> int:
-    """What `policy` says for this variable. Raises PlacementError unless that is an int from 0 to n-1."""
-    task: object = policy(name, shape, dtype)
+    """What `policy` says for this variable. Raises PlacementError unless that is an int from 0 to n-1, or it raises."""
+    try:
+        task: object = policy(name, shape, dtype)
+    except DpsError:
+        raise
+    except Exception as error:
+        raise PlacementError(
+            f"placement of {name!r}: {policy!r} raised {type(error).__name__}: {one_line(error)}"
+        ) from error
     index = as_int(task)
     if index is None or not 0 <= index < n:
         raise PlacementError(
@@ -112,6 +119,11 @@ def checked_task(policy: Policy, n: int, name: str, shape: Sequence[int], dtype:
             f"does the policy know that there are {n} ps tasks?"
         )
     return index
+
+
+def one_line(error: Exception) -> str:
+    """The text of an error of the user's own, fit to stand inside a line."""
+    return " ".join(str(error).split())
 
 
 def as_int(value: object) -> int | None:

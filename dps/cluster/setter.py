@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dps.cluster.device import Device
 from dps.cluster.placement import Policy, RoundRobin, as_int, checked_task
 from dps.cluster.spec import ClusterSpec
+from dps.definition import BadArgument
 from dps.errors import PlacementError
 
 if TYPE_CHECKING:
@@ -84,6 +85,6 @@ def replica_device_setter(
     if not tasks:
         return None
     if ps_strategy is not None and not callable(ps_strategy):
-        raise TypeError(f"ps_strategy: got {ps_strategy!r}, wanted a callable such as dps.placement.Greedy(n)")
+        raise BadArgument(f"ps_strategy: got {ps_strategy!r}, wanted a callable such as dps.placement.Greedy(n)")
     policy = RoundRobin(len(tasks)) if ps_strategy is None else ps_strategy
     return ReplicaDeviceSetter(tuple(tasks), ps, Device(worker_device), merge_devices, policy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import math
 import struct
@@ -46,9 +46,13 @@ class EventFile:
 
     @staticmethod
     def check_installed() -> None:
-        """Raises ConfigError, naming the extra, without tensorboardX."""
-        if importlib.util.find_spec("tensorboardX") is None:
-            raise ConfigError("event files need tensorboardX, which is not installed; pip install 'dps[tensorboard]'")
+        """Raises ConfigError, naming the extra, without tensorboardX. Loads it, which takes seconds beside torch."""
+        try:
+            importlib.import_module("tensorboardX")
+        except ImportError:
+            raise ConfigError(
+                "event files need tensorboardX, which is not installed; pip install 'dps[tensorboard]'"
+            ) from None
 
     def write(self, wall_time: float, row: dict[str, Any]) -> None:
         """As SummaryFile.write."""

@@ -12,10 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import numba.cuda
 import numpy as np
 
 from dps.errors import ConfigError
+
+ADVICE = "try pip install 'dps[gpu]' and an NVIDIA driver, or NUMBA_ENABLE_CUDASIM=1 in the environment to simulate one"
+
+try:
+    import numba.cuda
+except Exception as failure:  # it looks for CUDA's libraries, and raises errors of several kinds
+    raise ConfigError(f"numba.cuda cannot be imported: {' '.join(str(failure).split())}; {ADVICE}") from failure
 
 cuda: Any = numba.cuda
 """numba.cuda, whose parts have no types. The simulator wants it to bear this name in files with kernels."""
@@ -26,7 +32,6 @@ MOST_BLOCKS = 4096
 """Enough to fill the largest GPU some times over; threads of larger arrays take several elements."""
 SIMULATED_THREADS = 4
 """A thread of the simulator is a Python thread, and each launch makes them anew."""
-ADVICE = "try pip install 'dps[gpu]' and an NVIDIA driver, or NUMBA_ENABLE_CUDASIM=1 in the environment to simulate one"
 
 _one_launch = threading.Lock()
 
@@ -49,7 +54,7 @@ def is_available() -> str:
     except Exception as failure:  # numba raises errors of several kinds while it looks for CUDA's libraries
         error = failure
     said = " ".join(str(error).split()) if error else "libNVVM, which compiles kernels, was not found"
-    return f"CUDA cannot be used: {said.rstrip(' :.')}"
+    return f"CUDA cannot be used: {said.partition('. ')[0].rstrip(' :.')}"
 
 
 def gpus() -> int:
@@ -78,9 +83,9 @@ def describe(index: int) -> str:
             return "numba's simulator (NUMBA_ENABLE_CUDASIM is set)"
         name = cuda.gpus[index].name
         free, total = cuda.current_context().get_memory_info()
-        major, minor = cuda.runtime.get_version()
+        major, minor = cuda.cudadrv.driver.get_version()
     name = name.decode() if isinstance(name, bytes) else name
-    return f"{name}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free, CUDA runtime {major}.{minor}"
+    return f"{name}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free, driver of CUDA {major}.{minor}"
 
 
 # ---- memory; all in the scope of a `device`, or on GPU 0 ----
@@ -115,7 +120,7 @@ def to_device(array: Any, stream: Any = 0, out: Any = None) -> Any:
     """A host array on the GPU: in `out`, of its shape and dtype, or in new memory. Asynchronous from pinned memory."""
     out = empty(array.shape, array.dtype) if out is None else out
     if array.size:
-        out.copy_to_device(np.ascontiguousarray(array), stream=stream)
+        out.copy_to_device(np.ascontiguousarray(array).reshape(array.shape), stream=stream)
     return out
 
 

@@ -9,7 +9,7 @@ import resource
 import shutil
 
 from dps.config import THREADS
-from dps.errors import DpsError
+from dps.errors import ConfigError, DpsError
 from dps.transport.endpoint import runtime
 
 PACKAGES = ("dps", "numpy", "numba", "pyzmq", "msgpack", "safetensors", "greenlet", "rich", "typer")
@@ -27,6 +27,7 @@ def report() -> list[str]:
         f"open files  {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} allowed; a node needs about 3 for each peer",
         f"/dev/shm    {_free('/dev/shm')}",
         f"loopback    {_loopback()}",
+        f"gpu         {_gpu()}",
     ]
     if not all(name in os.environ for name in THREADS):
         lines.append(
@@ -47,6 +48,18 @@ def _free(path: str) -> str:
         return f"{shutil.disk_usage(path).free / 1e9:.1f} GB free"
     except OSError as error:
         return f"not usable: {error.strerror}"
+
+
+def _gpu() -> str:
+    """The GPUs that this process can use, or why there are none."""
+    try:
+        from dps.kernels import device
+    except ConfigError as error:
+        return f"not usable: {error}"
+    problem = device.is_available()
+    if problem:
+        return f"not usable: {problem}; {device.ADVICE}"
+    return "; ".join(f"GPU:{index} {device.describe(index)}" for index in range(device.gpus()))
 
 
 def _loopback() -> str:

@@ -1,4 +1,7 @@
-"""The memory of one arena: up to three value buffers under leases, and the optimizer's slots."""
+"""The memory of one arena: up to three value buffers under leases, and the optimizer's slots.
+
+The store knows an arena by the methods of `ArenaMemory`; `dps.ps.device_memory` has an arena of a GPU under them.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dps.errors import Unavailable
+from dps.kernels import rows as row_kernels
 from dps.optim import Optimizer
 from dps.ps import optimizers
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.wire import Array
-from dps.variables.plan import Arena
+from dps.variables.plan import Arena, Part
 
 log = logging.getLogger("dps")
 
@@ -40,14 +44,22 @@ class ArenaMemory:
     free, so a writer always finds either an unleased current buffer or a free one.
     """
 
+    on_device = False
+    """Whether values and slots are in the memory of a GPU, and the buffers are copies."""
+
     def __init__(self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None = None) -> None:
         """`runtime`: shares the values with readers on this machine; None keeps them to this process."""
         self.arena, self.optimizer, self._runtime = arena, optimizer, runtime
         self.buffers = [self._buffer()]
         self.current = 0
-        self.slots = {} if optimizer is None else optimizers.initial_slots(optimizer, arena.size, np.dtype(arena.dtype))
+        self.slots = self._initial_slots()
         self.applied = np.zeros(len(arena.parts), np.int64)
         """For each part, how often its optimizer was applied: the t of Adam."""
+
+    def _initial_slots(self) -> dict[str, Array]:
+        if self.optimizer is None:
+            return {}
+        return optimizers.initial_slots(self.optimizer, self.arena.size, np.dtype(self.arena.dtype))
 
     def _buffer(self) -> Buffer:
         """New values, zeros."""
@@ -109,3 +121,44 @@ class ArenaMemory:
                 buffer.missed = [WHOLE] if WHOLE in ranges or len(buffer.missed) + len(ranges) > 64 else [
                     *buffer.missed, *ranges,
                 ]  # fmt: skip
+
+    # -- values and slots by their elements, on the ps's thread -----------------------------------------------
+
+    def read(self, slot: str | None, start: int, stop: int) -> Array:
+        """A copy of a range of a slot, or of the values."""
+        return (self.values if slot is None else self.slots[slot])[start:stop].copy()
+
+    def write(self, slot: str | None, start: int, data: Array) -> None:
+        """Fill a range of a slot, or of the values, before the shard is published."""
+        (self.values if slot is None else self.slots[slot])[start : start + data.size] = data
+
+    def gather(self, part: Part, start: int, rows: Array) -> Array:
+        """Copies of rows of the part that begins at `start`, shape (len(rows), dim); the row numbers are in range."""
+        table = self.values[start : start + part.size].reshape(part.shape[0], part.row_size)
+        out = np.empty((len(rows), part.row_size), table.dtype)
+        row_kernels.gather(table, rows, out)
+        return out
+
+    def refresh(self) -> None:
+        """Have the current version where readers may lease it. Here it always is."""
+
+    def update(self, index: int, start: int, gradient: Array, t: int, step: int, scale: float) -> None:
+        """The fused kernel over the elements that `gradient` is for, from the current values to buffer `index`."""
+        assert self.optimizer is not None
+        stop = start + gradient.size
+        slots = {name: slot[start:stop] for name, slot in self.slots.items()}
+        target, values = self.buffers[index].values[start:stop], self.values[start:stop]
+        optimizers.apply(self.optimizer, target, values, slots, gradient, t, step, scale)
+
+    def update_rows(
+        self, index: int, part: Part, start: int, rows: Array, gradient: Array, t: int, step: int, scale: float
+    ) -> None:
+        """The fused kernel over rows of the part that begins at `start`, in place in buffer `index`."""
+        assert self.optimizer is not None
+        stop, shape = start + part.size, (part.shape[0], part.row_size)
+        slots = {name: slot[start:stop].reshape(shape) for name, slot in self.slots.items()}
+        table = self.buffers[index].values[start:stop].reshape(shape)
+        optimizers.apply_rows(self.optimizer, table, slots, rows, gradient, t, step, scale)
+
+    def close(self) -> None:
+        """The shard is over: nothing reads or writes here any more but readers under leases."""

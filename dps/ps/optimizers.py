@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,27 +34,29 @@ def initial_slots(optimizer: Optimizer, n: int, dtype: npt.DTypeLike) -> dict[st
 
 def apply(
     optimizer: Optimizer, out: Array, w: Array, slots: Mapping[str, Array], g: Array,
-    t: int, step: int, scale: float = 1.0,
+    t: int, step: int, scale: float = 1.0, kernels: ModuleType = cpu,
 ) -> None:  # fmt: skip
     """One dense update: the new variable goes to `out`, slots change in place; all of shape (n,).
 
-    `out` is `w`, or memory that does not overlap it; `w` is then left as it was. Raises ValueError, before anything
-    is written, for arrays that do not fit each other.
+    `out` is `w`, or memory that does not overlap it; `w` is then left as it was. `kernels`: those of where the arrays
+    are, `dps.kernels.cpu` or `dps.kernels.cuda`. Raises ValueError, before anything is written, for arrays that do not
+    fit each other.
     """
     binding = _bind(optimizer, w, slots, t)
     if not out.shape == w.shape == g.shape or not out.dtype == w.dtype == g.dtype or w.ndim != 1:
         raise _misfit(optimizer, "one shape (n,)", out=out, w=w, g=g)
     lr = optimizer.rate(step) * scale
     if lr == 0 and isinstance(optimizer, Ftrl):  # its formula divides by the rate
-        np.copyto(out, w)
+        if out is not w:
+            np.copyto(out, w)
         return
     arrays = [slots.get(name) for name in binding.slots]
-    binding.dense(out, w, *arrays, g, *_cast(binding.scalars(optimizer, lr, t), w.dtype))
+    getattr(kernels, binding.kernel)(out, w, *arrays, g, *_cast(binding.scalars(optimizer, lr, t), w.dtype))
 
 
 def apply_rows(
     optimizer: Optimizer, w: Array, slots: Mapping[str, Array], rows: npt.NDArray[np.int64], g: Array,
-    t: int, step: int, scale: float = 1.0,
+    t: int, step: int, scale: float = 1.0, kernels: ModuleType = cpu,
 ) -> None:  # fmt: skip
     """One sparse update in place: g[i] is the gradient of row rows[i]; other rows and their slots keep their bits.
 
@@ -72,15 +75,14 @@ def apply_rows(
     if lr == 0 and isinstance(optimizer, Ftrl):
         return
     arrays = [slots.get(name) for name in binding.slots]
-    binding.rows(w, *arrays, rows, g, *_cast(binding.scalars(optimizer, lr, t), w.dtype))
+    getattr(kernels, f"{binding.kernel}_rows")(w, *arrays, rows, g, *_cast(binding.scalars(optimizer, lr, t), w.dtype))
 
 
 @dataclass(frozen=True)
 class _Binding:
-    """The kernels of an optimizer, the slots that they take, and the scalars after the gradient."""
+    """The kernel of an optimizer (`sgd`, and `sgd_rows`), the slots that it takes, the scalars after the gradient."""
 
-    dense: Callable[..., None]
-    rows: Callable[..., None]
+    kernel: str
     slots: tuple[str, ...]
     scalars: Callable[[Any, float, int], Scalars]
 
@@ -106,13 +108,13 @@ def _ftrl(optimizer: Ftrl, lr: float, t: int) -> Scalars:
 
 _MOMENTS = ("first_moment", "second_moment")
 _BINDINGS: dict[type[Optimizer], _Binding] = {
-    SGD: _Binding(cpu.sgd, cpu.sgd_rows, (), lambda o, lr, t: (lr, o.weight_decay)),
-    Momentum: _Binding(cpu.momentum, cpu.momentum_rows, ("velocity",), _momentum),
-    Adagrad: _Binding(cpu.adagrad, cpu.adagrad_rows, ("accumulator",), lambda o, lr, t: (lr, o.epsilon)),
-    RMSProp: _Binding(cpu.rmsprop, cpu.rmsprop_rows, ("square", "mean", "velocity"), _rmsprop),
-    Adam: _Binding(cpu.adam, cpu.adam_rows, _MOMENTS, _adam),
-    AdamW: _Binding(cpu.adam, cpu.adam_rows, _MOMENTS, _adam),
-    Ftrl: _Binding(cpu.ftrl, cpu.ftrl_rows, ("accumulator", "linear"), _ftrl),
+    SGD: _Binding("sgd", (), lambda o, lr, t: (lr, o.weight_decay)),
+    Momentum: _Binding("momentum", ("velocity",), _momentum),
+    Adagrad: _Binding("adagrad", ("accumulator",), lambda o, lr, t: (lr, o.epsilon)),
+    RMSProp: _Binding("rmsprop", ("square", "mean", "velocity"), _rmsprop),
+    Adam: _Binding("adam", _MOMENTS, _adam),
+    AdamW: _Binding("adam", _MOMENTS, _adam),
+    Ftrl: _Binding("ftrl", ("accumulator", "linear"), _ftrl),
 }
 
 

@@ -79,9 +79,10 @@ class Saving:
         for memory in self.store.arenas:
             for part, start in zip(memory.arena.parts, memory.arena.starts, strict=True):
                 stop = start + part.size
-                found.append((self._name(part), memory.values[start:stop].reshape(part.shape).copy()))
-                for slot, values in memory.slots.items():
-                    found.append((self._name(part, slot), values[start:stop].reshape(part.shape).copy()))
+                found += [
+                    (self._name(part, slot), memory.read(slot, start, stop).reshape(part.shape))
+                    for slot in (None, *memory.slots)
+                ]
         return found
 
     def _name(self, part: Part, slot: str | None = None) -> str:
@@ -119,7 +120,7 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
     storage, headers = node.runtime.storage, dict[str, object]()
     for memory in store.arenas:
         for number, (part, start) in enumerate(zip(memory.arena.parts, memory.arena.starts, strict=True)):
-            spec, stop = plan.variables[part.variable], start + part.size
+            spec = plan.variables[part.variable]
             rows = part.shape[0] if part.shape else 1
             saved = manifest.variable(spec.name)
             if tuple(saved.shape) != spec.shape or np.dtype(saved.dtype) != np.dtype(spec.dtype):
@@ -131,9 +132,9 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
             def read(slot: str | None, name: str = spec.name, row0: int = part.row0, rows: int = rows) -> Array:
                 return read_part(storage, checkpoint_dir, manifest, name, row0, rows, slot, headers).reshape(-1)  # type: ignore[arg-type]
 
-            memory.values[start:stop] = read(None)
-            for slot, values in memory.slots.items():
+            memory.write(None, start, read(None))
+            for slot in memory.slots:
                 if slot in saved.slots:
-                    values[start:stop] = read(slot)
+                    memory.write(slot, start, read(slot))
             memory.applied[number] = part_t(manifest, spec.name, part.row0, rows)
     store.step = manifest.step

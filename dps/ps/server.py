@@ -33,6 +33,7 @@ from dps.protocol import (
     SaveShard,
     Stats,
 )
+from dps.ps.memory import check_device
 from dps.ps.modes import AsyncMode, BoundedMode
 from dps.ps.saving import restore
 from dps.ps.shard import Mode, Shard
@@ -54,7 +55,12 @@ CREDIT_TIMEOUT_S = 5.0
 class PsActor(Actor):
     """Serves one shard. Everything it holds belongs to a run epoch; a new epoch starts from nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "") -> None:
+        """`device`: where variables live whose placement says nothing of it, as "gpu:0"; "" is the CPU.
+
+        Raises ConfigError for a device that cannot be used."""
+        check_device(device)
+        self.device = device
         self.shard: Shard | None = None
         self.epoch = 0
         """The highest run epoch seen."""
@@ -85,11 +91,12 @@ class PsActor(Actor):
             raise ProtocolError(f"the plan has ps {list(plan.ps)}, not {message.shard}")
         if self.shard is not None:
             self.shard.ended = True
+            self.shard.store.close()
         self.epoch, self.shard = message.epoch, None
         self._credits.clear()
         self._wants_credit.clear()
         addresses = {int(task): str(address) for task, address in message.addresses}
-        shard = Shard(self.node, message.epoch, plan, message.shard, addresses, message.settings)
+        shard = Shard(self.node, message.epoch, plan, message.shard, addresses, message.settings, self.device)
         if message.restore:
             manifest = load(self.node.runtime.storage, message.checkpoint_dir, message.restore, verify=False)
             restore(shard.store, plan, message.shard, self.node, message.checkpoint_dir, manifest)

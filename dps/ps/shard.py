@@ -60,11 +60,13 @@ class Shard:
     """What a ps holds between two Configure messages. All methods run on the node's thread."""
 
     def __init__(
-        self, node: Node, epoch: int, plan: Plan, ps: int, addresses: dict[int, str], settings: dict[str, Any]
-    ) -> None:
+        self, node: Node, epoch: int, plan: Plan, ps: int, addresses: dict[int, str], settings: dict[str, Any],
+        device: str = "",
+    ) -> None:  # fmt: skip
+        """`device`: as of `Store`, which may raise ConfigError for it."""
         self.node, self.epoch, self.plan, self.ps = node, epoch, plan, ps
         self.layout = plan.layouts[ps]
-        self.store = Store(self.layout, node.runtime)
+        self.store = Store(self.layout, node.runtime, device)
         self.settings = settings
         self.peers = {task: Ref(address, "ps") for task, address in addresses.items()}
         self.step_ps = plan.ps[0]
@@ -168,9 +170,10 @@ class Shard:
         if read.pull.newer_than >= store.counter:
             self.node.answer(sender, NotNewer(self.epoch, store.counter, store.step))
             return
+        arenas = store.refresh(read.pull.parts)
         if read.pull.shared and not read.pull.parts and self._lend(sender):
             return
-        lease = store.lease()
+        lease = store.lease(arenas=arenas)
         if lease is None:
             self.counts["copied_pulls"] += 1
             lease = _Copy(store)

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from dps import optim
 from dps.kernels import cpu
 from dps.kernels import rows as row_kernels
-from dps.ps import optimizers
-from dps.ps.arena import WHOLE, ArenaMemory
+from dps.ps.arena import WHOLE, ArenaMemory, Buffer
+from dps.ps.memory import memory_of
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Part, ShardLayout
+
+NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,17 @@ class Update:
 class Lease:
     """One version of a shard, held still: the values may be read until `release`. Any thread may release."""
 
-    def __init__(self, store: Store, arrays: list[Array], indices: list[int], memories: list[list[int]]) -> None:
+    def __init__(self, store: Store, arrays: list[Array], buffers: list[Buffer], memories: list[list[int]]) -> None:
         self.counter, self.step = store.counter, store.step
         self.arrays, self.memories = arrays, memories
-        self._store, self._indices, self._open = store, indices, True
+        self._store, self._buffers, self._open = store, buffers, True
 
     def release(self, abandon: bool = False) -> None:
         """Give the buffers back; a second call does nothing. `abandon`: the reader cannot be asked whether it is done,
         so what it may still read is left as it is, and other memory takes its place."""
         if self._open:
             self._open = False
-            self._store.give_back(self._indices, abandon)
+            self._store.give_back(self._buffers, abandon)
 
 
 class Store:
@@ -62,12 +63,14 @@ class Store:
     leases_on = True
     """Off only in the test that shows what leases are for."""
 
-    def __init__(self, layout: ShardLayout, runtime: Runtime) -> None:
+    def __init__(self, layout: ShardLayout, runtime: Runtime, device: str = "") -> None:
+        """`device`: where variables live whose placement says nothing of it: "GPU:0", else this process's memory.
+
+        Raises ConfigError for a GPU that cannot be used."""
         self.layout, self.runtime = layout, runtime
         shared = runtime if layout.nbytes >= runtime.shared_nbytes else None
-        self.arenas = [
-            ArenaMemory(a, None if a.optimizer is None else optim.from_wire(a.optimizer), shared) for a in layout.arenas
-        ]
+        self.arenas = [memory_of(arena, shared, device) for arena in layout.arenas]
+        self._on_device = any(memory.on_device for memory in self.arenas)
         self.counter = 0
         self.step = 0
         self._lock = threading.Lock()
@@ -75,30 +78,49 @@ class Store:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def lease(self, shared: bool = False) -> Lease | None:
-        """Hold the current version; None when it is being written in place or no buffer would remain free.
+    def refresh(self, parts: list[int]) -> list[int] | None:
+        """Have the current version of these parts, or of all, where it can be leased: copied out by the GPU.
 
-        `shared`: only where others of this machine can read all of it in place.
+        For the ps's thread, which waits for it. Returns the numbers of the arenas to lease, None for all.
         """
+        if not self._on_device:
+            return None
+        arenas = sorted({self.layout.place[part][0] for part in parts}) if parts else None
+        for number in range(len(self.arenas)) if arenas is None else arenas:
+            self.arenas[number].refresh()
+        return arenas
+
+    def lease(self, shared: bool = False, arenas: list[int] | None = None) -> Lease | None:
+        """Hold the current version; None when it is being written in place, no buffer would remain free, or it is
+        on a GPU alone (see `refresh`).
+
+        `shared`: only where others of this machine can read all of it in place. `arenas`: only these, by number; what
+        the lease has of the others is empty.
+        """
+        held = self.arenas if arenas is None else [self.arenas[number] for number in arenas]
         with self._lock:
-            if self.leases_on and (self._writing or not all(a.may_lease() for a in self.arenas)):
+            if self.leases_on and (self._writing or not all(a.may_lease() for a in held)):
                 return None
-            indices = [a.current for a in self.arenas]
-            if shared and any(a.buffers[i].memory is None for a, i in zip(self.arenas, indices, strict=True)):
+            buffers = [a.buffers[a.current] for a in held]
+            if shared and any(b.memory is None for b in buffers):
                 return None
             if self.leases_on:
-                for arena in self.arenas:
-                    arena.buffers[arena.current].leases += 1
-            names = [m.name for a in self.arenas if (m := a.buffers[a.current].memory) is not None]
-            return Lease(self, [_read_only(a.values) for a in self.arenas], indices, names)
+                for buffer in buffers:
+                    buffer.leases += 1
+            names = [b.memory.name for b in buffers if b.memory is not None]
+            arrays = [_read_only(b.values) for b in buffers]
+            if arenas is not None:
+                found = dict(zip(arenas, arrays, strict=True))
+                arrays = [found.get(number, NOTHING) for number in range(len(self.arenas))]
+            return Lease(self, arrays, buffers, names)
 
-    def give_back(self, indices: list[int], abandon: bool = False) -> None:
-        """End a lease on these buffers, one per arena; `abandon`: somebody may read them all the same."""
+    def give_back(self, buffers: list[Buffer], abandon: bool = False) -> None:
+        """End a lease on these buffers; `abandon`: somebody may read them all the same."""
         if self.leases_on:
             with self._lock:
-                for arena, index in zip(self.arenas, indices, strict=True):
-                    arena.buffers[index].leases -= 1
-                    arena.buffers[index].abandoned |= abandon
+                for buffer in buffers:
+                    buffer.leases -= 1
+                    buffer.abandoned |= abandon
 
     def leased(self) -> int:
         """Leases held now, over all buffers of the first arena."""
@@ -114,10 +136,8 @@ class Store:
         if not part.shape:
             raise ValueError(f"{part.name} is a scalar; it has no rows to look up")
         _check_rows(part, rows)
-        table = self.part(part).reshape(part.shape[0], part.row_size)
-        out = np.empty((len(rows), table.shape[1]), table.dtype)
-        row_kernels.gather(table, rows, out)
-        return out.reshape(len(rows), *part.shape[1:])
+        index, start = self.layout.place[part.index]
+        return self.arenas[index].gather(part, start, rows).reshape(len(rows), *part.shape[1:])
 
     # -- writing, on the ps's thread -------------------------------------------------------------------------
 
@@ -127,8 +147,8 @@ class Store:
         for memory in self.arenas:
             arena = memory.arena
             if arena.offset <= offset < arena.offset + arena.nbytes:
-                start = offset - arena.offset
-                memory.values.view(np.uint8)[start : start + data.nbytes] = data.reshape(-1).view(np.uint8)
+                values = data.reshape(-1).view(np.uint8).view(arena.dtype)
+                memory.write(None, (offset - arena.offset) // values.itemsize, values)
 
     def apply(self, update: Update, step: int, scale: float = 1.0) -> None:
         """Apply one update as one new version: whole or not at all for every reader."""
@@ -138,12 +158,12 @@ class Store:
         before = step - 1  # what a schedule is a function of: the first update takes its rate at 0
         with self._writable(touched, step) as targets:
             if update.run is not None:
-                for memory, target, gradient in zip(self.arenas, targets, update.run, strict=True):
-                    self._apply_run(memory, target, gradient, before, scale)
+                for memory, index, gradient in zip(self.arenas, targets, update.run, strict=True):
+                    self._apply_run(memory, index, gradient, before, scale)
             else:
-                for index, gradient_of_part in update.parts.items():
-                    arena, start = self.layout.place[index]
-                    self._apply_part(self.arenas[arena], targets[arena], start, index, gradient_of_part, before, scale)
+                for number, gradient_of_part in update.parts.items():
+                    arena, start = self.layout.place[number]
+                    self._apply_part(self.arenas[arena], targets[arena], start, number, gradient_of_part, before, scale)
 
     def _touched(self, update: Update) -> list[list[tuple[int, int]]]:
         """Per arena the element ranges that the update writes."""
@@ -157,8 +177,8 @@ class Store:
         return touched
 
     @contextmanager
-    def _writable(self, touched: list[list[tuple[int, int]]], step: int) -> Iterator[list[Array]]:
-        """Arrays to write the next version into, in place or aside; published at the end, under its number."""
+    def _writable(self, touched: list[list[tuple[int, int]]], step: int) -> Iterator[list[int]]:
+        """Buffers to write the next version into, in place or aside; published at the end, under its number."""
         with self._lock:
             indices = [self._target(memory, ranges) for memory, ranges in zip(self.arenas, touched, strict=True)]
             in_place = any(
@@ -170,7 +190,7 @@ class Store:
             if ranges and index != memory.current and ranges != [WHOLE]:
                 memory.catch_up(index)
         try:
-            yield [memory.buffers[index].values for memory, index in zip(self.arenas, indices, strict=True)]
+            yield indices
         finally:
             with self._lock:
                 for memory, index, ranges in zip(self.arenas, indices, touched, strict=True):
@@ -188,57 +208,44 @@ class Store:
             raise RuntimeError("every buffer is leased; a lease was granted that should not have been")
         return free
 
-    def _apply_run(self, memory: ArenaMemory, target: Array, gradient: Array, step: int, scale: float) -> None:
+    def _apply_run(self, memory: ArenaMemory, index: int, gradient: Array, step: int, scale: float) -> None:
         if memory.optimizer is None:
             return
         memory.applied += 1
         counts = memory.applied
         if len(counts) and (counts == counts[0]).all():
-            self._pass(memory, target, 0, memory.arena.size, gradient, int(counts[0]), step, scale)
+            self._pass(memory, index, 0, gradient, int(counts[0]), step, scale)
             return
         for part, start, t in zip(memory.arena.parts, memory.arena.starts, counts, strict=True):
             g = gradient[start : start + part.size]
-            self._pass(memory, target, start, start + part.size, g, int(t), step, scale)
+            self._pass(memory, index, start, g, int(t), step, scale)
 
     def _apply_part(
-        self, memory: ArenaMemory, target: Array, start: int, index: int, gradient: Any, step: int, scale: float
+        self, memory: ArenaMemory, index: int, start: int, number: int, gradient: Any, step: int, scale: float
     ) -> None:
         if memory.optimizer is None:
             return
-        number = next(i for i, p in enumerate(memory.arena.parts) if p.index == index)
-        part = memory.arena.parts[number]
-        memory.applied[number] += 1
-        t, stop = int(memory.applied[number]), start + part.size
-        if not isinstance(gradient, RowGradient):
-            self._pass(memory, target, start, stop, gradient.reshape(-1), t, step, scale)
-            return
-        shape = (part.shape[0], part.row_size)
-        slots = {name: slot[start:stop].reshape(shape) for name, slot in memory.slots.items()}
-        optimizers.apply_rows(
-            memory.optimizer, target[start:stop].reshape(shape), slots, gradient.rows, gradient.values, t, step, scale
-        )
+        place = next(i for i, p in enumerate(memory.arena.parts) if p.index == number)
+        memory.applied[place] += 1
+        part, t = memory.arena.parts[place], int(memory.applied[place])
+        if isinstance(gradient, RowGradient):
+            memory.update_rows(index, part, start, gradient.rows, gradient.values, t, step, scale)
+        else:
+            self._pass(memory, index, start, gradient.reshape(-1), t, step, scale)
 
     def _pass(
-        self,
-        memory: ArenaMemory,
-        target: Array,
-        start: int,
-        stop: int,
-        gradient: Array,
-        t: int,
-        step: int,
-        scale: float,
+        self, memory: ArenaMemory, index: int, start: int, gradient: Array, t: int, step: int, scale: float
     ) -> None:
         """The fused kernel over a range; in the simulator in blocks of a piece, so that readers come in between."""
-        assert memory.optimizer is not None
-        block = max(1, self.runtime.piece_nbytes // 4 if self.runtime.simulated else stop - start)
-        for at in range(start, stop, block):
-            end = min(at + block, stop)
-            slots = {name: slot[at:end] for name, slot in memory.slots.items()}
-            values = memory.values[at:end]
-            g = gradient[at - start : end - start]
-            optimizers.apply(memory.optimizer, target[at:end], values, slots, g, t, step, scale)
+        block = max(1, self.runtime.piece_nbytes // 4 if self.runtime.simulated else gradient.size)
+        for at in range(0, gradient.size, block):
+            memory.update(index, start + at, gradient[at : at + block], t, step, scale)
             self.runtime.preempt()
+
+    def close(self) -> None:
+        """Another run epoch has begun: give the memory of GPUs back."""
+        for memory in self.arenas:
+            memory.close()
 
 
 def _read_only(array: Array) -> Array:

@@ -157,7 +157,7 @@ class Plan:
 
 
 Place = Callable[[str, str, tuple[int, ...], str], "int | Device"]
-"""A ps task for a part, or a device on one, called in creation order with its variable's name, its own, shape, dtype."""
+"""A ps task or a device for a part, called in creation order with its variable's name, its own, shape and dtype."""
 Split = Callable[[str, tuple[int, ...], str], int]
 """The number of parts of a variable, by name, shape and dtype."""
 

@@ -208,3 +208,35 @@ def test_the_simulated_disk_can_lose_and_turn_over_bytes() -> None:
     storage.corrupt("a", 1)
     storage.truncate("a", 3)
     assert bytes(storage.read("a")) == b"\x00\xfe\x02"
+
+
+# -- files that grow ------------------------------------------------------------------------------------------------
+
+
+def test_appending_makes_the_file_and_its_folder_and_then_adds_to_it(storage: Storage, root: str) -> None:
+    storage.append(f"{root}/logs/a", b"one\n")
+    storage.append(f"{root}/logs/a", b"two\n")
+    storage.append(f"{root}/logs/a", b"")
+    assert bytes(storage.read(f"{root}/logs/a")) == b"one\ntwo\n"
+    assert storage.names(f"{root}/logs") == ["a"]
+
+
+def test_appending_where_that_is_not_possible_says_so(storage: Storage, root: str) -> None:
+    storage.write(f"{root}/file", [b"x"])
+    for path in (f"{root}/file/log", root):
+        with pytest.raises(CheckpointError, match=r"cannot append to .*directory"):
+            storage.append(path, b"row")
+    assert bytes(storage.read(f"{root}/file")) == b"x"
+
+
+def test_a_row_for_which_there_is_only_half_the_room_leaves_the_file_as_it_was(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage()
+    storage.append(f"{root}/log", b"first\n")
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: whole(descriptor, data[: len(data) // 2]))
+    with pytest.raises(CheckpointError, match="only 3 of 7 bytes"):
+        storage.append(f"{root}/log", b"second\n")
+    monkeypatch.undo()
+    assert bytes(storage.read(f"{root}/log")) == b"first\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +32,7 @@ def test_two_workers_get_near_the_noise(tmp_path: Path) -> None:
 
 def test_each_table_is_spread_over_both_ps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
-    import sparse
-
+    sparse = import_module("sparse")
     with dps.LocalCluster(ps=2, workers=2, processes=False, update="sync") as local:
         run = local.run(sparse.train, USERS, ITEMS, N, 20, BATCH, 2)
         run.wait(60)

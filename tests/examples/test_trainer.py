@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,9 @@ def test_four_terminals_stop_at_the_last_step_and_the_same_commands_go_on_from_t
 
     codes, said = four_terminals(tmp_path, hosts, 60)
     assert codes == ALL_DONE, said
+    assert f"run epoch 2 starts from step-{first_end:012d}-" in said["worker:0"]
     begins = [number(r"begins at step (\d+)", said[w]) for w in ("worker:0", "worker:1")]
-    assert min(begins) == first_end  # and the second may come when the first has made steps
+    assert first_end <= min(begins) and max(begins) <= 61  # one may come when the other has made steps
     assert 60 <= max(number(r"done at step (\d+)", said[w]) for w in ("worker:0", "worker:1")) <= 61
 
     codes, said = four_terminals(tmp_path, hosts, 60)
@@ -98,8 +100,7 @@ def test_host_flags_contradict_a_launcher(monkeypatch: pytest.MonkeyPatch, capsy
 def parse_error(flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr(sys, "argv", ["trainer.py", *flags])
-    import trainer
-
+    trainer = import_module("trainer")
     with pytest.raises(SystemExit) as stopped:
         trainer.parsed()
     return stopped.value.code

@@ -1,0 +1,65 @@
+"""A PyTorch model whose parameters live on the ps: names to numpy views of its memory, nothing more is needed.
+
+`session.pull(out=views)` writes what the ps has straight into the model; the gradients that `backward` leaves go to
+the ps, and the optimizer runs there. Needs PyTorch (`pip install "dps[torch]"`) and the images of examples/mnist.py.
+
+    python examples/torch_mnist.py                                             chief, ps and worker in one process
+    dps launch --ps 2 --workers 2 examples/torch_mnist.py -- --steps 300       a process for each task
+    python -m dps.role --job worker --program examples/torch_mnist.py          one more worker for a running cluster
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from mnist import images_and_labels  # first: it sets numpy's and PyTorch's threads
+
+import dps
+
+try:
+    import torch
+except ImportError:
+    sys.exit('torch_mnist.py: PyTorch is not installed; get it by: pip install "dps[torch]"')
+
+
+def train(server: dps.Server, steps: int, batch: int) -> tuple[int, float]:
+    """Train until the shared global step is `steps`; that step, and the accuracy on images kept aside."""
+    images, labels, test_images, test_labels = map(torch.from_numpy, images_and_labels())
+    torch.manual_seed(1)  # the first values come from whichever worker is first
+    model = torch.nn.Sequential(torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    views = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+
+    hooks = [dps.StopAtStep(last_step=steps)]
+    with dps.Session(server, views, optimizer=dps.optim.Adam(0.002), hooks=hooks) as session:
+        torch.manual_seed(100 + server.task)  # each worker draws its own batches
+        while not session.should_stop():
+            chosen = torch.randint(len(images), (batch,))
+            session.pull(out=views)
+            model.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
+            loss.backward()
+            push = session.push({n: p.grad.numpy() for n, p in model.named_parameters()}, loss=loss.item())
+            if push.step % 50 == 0:
+                print(f"step {push.step:4d}  loss {loss.item():.3f}", flush=True)
+        session.pull(out=views)
+    with torch.no_grad():
+        accuracy = (model(test_images).argmax(dim=1) == test_labels).float().mean().item()
+    return session.global_step, accuracy
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a PyTorch model on 5,000 MNIST images.")
+    parser.add_argument("--steps", type=int, default=300, help="global steps to train for (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=100, help="images in a worker's batch (default %(default)s)")
+    args = parser.parse_args()
+    is_task = "DPS_JOB" in os.environ or "TF_CONFIG" in os.environ
+    with dps.Server.from_env() if is_task else dps.Server.create_local_server() as server:
+        step, accuracy = train(server, args.steps, args.batch)
+    print(f"done at step {step}, test accuracy {accuracy:.3f}")
+    print("Try next: dps launch --ps 2 --workers 2 --update sync examples/torch_mnist.py")
+
+
+if __name__ == "__main__":
+    main()

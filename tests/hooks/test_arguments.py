@@ -1,0 +1,36 @@
+"""Hooks say what they take, in one line, when they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import dps
+from dps.errors import ConfigError
+from dps.hooks import Timer
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: dps.StopAtStep(), "either last_step or num_steps"),
+        (lambda: dps.StopAtStep(3, 4), "either last_step or num_steps, got 3 and 4"),
+        (lambda: dps.StopAtStep(last_step=-1), "last_step=-1"),
+        (lambda: dps.StopAtStep(num_steps="9"), "num_steps='9'"),  # type: ignore[arg-type]
+        (lambda: dps.CheckpointSaver(steps=5, seconds=5), "either steps or seconds"),
+        (lambda: dps.CheckpointSaver(steps=0), "steps=0"),
+        (lambda: dps.CheckpointSaver(seconds=-2), "seconds=-2"),
+        (lambda: dps.StepCounter(steps=2.5), "whole number"),  # type: ignore[arg-type]
+        (lambda: dps.LogMetrics(steps=True), "whole number"),
+        (lambda: dps.SummarySaver("x", steps=1, seconds=1), "either steps or seconds"),
+        (lambda: dps.SummarySaver("x", batch=0), "batch=0"),
+        (lambda: Timer(), "either steps or seconds"),
+        (lambda: Timer(every_s=float("nan")), "above 0"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
