@@ -70,6 +70,8 @@ class Connection:
         self.epoch, self.step, self.local_step = 0, 0, 0
         self.plan: Plan
         self.settings: dict[str, Any] = {}
+        self.sync = self.bounded = False
+        """The run's update mode."""
         self.refs: dict[int, Ref] = {}
         self.lanes = Lanes(runtime, self.caller)
         self.aborted = False
@@ -81,14 +83,6 @@ class Connection:
         self._asked_state: Request | None = None
         self._state_at = 0.0
         self.caller.connect(chief)
-
-    @property
-    def sync(self) -> bool:
-        return bool(self.settings.get("update", {}).get("mode") == "sync")
-
-    @property
-    def bounded(self) -> bool:
-        return bool(self.settings.get("update", {}).get("mode") == "bounded")
 
     @property
     def step_ps(self) -> int:
@@ -195,6 +189,8 @@ class Connection:
     def _take(self, opened: SessionOpened) -> None:
         self.plan = Plan.from_wire(opened.plan)
         self.settings = opened.settings
+        mode = opened.settings["update"]["mode"]
+        self.sync, self.bounded = mode == "sync", mode == "bounded"
         refs = {int(task): Ref(str(address), PS) for task, address in opened.addresses}
         for task, ref in self.refs.items():
             if refs.get(task) != ref:

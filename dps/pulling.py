@@ -132,6 +132,8 @@ class Shards:
         return not self._messages and all(t.complete for t in self.transfers.values())
 
     def start_more(self) -> None:
+        if not self._messages:
+            return
         connection = self.connection
         first = connection.step_ps
         gate = connection.bounded and first in self._messages

@@ -16,6 +16,13 @@ log = logging.getLogger("dps")
 NEVER = float("inf")
 
 
+def _all_complete(requests: Sequence[Request]) -> bool:
+    for request in requests:  # noqa: SIM110 (a generator costs more than the loop)
+        if not request.complete:
+            return False
+    return True
+
+
 class Caller:
     """Asks actors and waits for the answers, all on the thread that calls; no thread of its own.
 
@@ -69,17 +76,18 @@ class Caller:
 
     def wait(self, requests: Sequence[Request], timeout_s: float, stop: Callable[[], bool] | None = None) -> bool:
         """Pump until all requests are complete, `stop()` is true, or the time is over; True when complete. Blocks."""
-        deadline = self.runtime.now() + timeout_s
-        while not all(request.complete for request in requests):
+        now = self.runtime.now()
+        deadline = now + timeout_s
+        while not _all_complete(requests):
             if stop is not None and stop():
                 return False
-            left = deadline - self.runtime.now()
-            if left <= 0:
+            if now >= deadline:
                 self.poll()
-                return all(request.complete for request in requests)
+                return _all_complete(requests)
             next_at = self._requests.next_at()
-            wait_s = left if next_at is None else min(left, max(0.0, next_at - self.runtime.now()))
-            self._turn(min(wait_s, 10.0))
+            until = deadline if next_at is None or next_at > deadline else next_at
+            self._turn(min(max(0.0, until - now), 10.0))
+            now = self.runtime.now()
         return True
 
     def poll(self) -> None:
@@ -112,6 +120,7 @@ class Caller:
                 return True
             if not envelope.actor:
                 self._requests.answer(envelope.request, envelope.message, self.runtime.now())
+                return True
         elif isinstance(event, Connected):
             if self.away.pop(event.address, None) is not None:
                 for request, message in self._requests.to_address(event.address):

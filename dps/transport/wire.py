@@ -52,16 +52,18 @@ class Envelope:
 class _Form:
     cls: type[Message]
     names: tuple[str, ...]
-    types: tuple[tuple[type, ...], ...]
+    types: tuple[frozenset[type] | None, ...]
+    """The classes that a field's value may have; None: any."""
     has_arrays: bool
 
 
 _FORMS: dict[int, _Form] = {}
 _KINDS: dict[type, int] = {}
-_PLAIN: dict[Any, tuple[type, ...]] = {
-    int: (int,), str: (str,), bool: (bool,), bytes: (bytes,), float: (float, int),
-    list: (list,), dict: (dict,), Any: (object,),
-}  # fmt: skip
+_PLAIN: dict[Any, frozenset[type] | None] = {
+    **{plain: frozenset([plain]) for plain in (int, str, bool, bytes, list, dict)},
+    float: frozenset([float, int]),
+    Any: None,
+}
 _M = TypeVar("_M", bound=Message)
 
 
@@ -145,7 +147,7 @@ def _message(form: _Form, fields: list[Any], shapes: list[Any], frames: Sequence
     if len(fields) != len(form.names):
         raise ProtocolError(f"{form.cls.__name__} has {len(form.names)} fields, got {len(fields)}")
     for name, types, value in zip(form.names, form.types, fields, strict=True):
-        if not isinstance(value, types) or (value.__class__ is bool and bool not in types and object not in types):
+        if types is not None and value.__class__ not in types:
             raise ProtocolError(f"{form.cls.__name__}.{name} cannot be a {type(value).__name__}")
     if not form.has_arrays:
         if shapes or frames:

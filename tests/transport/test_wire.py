@@ -25,11 +25,16 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
-OF_TYPE: dict[tuple[type, ...], st.SearchStrategy[Any]] = {
-    (int,): INTS, (str,): st.text(max_size=20), (bool,): st.booleans(), (bytes,): st.binary(max_size=20),
-    (float, int): st.floats(allow_nan=False), (list,): st.lists(PLAIN, max_size=4),
-    (dict,): st.dictionaries(st.text(max_size=5), PLAIN, max_size=4), (object,): PLAIN,
-}  # fmt: skip
+OF_TYPE: dict[frozenset[type] | None, st.SearchStrategy[Any]] = {
+    frozenset([int]): INTS,
+    frozenset([str]): st.text(max_size=20),
+    frozenset([bool]): st.booleans(),
+    frozenset([bytes]): st.binary(max_size=20),
+    frozenset([float, int]): st.floats(allow_nan=False),
+    frozenset([list]): st.lists(PLAIN, max_size=4),
+    frozenset([dict]): st.dictionaries(st.text(max_size=5), PLAIN, max_size=4),
+    None: PLAIN,
+}
 
 
 @st.composite
