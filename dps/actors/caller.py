@@ -17,7 +17,7 @@ NEVER = float("inf")
 
 
 def _all_complete(requests: Sequence[Request]) -> bool:
-    for request in requests:  # noqa: SIM110 (a generator costs more than the loop)
+    for request in requests:
         if not request.complete:
             return False
     return True
