@@ -21,13 +21,13 @@ demo: $(VENV)/ready-demo
 	@$(BIN)/python -u examples/demo.py
 
 test: $(VENV)/ready-dev
-	@$(BIN)/python -m pytest --ignore=tests/examples --ignore=tests/notebooks
+	@$(BIN)/python -m pytest -n 2 --ignore=tests/examples --ignore=tests/notebooks
 
 examples: $(VENV)/ready-dev
 	@$(BIN)/python -m pytest tests/examples tests/notebooks
 
 docs: $(VENV)/ready-dev
-	@$(BIN)/mkdocs build --strict --quiet && echo "== the documentation is at build/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "== the documentation is at build/site/index.html"
 
 check: $(VENV)/ready-dev
 	@echo "== ruff check"; $(BIN)/ruff check --quiet dps tests examples

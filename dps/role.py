@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     add("--bind", help="this task's own address when joining (default 127.0.0.1, a free port)")
     add("--workers", type=int, help="on the chief: how many workers are expected")
     add("--ps", type=int, help="on the chief: how many ps are expected")
+    add("--device", default="", help="on a ps: where variables live that say nothing of it, as gpu:0 (default: the CPU)")
     add("--update", help="async, sync or bounded:S; sessions that say nothing take it")
     add(
         "--program",
@@ -148,7 +149,7 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
         cluster = load_cluster(args.cluster)
     elif args.ps_hosts or args.worker_hosts:
         cluster = ClusterSpec.from_flags(args.ps_hosts, args.worker_hosts, args.chief_hosts)
-    elif not args.chief and any(name in os.environ for name in ("TF_CONFIG", "DPS_CLUSTER", "SLURM_PROCID")):
+    elif not args.chief and any(name in os.environ for name in ("TF_CONFIG", "DPS_CLUSTER", "SLURM_STEP_NUM_TASKS")):
         cluster, own = resolve()
         own = None if args.job and own and own.job != args.job else own
     job = args.job or (own.job if isinstance(own, Task) else os.environ.get("DPS_JOB"))
@@ -164,10 +165,10 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
         environ["DPS_CLUSTER"] = ""
         environ["DPS_CHIEF"] = args.chief or DEFAULT_CHIEF
         environ["DPS_BIND"] = args.bind or (environ["DPS_CHIEF"] if job == "chief" else "127.0.0.1:0")
-    for name, value in (("DPS_WORKERS", args.workers), ("DPS_PS", args.ps), ("DPS_UPDATE", args.update)):
-        if value is not None:
-            environ[name] = str(value)
-    return environ
+    settings = {
+        "DPS_WORKERS": args.workers, "DPS_PS": args.ps, "DPS_UPDATE": args.update, "DPS_DEVICE": args.device or None,
+    }  # fmt: skip
+    return environ | {name: str(value) for name, value in settings.items() if value is not None}
 
 
 def serve(environ: dict[str, str], args: argparse.Namespace) -> int:

@@ -30,6 +30,7 @@ log = logging.getLogger("dps")
 
 DEFAULT_CHIEF = "127.0.0.1:2220"
 STOP_S = 5.0
+INDEX_S = 60.0
 REPORT_S = 10.0
 
 _open: WeakSet[Server] = WeakSet()
@@ -48,7 +49,7 @@ class Server:
     Static form: `cluster` names every task's address, and the chief is its chief job's, else worker 0. Join form:
     `chief` is the chief's address and `bind` this task's own; the chief tells the rest, and a task left out is
     given. `workers` and `ps` are how many the chief expects. `update` is the switch ("async", "sync", "bounded:S"
-    or an instance). `device_filters`: the other tasks that this one may use, such as ["/job:ps"]; it knows itself and
+    or an instance). `device`: where on a ps the variables live that say nothing of it, as "gpu:0". `device_filters`: the other tasks that this one may use, such as ["/job:ps"]; it knows itself and
     the chief anyhow, and connects to nobody else but ps in any case: no worker waits for another one to be there.
     `owned`: only `stop` ends this chief's run. `restarted`: a chief that takes the place of one that died. Raises
     Unavailable for a taken address, ConfigError (a ValueError) for arguments that do not fit.
@@ -65,11 +66,13 @@ class Server:
         ps: int | None = None,
         update: update_modes.Update | str | None = None,
         bind: str = "127.0.0.1:0",
+        device: str = "",
         device_filters: Sequence[str | Device] | None = None,
         owned: bool = False,
         restarted: bool = False,
     ) -> None:
         self.runtime: Runtime = runtime()
+        self._device = device
         self.cluster = ClusterSpec(cluster or {})
         self._filters = DeviceFilters.parse(device_filters, self.cluster)
         self.exit_code: int | None = None
@@ -153,7 +156,7 @@ class Server:
         if self.job == "ps":
             from dps.ps.server import PsActor  # numba comes with it, and only a ps needs it
 
-            self._ps_actor = PsActor()
+            self._ps_actor = PsActor(self._device)
             self._node.host(PS, self._ps_actor)
         if self.job == "chief":
             self._joined.set()
@@ -331,7 +334,8 @@ class Server:
     ) -> Server:
         """The task that `dps launch` or `dps.role --program` (or TF_CONFIG) made this process.
 
-        Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_WORKERS, DPS_PS, DPS_UPDATE, or TF_CONFIG.
+        Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_WORKERS, DPS_PS, DPS_UPDATE, DPS_DEVICE,
+        or TF_CONFIG. Where a worker's index is not given, blocks until the chief has given it one (up to 60 s).
         """
         env = os.environ if environ is None else environ
         if "DPS_JOB" not in env:
@@ -350,7 +354,7 @@ class Server:
             from dps.cluster.resolve import load_cluster
 
             known = load_cluster(env["DPS_CLUSTER"])
-        return Server(
+        server = Server(
             known,
             env["DPS_JOB"],
             task,
@@ -359,10 +363,14 @@ class Server:
             ps=int(env["DPS_PS"]) if env.get("DPS_PS") else None,
             update=env.get("DPS_UPDATE") or None,
             bind=env.get("DPS_BIND", "127.0.0.1:0"),
+            device=env.get("DPS_DEVICE", ""),
             device_filters=device_filters,
             owned=owned,
             restarted=restarted,
         )
+        if server.job == "worker" and task is None and not known:
+            server.wait_joined(server.runtime.now() + INDEX_S)
+        return server
 
     @staticmethod
     def create_local_server(update: update_modes.Update | str | None = None) -> Server:

@@ -62,6 +62,8 @@ def line(process: subprocess.Popen[str]) -> str:
         (["--job", "ps", "--chief", "nonsense"], "nonsense"),
         (["--job", "chief", "--chief", "127.0.0.1:0", "--update", "often"], "--update 'often' is not known"),
         (["--job", "ps", "--task", "7", "--cluster", TWO_JOBS], "7"),
+        (["--job", "ps", "--chief", "127.0.0.1:1", "--device", "gpu:7"], "got GPU:7"),
+        (["--job", "ps", "--chief", "127.0.0.1:1", "--device", "tape"], "'tape'"),
         (["--job", "ps", "--task", "0", "--cluster", "cluster.ini"], "cluster.ini"),
     ],
 )

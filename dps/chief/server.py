@@ -48,7 +48,7 @@ log = logging.getLogger("dps")
 
 GRACE_S = 1.0
 """How long a node may be disconnected before it counts as lost."""
-RESTART_S = 60.0
+RESTART_S = 50.0  # less than a session waits by default, so that it hears why
 """How long a lost ps may take to come back."""
 ABSENT_S = 60.0
 """How long an expected worker may take to come, or to come back, once another one has joined."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.cluster.device import Device, Setter, current_device
+from dps.cluster.device import Device, Setter, current_device, current_setter
 from dps.cluster.partition import num_parts
 from dps.cluster.setter import replica_device_setter
 from dps.errors import ConfigError, PlacementError
@@ -20,7 +20,10 @@ from dps.variables.tree import Variable, leaves, to_array
 def plan_of(
     params: Any, optimizer: Optimizer | None, ps: Sequence[int], placement: Any, partitioner: Any
 ) -> tuple[Plan, dict[str, Array]]:
-    """The plan, and the first values by name. `ps`: task indices. Raises ValueError and PlacementError."""
+    """The plan, and the first values by name. `ps`: task indices. Raises ConfigError and PlacementError.
+
+    `placement` None: that of the innermost `dps.device(setter)` scope, else round robin.
+    """
     specs: list[VariableSpec] = []
     values: dict[str, Array] = {}
     scopes: dict[str, Device] = {}
@@ -41,7 +44,7 @@ def plan_of(
         scopes[name] = settings.device or current_device()
     if not specs:
         raise ConfigError("params has no arrays; wanted a nested dict, list or tuple of arrays")
-    place = _place(ps, placement, scopes)
+    place = _place(ps, current_setter() if placement is None else placement, scopes)
     split = None if partitioner is None else (lambda name, shape, dtype: num_parts(partitioner, name, shape, dtype))
     return make_plan(specs, tuple(ps), place, split), values
 

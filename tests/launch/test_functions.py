@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 
@@ -62,8 +62,9 @@ def test_an_import_that_fails_inside_a_program_is_the_programs_own_error(tmp_pat
             load(path)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cloudpickle") is not None, reason="cloudpickle would carry them")
-def test_functions_without_a_path_name_the_extra() -> None:
+def test_functions_without_a_path_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+
     def inner(server: object) -> None: ...
 
     for function in (inner, lambda server: None):

@@ -39,4 +39,4 @@ def test_a_local_run_says_how_long_after_its_beginning_each_push_was() -> None:
     with dps.LocalCluster(ps=1, workers=1, processes=False) as local:
         run = local.run(push_three).wait(30)
     times = [row["at"] for row in run.history]
-    assert len(times) == 3 and 0 <= times[0] and times == sorted(times) and times[-1] < 30
+    assert len(times) == 3 and times[0] >= 0 and times == sorted(times) and times[-1] < 30

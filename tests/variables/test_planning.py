@@ -96,3 +96,11 @@ def test_arrays_that_cannot_be_variables_are_told(params: Any, words: str) -> No
 def test_trained_variables_need_an_optimizer() -> None:
     with pytest.raises(ValueError, match="no optimizer for b; give the session one"):
         plan_of({"a": dps.Variable(f4(1), optimizer=SGD), "b": f4(1)}, None, (0,), None, None)
+
+
+def test_a_setter_scope_around_the_session_places_its_variables() -> None:
+    params = {name: np.zeros(2, np.float32) for name in "abc"}
+    with dps.device(dps.replica_device_setter(ps_tasks=2, ps_strategy=lambda name, shape, dtype: 1)):
+        plan, _ = plan_of(params, dps.optim.SGD(0.1), [0, 1], None, None)
+    assert [part.ps for part in plan.parts] == [1, 1, 1]
+    assert [part.ps for part in plan_of(params, dps.optim.SGD(0.1), [0, 1], None, None)[0].parts] == [0, 1, 0]
