@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     add("--bind", help="this task's own address when joining (default 127.0.0.1, a free port)")
     add("--workers", type=int, help="on the chief: how many workers are expected")
     add("--ps", type=int, help="on the chief: how many ps are expected")
-    add("--device", default="", help="on a ps: where variables live that say nothing of it, as gpu:0 (default: the CPU)")
+    add("--device", default="", help="on a ps: where variables live that say nothing of it, as gpu:0")
     add("--update", help="async, sync or bounded:S; sessions that say nothing take it")
     add(
         "--program",

@@ -49,10 +49,11 @@ class Server:
     Static form: `cluster` names every task's address, and the chief is its chief job's, else worker 0. Join form:
     `chief` is the chief's address and `bind` this task's own; the chief tells the rest, and a task left out is
     given. `workers` and `ps` are how many the chief expects. `update` is the switch ("async", "sync", "bounded:S"
-    or an instance). `device`: where on a ps the variables live that say nothing of it, as "gpu:0". `device_filters`: the other tasks that this one may use, such as ["/job:ps"]; it knows itself and
-    the chief anyhow, and connects to nobody else but ps in any case: no worker waits for another one to be there.
-    `owned`: only `stop` ends this chief's run. `restarted`: a chief that takes the place of one that died. Raises
-    Unavailable for a taken address, ConfigError (a ValueError) for arguments that do not fit.
+    or an instance). `device`: where on a ps the variables live that say nothing of it, as "gpu:0". `device_filters`:
+    the other tasks that this one may use, such as ["/job:ps"]; it knows itself and the chief anyhow, and connects to
+    nobody else but ps in any case: no worker waits for another one to be there. `owned`: only `stop` ends this
+    chief's run. `restarted`: a chief that takes the place of one that died. Raises Unavailable for a taken address,
+    ConfigError (a ValueError) for arguments that do not fit.
     """
 
     def __init__(
