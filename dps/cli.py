@@ -90,7 +90,7 @@ def run_status(args: argparse.Namespace) -> int:
     from dps.actors.caller import Caller
     from dps.actors.ref import Ref
     from dps.protocol import CHIEF, PS, AskStats, Stats
-    from dps.transport.endpoint import runtime
+    from dps.transport.current import runtime
 
     caller = Caller(runtime(), "dps status")
 

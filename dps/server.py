@@ -20,7 +20,8 @@ from dps.cluster.filters import DeviceFilters
 from dps.cluster.spec import ClusterSpec, job_name
 from dps.errors import ConfigError, DeadlineExceeded, TaskLost, Unavailable
 from dps.protocol import AGENT, CHIEF, PS
-from dps.transport.endpoint import Runtime, runtime
+from dps.transport.current import runtime
+from dps.transport.endpoint import Runtime
 from dps.worker.agent import Agent
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 
 from dps import role
 from dps.server import _open as open_servers
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 
 TWO_JOBS = '{"ps": ["127.0.0.1:2222"], "worker": ["127.0.0.1:2230", "127.0.0.1:2231"]}'
 

@@ -13,7 +13,7 @@ import pytest
 import dps
 from dps.checkpoint import MemoryStorage
 from dps.errors import CheckpointError, ConfigError, DeadlineExceeded, Unavailable
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 from dps.transport.wire import Envelope, encode
 from tests.in_process import cluster, on_all
 

@@ -20,7 +20,7 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import ProtocolError, Unavailable
 from dps.protocol import PS, SHARED, Push
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 from dps.transport.shared import SharedMemory
 from tests.in_process import cluster, on_all
 

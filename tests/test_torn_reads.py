@@ -14,7 +14,7 @@ import pytest
 
 import dps
 from dps.ps.store import Store
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 from tests.in_process import cluster, on_all
 
 SECONDS = float(os.environ.get("DPS_TORN_SECONDS", "2"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dps.errors import ConfigError
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 
 
 class Timer:

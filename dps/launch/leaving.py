@@ -6,7 +6,7 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import DpsError
 from dps.protocol import CHIEF, Leave
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 
 TELL_S = 1.0
 

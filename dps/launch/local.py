@@ -21,7 +21,7 @@ from dps.launch.supervisor import Output, Supervisor, describe
 from dps.launch.values import pack, receive, send
 from dps.server import Server
 from dps.session import Session
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 
 _running: LocalCluster | None = None
 

@@ -16,7 +16,7 @@ from dps.errors import DeadlineExceeded, DpsError, TaskLost
 from dps.launch.child import Child
 from dps.launch.leaving import leave
 from dps.protocol import CHIEF, AskStats, Stats
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 
 START_S = 30.0
 END_S = 6.0

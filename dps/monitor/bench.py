@@ -24,7 +24,7 @@ from dps.monitor import works
 from dps.server import Server
 from dps.session import Session
 from dps.transport import limits
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 from dps.update import Async, SyncReplicas
 
 TRANSPORTS = ("inproc", "ipc", "tcp")

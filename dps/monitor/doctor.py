@@ -10,7 +10,7 @@ import shutil
 
 from dps.config import THREADS
 from dps.errors import ConfigError, DpsError
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 
 PACKAGES = ("dps", "numpy", "numba", "pyzmq", "msgpack", "safetensors", "greenlet", "rich", "typer")
 

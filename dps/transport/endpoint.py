@@ -8,7 +8,6 @@ tell which one it stands on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
@@ -152,17 +151,3 @@ class Runtime(Protocol):
 
     def record(self, what: str, **detail: Any) -> None:
         """A line in the simulator's trace; nothing otherwise. Values: str, int, float, bool, tuples of these."""
-
-
-current_runtime: ContextVar[Runtime | None] = ContextVar("dps_runtime", default=None)
-"""The simulated runtime of the task that runs now; None outside the simulator."""
-
-
-def runtime() -> Runtime:
-    """The runtime that the calling task stands on: the simulated one inside a simulation, else the real one."""
-    simulated = current_runtime.get()
-    if simulated is not None:
-        return simulated
-    from dps.transport.real import real_runtime
-
-    return real_runtime()

@@ -10,7 +10,7 @@ from dps.actors.messages import Done, Waiting
 from dps.actors.ref import Ref
 from dps.errors import DeadlineExceeded, RemoteError, Unavailable
 from dps.protocol import AskState, AskStats, Credit, Enter, Init, Stats, Token
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 from dps.transport.sim import Network, World
 from dps.transport.sim.faults import Kill, Pause
 from dps.transport.wire import Message

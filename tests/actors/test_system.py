@@ -15,7 +15,8 @@ from dps.actors.ref import Ref, Sender
 from dps.actors.system import Node, local_actor
 from dps.errors import DeadlineExceeded, Unavailable
 from dps.protocol import AskState, AskStats, Enter, Init, Stats, Token
-from dps.transport.endpoint import Delivery, runtime
+from dps.transport.current import runtime
+from dps.transport.endpoint import Delivery
 from dps.transport.sim import World
 from dps.transport.sim.faults import Kill, Pause
 from dps.transport.wire import Message

@@ -11,7 +11,7 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Ref, Sender
 from dps.actors.system import Node
 from dps.protocol import AskState, AskStats, Credit, Enter, Init, Stats, Token
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 from dps.transport.sim import Network, World
 from dps.transport.sim.faults import Fault
 

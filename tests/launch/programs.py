@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import dps
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 
 
 def count(server: Any, steps: int, settings: dict[str, Any] | None = None) -> dict[str, Any]:

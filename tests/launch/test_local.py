@@ -17,7 +17,7 @@ import pytest
 
 import dps
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, TaskLost
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 from tests.launch.programs import count, echo, fail
 
 

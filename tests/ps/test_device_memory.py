@@ -23,7 +23,7 @@ from dps.ps.device_memory import DeviceMemory
 from dps.ps.memory import gpu_index
 from dps.ps.server import PsActor
 from dps.ps.store import RowGradient, Store, Update
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from tests.in_process import cluster, on_all
 

@@ -15,7 +15,7 @@ from dps.protocol import APPLIED, DROPPED, REFUSED, Members, NotNewer, Pull, Pus
 from dps.ps.modes import AsyncMode, BoundedMode
 from dps.ps.shard import Shard
 from dps.ps.staging import Staged
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 from dps.update import Async, Bounded, Update
 from dps.variables.plan import VariableSpec, make_plan
 from dps.variables.transfers import run_pieces

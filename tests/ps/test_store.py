@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from dps import optim
 from dps.ps.store import RowGradient, Store, Update, row_gradient
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 from dps.variables.plan import Plan, VariableSpec, make_plan
 
 SGD = optim.SGD(1.0).to_wire()

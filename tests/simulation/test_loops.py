@@ -10,7 +10,7 @@ import pytest
 import dps
 from dps.checkpoint import MemoryStorage
 from dps.hooks import Timer
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 from dps.transport.sim import Compute, Network, World
 from tests.simulation.test_runs import happened
 

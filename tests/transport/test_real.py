@@ -12,7 +12,8 @@ import pytest
 
 from dps.checkpoint.storage import LocalStorage
 from dps.errors import NotAuthenticated
-from dps.transport.endpoint import Connected, Delivery, runtime
+from dps.transport.current import runtime
+from dps.transport.endpoint import Connected, Delivery
 from dps.transport.real import RealRuntime, real_runtime
 
 

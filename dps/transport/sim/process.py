@@ -7,7 +7,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dps.transport.endpoint import current_runtime
+from dps.transport.current import current_runtime
 from dps.transport.sim.runtime import Setting, SimRuntime
 from dps.transport.sim.scheduler import GreenletExit, SimTask
 

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.checkpoint.storage import Storage
-from dps.transport.endpoint import Endpoint, Task, current_runtime
+from dps.transport.current import current_runtime
+from dps.transport.endpoint import Endpoint, Task
 from dps.transport.sim.compute import Compute
 from dps.transport.sim.disk import ProcessDisk
 from dps.transport.sim.endpoint import SimEndpoint

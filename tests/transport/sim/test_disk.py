@@ -6,7 +6,7 @@ import pytest
 
 from dps.checkpoint.memory import MemoryStorage
 from dps.errors import CheckpointError
-from dps.transport.endpoint import runtime
+from dps.transport.current import runtime
 from dps.transport.sim import DiskFull, SlowDisk, World
 
 

@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 
-from dps.transport.endpoint import Connected, Delivery, Disconnected, runtime
+from dps.transport.current import runtime
+from dps.transport.endpoint import Connected, Delivery, Disconnected
 from dps.transport.sim import Kill, Network, Partition, Pause, Slow, World
 
 PS = "127.0.0.1:5000"

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from dps.transport.endpoint import Delivery, runtime
+from dps.transport.current import runtime
+from dps.transport.endpoint import Delivery
 from dps.transport.sim import (
     Kill,
     Pause,

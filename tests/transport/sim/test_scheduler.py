@@ -10,7 +10,8 @@ from functools import partial
 
 import pytest
 
-from dps.transport.endpoint import Task, current_runtime, runtime
+from dps.transport.current import current_runtime, runtime
+from dps.transport.endpoint import Task
 from dps.transport.sim import SimulationError, World
 
 scope: ContextVar[str] = ContextVar("scope", default="none")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dps.transport.endpoint import Delivery, runtime
+from dps.transport.current import runtime
+from dps.transport.endpoint import Delivery
 from dps.transport.sim import (
     Compute,
     Kill,
