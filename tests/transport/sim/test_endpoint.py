@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from dps.errors import Unavailable
+from dps.transport.current import runtime
 from dps.transport.endpoint import (
     Connected,
     Delivery,
     Endpoint,
-    runtime,
 )
 from dps.transport.sim import Network, SimulationError, World
 from tests.transport.sim.worlds import EXACT, PS, alone, delivery, pair

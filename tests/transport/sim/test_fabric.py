@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from dps.errors import ConfigError, Unavailable
+from dps.transport.current import runtime
 from dps.transport.endpoint import (
     Connected,
     Delivery,
     Disconnected,
     Endpoint,
     Event,
-    runtime,
 )
 from dps.transport.sim import Network, World
 from tests.transport.sim.worlds import EXACT, PS, alone, delivery, pair

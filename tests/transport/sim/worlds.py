@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dps.transport.current import runtime
 from dps.transport.endpoint import (
     Connected,
     Delivery,
     Endpoint,
-    runtime,
 )
 from dps.transport.sim import Network, World
 
