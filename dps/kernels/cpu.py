@@ -26,6 +26,7 @@ import numpy.typing as npt
 from dps.kernels.gradients import (
     accumulate,
     add,
+    add_divide,
     all_finite,
     cast,
     clip_by_global_norm,
@@ -46,6 +47,7 @@ __all__ = [
     "adam",
     "adam_rows",
     "add",
+    "add_divide",
     "all_finite",
     "cast",
     "clip_by_global_norm",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from dps.kernels import cuda_rules as rules
-from dps.kernels.cuda_arrays import accumulate, add, cast, clip_by_value, compensate, divide, scale
+from dps.kernels.cuda_arrays import accumulate, add, add_divide, cast, clip_by_value, compensate, divide, scale
 from dps.kernels.cuda_reduce import all_finite, clip_by_global_norm, rows_in_range, sum_of_squares
 from dps.kernels.cuda_rows import (
     adagrad_rows,
@@ -31,6 +31,7 @@ __all__ = [
     "adam",
     "adam_rows",
     "add",
+    "add_divide",
     "all_finite",
     "cast",
     "clip_by_global_norm",

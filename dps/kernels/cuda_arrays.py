@@ -45,6 +45,17 @@ def _divide(out: Array, a: Array, n: Scalar) -> None:
         out[i] = a[i] / n
 
 
+def add_divide(out: Array, a: Array, b: Array, n: Scalar, stream: Stream = 0) -> None:
+    """out = (a + b) / n."""
+    launch_each(_add_divide, a.size, stream, out, a, b, n)
+
+
+@gpu_kernel
+def _add_divide(out: Array, a: Array, b: Array, n: Scalar) -> None:
+    for i in range(cuda.grid(1), a.size, cuda.gridsize(1)):
+        out[i] = (a[i] + b[i]) / n
+
+
 def accumulate(total: Array, a: Array, s: Scalar, stream: Stream = 0) -> None:
     """total += a * s."""
     launch_each(_accumulate, total.size, stream, total, a, s)

@@ -58,6 +58,17 @@ def divide(out: Array, a: Array, n: Scalar) -> None:
 
 
 @compiled
+def add_divide(out: Array, a: Array, b: Array, n: Scalar) -> None:
+    """out = (a + b) / n: the end of a mean, in one pass with the bits of `add` and then `divide`."""
+    if same(out, a):
+        for i in range(a.size):
+            a[i] = (a[i] + b[i]) / n
+    else:
+        for i in range(a.size):
+            out[i] = (a[i] + b[i]) / n
+
+
+@compiled
 def compensate(out: Array, g: Array, w: Array, backup: Array, lam: Scalar) -> None:
     """out = g + lam * g * g * (w - backup): the gradient as it may be at `w`, when it was computed at `backup`.
 

@@ -57,10 +57,11 @@ def _mean(arrays: list[Array], out: Array | None) -> Array:
     """The mean of flat arrays, summed in their order, in `out`; one array is its own mean."""
     if out is None:
         return arrays[0]
-    cpu.add(out, arrays[0], arrays[1])
-    for array in arrays[2:]:
-        cpu.add(out, out, array)
-    cpu.divide(out, out, out.dtype.type(len(arrays)))
+    total = arrays[0]
+    for array in arrays[1:-1]:
+        cpu.add(out, total, array)
+        total = out
+    cpu.add_divide(out, total, arrays[-1], out.dtype.type(len(arrays)))
     return out
 
 

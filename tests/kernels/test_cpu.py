@@ -64,12 +64,13 @@ def test_arrays_at_unaligned_addresses_give_the_same_bits():
         (lambda out, a, b: cpu.add(out, a, b), lambda a, b: a + b),
         (lambda out, a, b: cpu.scale(out, a, a.dtype.type(1 / 3)), lambda a, b: a * a.dtype.type(1 / 3)),
         (lambda out, a, b: cpu.divide(out, a, a.dtype.type(3)), lambda a, b: a / a.dtype.type(3)),
+        (lambda out, a, b: cpu.add_divide(out, a, b, a.dtype.type(3)), lambda a, b: (a + b) / a.dtype.type(3)),
         (
             lambda out, a, b: cpu.compensate(out, a, b, b[::-1].copy(), a.dtype.type(0.04)),
             lambda a, b: a + a.dtype.type(0.04) * a * a * (b - b[::-1]),
         ),
     ],
-    ids=["add", "scale", "divide", "compensate"],
+    ids=["add", "scale", "divide", "add_divide", "compensate"],
 )
 def test_an_elementwise_kernel_has_the_bits_of_numpy_in_place_and_not(kernel, rule, dtype):
     a, b = numbers(1001, 1, dtype), numbers(1001, 2, dtype)

@@ -214,6 +214,7 @@ RULES = {
     "add": (lambda k, out, a, b, s: k.add(out, a, b), lambda a, b, s: a + b),
     "scale": (lambda k, out, a, b, s: k.scale(out, a, s), lambda a, b, s: a * s),
     "divide": (lambda k, out, a, b, s: k.divide(out, a, s), lambda a, b, s: a / s),
+    "add_divide": (lambda k, out, a, b, s: k.add_divide(out, a, b, s), lambda a, b, s: (a + b) / s),
     "compensate": (lambda k, out, a, b, s: k.compensate(out, a, b, b, s), lambda a, b, s: a),
     "clip_by_value": (lambda k, out, a, b, s: k.clip_by_value(out, a, -s, s), lambda a, b, s: np.clip(a, -s, s)),
 }
