@@ -4,8 +4,11 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dps.cluster import ClusterSpec, Task, resolve
 from dps.errors import ConfigError
@@ -188,3 +191,21 @@ def test_a_cluster_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
             resolve.load_cluster(path)
     with pytest.raises(ConfigError, match=r"cluster: got '{', wanted JSON"):
         resolve.load_cluster("{")
+
+
+NAMES = st.sampled_from(["ps", "worker", "chief", "evaluator", "local", "x-1"])
+HOSTS = st.builds("{}:{}".format, st.sampled_from(["a", "b.example.com", "10.0.0.1"]), st.integers(1, 65_535))
+TASKS = st.lists(HOSTS, min_size=1, max_size=4) | st.dictionaries(st.integers(0, 9), HOSTS, min_size=1, max_size=4)
+
+
+@given(st.dictionaries(NAMES, TASKS, min_size=1, max_size=4), st.data())
+def test_what_tf_config_says_of_any_cluster_and_task_is_what_is_found(
+    cluster: dict[str, Any], data: st.DataObject
+) -> None:
+    job = data.draw(st.sampled_from(sorted(cluster)))
+    tasks = cluster[job]
+    index = data.draw(st.sampled_from(range(len(tasks)) if isinstance(tasks, list) else sorted(tasks)))
+    found, task = resolve.tf_config(config(cluster, type=job, index=index))
+    assert found == ClusterSpec(cluster) and task == Task(job, index)
+    assert found.task_address(job, index) == tasks[index]
+    assert resolve.tf_config(config(found.as_dict(), type=job, index=str(index))) == (found, task)

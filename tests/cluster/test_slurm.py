@@ -123,3 +123,18 @@ def test_ranks_that_are_not_dealt_out_in_blocks_are_refused() -> None:
     assert slurm(in_blocks)[1] == Task("worker", 0)
     with pytest.raises(ConfigError, match=r"SLURM_NODEID=1 for rank 1, wanted 0.*--distribution=block"):
         slurm(in_blocks | {"SLURM_NODEID": "1", "SLURM_LOCALID": "0"})
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 3), st.integers(1000, 60_000))
+def test_every_rank_sees_one_cluster_and_is_another_task_of_it(counts: list[int], ps: int, base: int) -> None:
+    """Rank r is the r-th place in node order; ports rise from the base on each node; jobs take ranks by name."""
+    total = sum(counts)
+    ps = min(ps, total - 1)
+    nodes = ",".join(f"n{i}" for i in range(len(counts)))
+    places = [f"n{node}:{base + position}" for node, count in enumerate(counts) for position in range(count)]
+    jobs = {"worker": total - ps, "ps": ps}
+    seen = [slurm(step(rank, total, nodes, ",".join(map(str, counts))), jobs, base) for rank in range(total)]
+    for rank, (cluster, task) in enumerate(seen):
+        assert cluster == seen[0][0] and task is not None
+        assert cluster.task_address(task.job, task.index) == places[rank]
+        assert task == (Task("ps", rank) if rank < ps else Task("worker", rank - ps))
