@@ -21,6 +21,7 @@ _NAMES = {
     "Unavailable": "dps.errors", "Aborted": "dps.errors", "Cancelled": "dps.errors", "ProtocolError": "dps.errors",
     "NotAuthenticated": "dps.errors", "CheckpointError": "dps.errors", "PlacementError": "dps.errors",
     "ConfigError": "dps.errors", "RemoteError": "dps.errors", "HookError": "dps.errors", "NotFinite": "dps.errors",
+    "MissingExtra": "dps.errors",
 }  # fmt: skip
 _MODULES = {
     "optim": "dps.optim",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from dps.errors import DeadlineExceeded as DeadlineExceeded
     from dps.errors import DpsError as DpsError
     from dps.errors import HookError as HookError
+    from dps.errors import MissingExtra as MissingExtra
     from dps.errors import NotAuthenticated as NotAuthenticated
     from dps.errors import NotFinite as NotFinite
     from dps.errors import PlacementError as PlacementError

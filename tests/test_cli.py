@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +81,16 @@ def test_doctor_names_packages_and_whether_a_node_can_listen(capsys: pytest.Capt
     assert exit_code("doctor") == 0
     text = capsys.readouterr().out
     assert f"numpy {np.__version__}" in text and "a node can listen on 127.0.0.1" in text
+    assert "shared between processes of this machine" in text
+
+
+def test_simulate_without_greenlet_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text("def train(server): ...\n")
+    code = "import sys; sys.modules['greenlet'] = None; sys.argv[1:] = ['simulate', 'loop.py:train']\n"
+    code += "from dps import cli; cli.run()"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == "dps: the simulator needs greenlet, which is not installed: pip install 'dps[sim]'\n"
 
 
 def test_simulate_runs_a_function_and_prints_what_came_of_it(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dps.cluster.slurm import expand_hostlist, slurm
 from dps.cluster.spec import ClusterSpec, Task, job_name
-from dps.errors import ConfigError
+from dps.errors import ConfigError, MissingExtra
 
 __all__ = ["expand_hostlist", "load_cluster", "master", "resolve", "slurm", "tf_config"]
 
@@ -159,8 +159,8 @@ def _yaml(source: str, text: str) -> object:
     try:
         yaml = importlib.import_module("yaml")
     except ImportError as error:
-        raise ConfigError(
-            f"{source}: got YAML, wanted the package PyYAML to read it; pip install pyyaml, or use .json or .toml"
+        raise MissingExtra(
+            f"{source}: got YAML, wanted the package PyYAML to read it; pip install 'dps[yaml]', or use .json or .toml"
         ) from error
     try:
         found: object = yaml.safe_load(text)

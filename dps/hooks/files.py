@@ -9,7 +9,7 @@ import struct
 from typing import Any, Protocol
 
 from dps.checkpoint.storage import Storage
-from dps.errors import ConfigError
+from dps.errors import MissingExtra
 
 
 class SummaryFile(Protocol):
@@ -50,7 +50,7 @@ class EventFile:
         try:
             importlib.import_module("tensorboardX")
         except ImportError:
-            raise ConfigError(
+            raise MissingExtra(
                 "event files need tensorboardX, which is not installed; pip install 'dps[tensorboard]'"
             ) from None
 

@@ -6,26 +6,30 @@ import importlib.metadata
 import os
 import platform
 import resource
-import shutil
 
 from dps.config import THREADS
 from dps.errors import ConfigError, DpsError
 from dps.transport.current import runtime
 
-PACKAGES = ("dps", "numpy", "numba", "pyzmq", "msgpack", "safetensors", "greenlet", "rich", "typer")
+PACKAGES = ("dps", "numpy", "numba", "pyzmq", "msgpack", "safetensors")
+EXTRAS = {
+    "greenlet": "sim", "cloudpickle": "notebook", "matplotlib": "notebook", "pyyaml": "yaml", "numba-cuda": "gpu",
+    "tensorboardX": "tensorboard", "torch": "torch",
+}  # fmt: skip
+"""Packages that some uses need, and the extra that brings each."""
 
 
 def report() -> list[str]:
     """Lines of a report; does not change anything."""
-    versions = {name: _version(name) for name in PACKAGES}
-    missing = [name for name, version in versions.items() if version is None]
+    versions = {name: _version(name) for name in (*PACKAGES, *EXTRAS)}
+    missing = [f"{name} (pip install 'dps[{extra}]')" for name, extra in EXTRAS.items() if versions[name] is None]
     lines = [
         f"python      {platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "packages    " + ", ".join(f"{n} {v}" for n, v in versions.items() if v),
-        f"missing     {', '.join(missing) or 'nothing'}" + (" (extras: pip install 'dps[cli,sim]')" if missing else ""),
+        f"not there   {', '.join(missing) or 'no extra is missing'}",
         "threads     " + ", ".join(f"{n}={os.environ.get(n, 'unset')}" for n in THREADS),
         f"open files  {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} allowed; a node needs about 3 for each peer",
-        f"/dev/shm    {_free('/dev/shm')}",
+        f"memory      {_shared()}",
         f"loopback    {_loopback()}",
         f"gpu         {_gpu()}",
     ]
@@ -43,11 +47,14 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _free(path: str) -> str:
+def _shared() -> str:
+    """Whether processes of this machine can read each other's values in place."""
     try:
-        return f"{shutil.disk_usage(path).free / 1e9:.1f} GB free"
-    except OSError as error:
-        return f"not usable: {error.strerror}"
+        memory = runtime().share(1 << 20)
+        runtime().attach(memory.name)
+    except DpsError as error:
+        return f"is not shared between processes, sockets are used: {error}"
+    return "values and gradients are shared between processes of this machine and user"
 
 
 def _gpu() -> str:

@@ -175,7 +175,7 @@ def test_yaml_without_pyyaml_names_the_package(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "yaml", None)
     path = tmp_path / "cluster.yaml"
     path.write_text("ps: ['a:1']\n")
-    with pytest.raises(ConfigError, match=r"package PyYAML.*pip install pyyaml"):
+    with pytest.raises(ConfigError, match=r"package PyYAML.*dps\[yaml\]"):
         resolve.load_cluster(path)
 
 

@@ -9,12 +9,12 @@ from math import inf
 from random import Random
 from typing import Any, NoReturn
 
-from dps.errors import DpsError
+from dps.errors import DpsError, MissingExtra
 
 try:
     from greenlet import GreenletExit, getcurrent, greenlet  # type: ignore[import-untyped, unused-ignore]
 except ImportError as _error:
-    raise ImportError("the simulator needs greenlet, which is not installed: pip install 'dps[sim]'") from _error
+    raise MissingExtra("the simulator needs greenlet, which is not installed: pip install 'dps[sim]'") from _error
 
 __all__ = ["SHORTEST_S", "GreenletExit", "Group", "Scheduler", "SimTask", "SimulationError"]
 

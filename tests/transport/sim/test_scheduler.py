@@ -199,5 +199,5 @@ def test_without_greenlet_the_error_names_the_extra() -> None:
     code = "import sys; sys.modules['greenlet'] = None\nimport dps.transport.sim"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.stderr.strip().splitlines()[-1] == (
-        "ImportError: the simulator needs greenlet, which is not installed: pip install 'dps[sim]'"
+        "dps.errors.MissingExtra: the simulator needs greenlet, which is not installed: pip install 'dps[sim]'"
     )
