@@ -124,6 +124,10 @@ class Supervisor:
         elif not text.startswith(f"dps {name} at "):
             self._print(name, text)
 
+    def say(self, text: str) -> None:
+        """A line of the launcher's own."""
+        self._print("dps", text)
+
     # -- running ----------------------------------------------------------------------------------------------
 
     def turn(self, wait_s: float) -> None:
@@ -147,7 +151,7 @@ class Supervisor:
         self._crashed[name] = code
         if self._left.setdefault(name, self._restarts) > 0 and (self.owned or self.workers_alive()):
             self._left[name] -= 1
-            self._print("dps", f"{name} ended with {describe(code)}; it is started again")
+            self.say(f"{name} ended with {describe(code)}; it is started again")
             arguments = child.arguments
             if name == "chief":
                 arguments = [*self._chief_arguments(self.target), "--restarted"]
@@ -168,7 +172,7 @@ class Supervisor:
                 sent = interrupts.count
                 self._interrupt(sent)
             if not self._ending and self.lost():
-                self._print("dps", f"{self.lost()} is lost for good; the workers have {END_S:.0f} s to end")
+                self.say(f"{self.lost()} is lost for good; the workers have {END_S:.0f} s to end")
                 self._give_up(END_S)
         return self._teardown()
 
@@ -193,7 +197,7 @@ class Supervisor:
     def _interrupt(self, count: int) -> None:
         """Ctrl-C: once, the workers drain; twice, everything is killed."""
         if count == 1:
-            self._print("dps", "stopping after this step; Ctrl-C once more kills all tasks")
+            self.say("stopping after this step; Ctrl-C once more kills all tasks")
             for name in self.workers_alive():
                 self.children[name].signal(signal.SIGINT)
         else:
@@ -236,10 +240,10 @@ class Supervisor:
         bad = {n: c for n, c in codes.items() if not n.startswith("worker") and c not in (0, -signal.SIGTERM)}
         if any(c == 3 or c < 0 for c in bad.values()):
             name, code = next(reversed(self._crashed.items()), next(iter(bad.items())))
-            self._print("dps", f"the run is over: {name} was lost ({describe(code)})")
+            self.say(f"the run is over: {name} was lost ({describe(code)})")
             return 3
         for name, code in bad.items():
-            self._print("dps", f"{name} ended with {describe(code)}")
+            self.say(f"{name} ended with {describe(code)}")
         return max((c if c > 0 else 1 for c in codes.values() if c not in (0, -signal.SIGTERM)), default=0)
 
     def stop(self) -> None:
@@ -295,6 +299,9 @@ def launch(
     with Interrupts() as interrupts:
         try:
             supervisor.start()
+            supervisor.say(
+                f"chief at {supervisor.target}; look at the run with: dps status --chief {supervisor.target}"
+            )
             for task in range(workers):
                 supervisor.start_worker(task, os.fspath(program), arguments)
             return supervisor.wait(interrupts)

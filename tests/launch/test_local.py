@@ -200,6 +200,7 @@ def test_launch_prefixes_lines_and_ends_with_zero(program: Path) -> None:
     text = rest(process)
     assert process.returncode == 0, text
     assert "[worker:0] ends at 20" in text and "[worker:1] ends at 20" in text
+    assert text.startswith("[dps] chief at 127.0.0.1:")
 
 
 def test_launch_ends_with_three_when_a_ps_is_lost_for_good(program: Path) -> None:
