@@ -37,6 +37,8 @@ class Pull(Message):
     """Version counter that the asker has; -1: none. Values only when the shard's is higher."""
     parts: list[int]
     """Indices of the parts wanted; empty: the whole run."""
+    patience_ms: int = 0
+    """The asker's session waits for so long; 0: for ever. In bounded mode no worker keeps it waiting for longer."""
     shared: bool = False
     """The asker can read the ps's memory: answer with SharedValues where that is possible."""
 

@@ -150,7 +150,7 @@ class Shards:
 
 def pull_shards(
     connection: Connection, names: list[int] | None, newer_than: Mapping[int, int], after: Mapping[int, int],
-    clock: int, take: Callable[[int], Array], hold: bool,
+    clock: int, patience_ms: int, take: Callable[[int], Array], hold: bool,
 ) -> Shards:  # fmt: skip
     """A pull from all ps, or from those that have the named variables; see PullTransfer for `take` and `hold`."""
     messages: dict[int, Pull] = {}
@@ -161,7 +161,7 @@ def pull_shards(
         if names is None or parts:
             messages[ps] = Pull(
                 connection.epoch, 0 if after else min_step, after.get(ps, 0), clock, newer_than.get(ps, -1), parts,
-                connection.lanes[ps].on and not parts,
+                patience_ms, connection.lanes[ps].on and not parts,
             )  # fmt: skip
     if connection.bounded and connection.step_ps in messages:
         messages = {connection.step_ps: messages.pop(connection.step_ps), **messages}
@@ -207,7 +207,8 @@ class Pulls:
         behind = after and pushes.under_way
         clock = pushes.acknowledged + (1 if behind else 0)
         numbers = pushes.numbers if behind else {}
-        return pull_shards(connection, names, counters, numbers, clock, self._recycled.take, hold)
+        patience_ms = self._waiter.patience_ms
+        return pull_shards(connection, names, counters, numbers, clock, patience_ms, self._recycled.take, hold)
 
     def _indices(self, names: Sequence[str]) -> list[int]:
         by_name = self._connection.plan.by_name

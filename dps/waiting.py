@@ -50,6 +50,14 @@ class Waiter:
         """On the runtime's clock; `timeout` None is the session's."""
         return self._connection.runtime.now() + (self._timeout_s if timeout is None else timeout)
 
+    @property
+    def patience_ms(self) -> int:
+        """The session's timeout as pulls carry it: 0 where it may take for ever.
+
+        A call's own, shorter timeout ends in an error and changes nothing for others.
+        """
+        return 0 if self._timeout_s == float("inf") else max(1, int(1000 * self._timeout_s))
+
     def poll(self, operation: Operation) -> bool:
         """Take what has arrived; whether the operation is complete. Does not block."""
         operation.start()

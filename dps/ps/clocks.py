@@ -8,40 +8,60 @@ from __future__ import annotations
 
 
 class Clocks:
-    """A worker's clock is the number of its acknowledged pushes; it never falls."""
+    """A worker's clock is the number of its acknowledged pushes; it never falls.
+
+    One that kept a reader waiting until that reader's deadline does not count until its clock rises again.
+    """
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
         self._clock: dict[int, int] = {}
         self._base: dict[int, int] = {}
         self._names: dict[int, str] = {}
+        self._late: set[int] = set()
 
     def set_members(self, names: dict[int, str]) -> None:
         """The living workers' names by incarnation; a new one starts at the lowest clock of the others."""
-        lowest = min((c for i, c in self._clock.items() if i in names), default=0)
+        lowest = min((c for i, c in self._counted().items() if i in names), default=0)
         self._clock = {i: self._clock.get(i, lowest) for i in names}
         self._base = {i: self._base.get(i, lowest) for i in names}
         self._names = dict(names)
+        self._late &= set(names)
 
     def acknowledged(self, incarnation: int, pushes: int) -> None:
         """A session says how many of its pushes were acknowledged since it joined."""
-        if incarnation in self._clock:
-            self._clock[incarnation] = max(self._clock[incarnation], self._base[incarnation] + pushes)
+        before = self._clock.get(incarnation)
+        if before is not None and self._base[incarnation] + pushes > before:
+            self._clock[incarnation] = self._base[incarnation] + pushes
+            self._late.discard(incarnation)
 
     def may_read(self, incarnation: int) -> bool:
         """Whether a session may read now; sessions that are no workers always may."""
-        own = self._clock.get(incarnation)
-        return own is None or own - min(self._clock.values()) <= self.bound
+        return not self._behind(incarnation)
+
+    def deadline(self, incarnation: int) -> list[str]:
+        """A reader has waited for as long as it may: those it waits for do not count any more; their names."""
+        late = self._behind(incarnation)
+        self._late |= set(late)
+        return [self._names[i] for i in late]
 
     def now(self) -> dict[int, int]:
         """The clocks by incarnation, as far as the sessions have told."""
         return dict(self._clock)
 
     def lowest(self) -> int:
-        """The lowest clock of all workers."""
-        return min(self._clock.values(), default=0)
+        """The lowest clock of all workers that count."""
+        return min(self._counted().values(), default=0)
 
     def slowest(self) -> list[str]:
         """Names of the workers with the lowest clock."""
         lowest = self.lowest()
-        return [self._names[i] for i, clock in self._clock.items() if clock == lowest]
+        return [self._names[i] for i, clock in self._counted().items() if clock == lowest]
+
+    def _behind(self, incarnation: int) -> list[int]:
+        """Who is so far behind a session that it may not read."""
+        own = self._clock.get(incarnation)
+        return [] if own is None else [i for i, clock in self._counted().items() if own - clock > self.bound]
+
+    def _counted(self) -> dict[int, int]:
+        return {i: clock for i, clock in self._clock.items() if i not in self._late}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,11 @@ from dps.ps.staging import Ledger, Staged
 from dps.ps.store import RowGradient, Update
 from dps.transport.wire import Array
 from dps.update import Async, Bounded
+
+log = logging.getLogger("dps")
+
+PATIENCE = 0.8
+"""The part of a reader's patience after which a worker that hangs no longer counts."""
 
 
 class AsyncMode:
@@ -131,6 +137,7 @@ class BoundedMode(AsyncMode):
     def __init__(self, shard: Shard, settings: Bounded) -> None:
         super().__init__(shard, Async())
         self.clocks = Clocks(settings.staleness)
+        self._timed: set[tuple[int, int]] = set()
 
     def may_read(self, sender: Sender, pull: Pull) -> str:
         if not self.shard.is_step_ps:
@@ -141,7 +148,29 @@ class BoundedMode(AsyncMode):
             self.shard.node.post(self.shard.wake_reads)
         if self.clocks.may_read(sender.incarnation):
             return ""
+        self._set_deadline(sender, pull)
         return f"{self.waiting_for()} to come within {self.clocks.bound} steps"
+
+    def _set_deadline(self, sender: Sender, pull: Pull) -> None:
+        """Shortly before a reader gives up, those that it waits for are given up instead."""
+        key = (sender.incarnation, sender.request)
+        if not pull.patience_ms or key in self._timed:
+            return
+        self._timed.add(key)
+
+        def passed() -> None:
+            self._timed.discard(key)
+            if self.shard.ended or not self.shard.waits(sender):
+                return
+            late = self.clocks.deadline(sender.incarnation)
+            if late:
+                log.warning(
+                    "%s: %s waited for %s until its deadline; the others go on without", self.shard.node.name,
+                    sender.name, ", ".join(late),
+                )  # fmt: skip
+            self.shard.wake_reads()
+
+        self.shard.node.after(pull.patience_ms / 1000 * PATIENCE, passed)
 
     def _apply(self, ledger: Ledger, staged: Staged) -> Pushed:
         """With one ps an applied push is an acknowledged one; with more only the session knows, and says so."""

@@ -140,6 +140,10 @@ class Shard:
         else:
             self._answer(read)
 
+    def waits(self, sender: Sender) -> bool:
+        """Whether a read still has no answer."""
+        return (sender.route, sender.request) in self._reads
+
     def wake_reads(self) -> None:
         """Answer the reads that waited for what has just happened."""
         for key, read in list(self._reads.items()):

@@ -120,3 +120,16 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=25)
+
+
+def test_who_kept_a_reader_waiting_until_its_deadline_does_not_count_until_it_goes_on() -> None:
+    clocks = Clocks(1)
+    clocks.set_members({1: "worker:0", 2: "worker:1", 3: "worker:2"})
+    clocks.acknowledged(1, 3)
+    clocks.acknowledged(2, 2)
+    assert not clocks.may_read(1)
+    assert clocks.deadline(1) == ["worker:2"]
+    assert clocks.may_read(1) and clocks.may_read(3)
+    clocks.acknowledged(3, 1)
+    assert not clocks.may_read(1) and clocks.slowest() == ["worker:2"]
+    assert clocks.deadline(2) == []

@@ -155,3 +155,21 @@ def test_a_number_of_steps_counts_from_the_step_at_session_creation_also_in_a_ru
         return None
 
     assert dps.simulate(train, workers=2, compute=Compute(1.0)).results == [(7, 7), None]
+
+
+def test_in_bounded_mode_a_worker_that_hangs_no_longer_counts_when_the_deadline_has_passed() -> None:
+    """Worker 1 stands still for 100 s after its first push; worker 0, whose calls take 10 s at most, goes on alone."""
+
+    def train(server: Any) -> Any:
+        values = {"optimizer": dps.optim.SGD(1.0), "update": dps.Bounded(1), "timeout": 10}
+        with dps.Session(server, {"a": np.zeros(2)}, **values) as s:
+            began = server.runtime.now()
+            for step in range(5):
+                s.pull()
+                s.push({"a": np.ones(2)})
+                if server.task == 1 and step == 0:
+                    server.runtime.sleep(100.0)
+            return server.runtime.now() - began
+
+    first, second = dps.simulate(train, workers=2, compute=Compute(0.1)).results
+    assert 8.0 < first < 10.0 and second > 100.0
