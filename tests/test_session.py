@@ -276,7 +276,7 @@ def test_a_wait_names_who_is_missing() -> None:
     with cluster(1, 2, "inproc") as (one, two), session(one, update=dps.Bounded(0), timeout=1.0) as s, session(two):
         s.push(ones())
         with pytest.raises(DeadlineExceeded, match="waits for worker:1"):
-            s.pull()
+            s.pull(timeout=0.4)
 
 
 def test_another_protocol_version_is_told(server: dps.Server) -> None:

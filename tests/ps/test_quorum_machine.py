@@ -32,7 +32,7 @@ class Model:
         self.chosen: set[tuple[int, int]] = set()
         self.granted: dict[tuple[int, int], str] = {}
         self.ended: set[int] = set()
-        self.grants_this_step = self.most = 0
+        self.grants_this_step = self.most = self.at_freeze = 0
         for index in range(workers):
             self.join(f"worker:{index}", index)
 
@@ -105,6 +105,7 @@ class Model:
         if self.grants_this_step > self.most:
             assert not going_on, "more tokens than max(total, aggregate), and it was no standstill"
             self.most = self.grants_this_step
+        self.at_freeze = max(self.quorum.aggregate, self.quorum.total)
 
     def _tokens(self) -> int:
         """How many tokens the step that is under way may hand out."""
@@ -117,7 +118,7 @@ class Model:
         if decision.chosen:
             self.steps += 1
             self.grants_this_step = 0
-            self.most = self._tokens()
+            self.most = max(self._tokens(), self.at_freeze)  # who enters with the step changes both numbers after it
         assert decision.step == self.steps
         assert list(decision.chosen) == sorted(decision.chosen)
         for _, incarnation, number in decision.chosen:
