@@ -16,9 +16,12 @@ from dps.protocol import Probe, Probed, Release
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.probing import marked, starts_with
 from dps.transport.wire import Array, Message
+from dps.variables.plan import ShardLayout
 
 log = logging.getLogger("dps")
 
+AT_ONCE_NBYTES = 1 << 20
+"""A ps that has to keep a version of this size for a reader writes its next one elsewhere, which costs time."""
 PROBE_S = 0.5
 """How long a session waits to hear whether a ps is on its machine; one that says so later is taken up then."""
 
@@ -31,6 +34,7 @@ class Lane:
         self.on = False
         self._runtime, self._caller, self._ref, self._epoch = runtime, caller, ref, epoch
         self._attached: dict[tuple[int, ...], Array] = {}
+        self._reading: set[int] = set()
 
     def heard(self, answer: Message) -> bool:
         """The ps's answer to the probe."""
@@ -48,9 +52,31 @@ class Lane:
             found = self._attached[tuple(name)] = self._runtime.attach(name)
         return found
 
-    def release(self, number: int) -> None:
-        """Tell the ps that the values under a pull's number are read; told again until it has heard it."""
-        self._caller.start(self._ref, Release(self._epoch, [number]), lambda _: True)
+    def reads(self, number: int) -> None:
+        """A pull under this number may be answered with a place."""
+        self._reading.add(number)
+
+    def over(self, number: int) -> None:
+        """That pull was answered otherwise."""
+        self._reading.discard(number)
+
+    def release(self, number: int, nbytes: int) -> None:
+        """Tell the ps that the values under a pull's number, so many bytes, are read.
+
+        Of a few bytes it is told with the session's next message; of many at once, and again until it has heard it.
+        """
+        self._reading.discard(number)
+        message = Release(self._epoch, [number])
+        if nbytes > AT_ONCE_NBYTES:
+            self._caller.start(self._ref, message, lambda _: True)
+        else:
+            self._caller.tell(self._ref, message)
+
+    def all_released_below(self) -> int:
+        """Under all lower numbers nothing is read any more; 0 where the lane is off."""
+        if not self.on:
+            return 0
+        return min(self._reading) if self._reading else self._caller.next_number
 
     def give_up(self, error: Exception) -> None:
         """Go on over the socket."""
@@ -98,24 +124,26 @@ class Lanes:
         return bool(self._lanes) and all(lane.on for lane in self._lanes.values())
 
 
-def nobody() -> bool:
-    """Nobody reads the run."""
-    return False
-
-
 class Run:
     """A run of bytes of a session's own for one shard, shared with its ps where the lane is on."""
 
-    def __init__(self, runtime: Runtime, lane: Lane, nbytes: int) -> None:
+    def __init__(self, runtime: Runtime, lane: Lane, layout: ShardLayout) -> None:
         self.memory: Memory | None = None
         if lane.on:
             try:
-                self.memory = runtime.share(nbytes)
+                self.memory = runtime.share(layout.nbytes)
             except Unavailable as error:
                 lane.give_up(error)
-        self.bytes: Array = np.zeros(nbytes, np.uint8) if self.memory is None else self.memory.array
-        self.in_use: Callable[[], bool] = nobody
+        self.bytes: Array = np.zeros(layout.nbytes, np.uint8) if self.memory is None else self.memory.array
+        self.views = layout.views(self.bytes)
+        """The shard's parts in it, by index."""
+        self.reader: Request | None = None
+        """The push that was made of it."""
+
+    @property
+    def in_use(self) -> bool:
         """Whether a push that was made of it is still on its way."""
+        return self.reader is not None and not self.reader.complete
 
 
 class Runs:
@@ -125,14 +153,14 @@ class Runs:
         self._runtime, self._lanes = runtime, lanes
         self._made: dict[int, list[Run]] = {}
 
-    def take(self, ps: int, nbytes: int) -> Run:
+    def take(self, ps: int, layout: ShardLayout) -> Run:
         """A run that nobody reads; its bytes are what they were."""
         made = self._made.setdefault(ps, [])
-        run = next((run for run in made if not run.in_use()), None)
-        if run is None:
-            run = Run(self._runtime, self._lanes[ps], nbytes)
-            made.append(run)
-        return run
+        for run in made:
+            if not run.in_use:
+                return run
+        made.append(Run(self._runtime, self._lanes[ps], layout))
+        return made[-1]
 
     def forget(self) -> None:
         """After a rollback: a ps may still read the old ones, which go when it has done so."""

@@ -41,6 +41,8 @@ class Pull(Message):
     """The asker's session waits for so long; 0: for ever. In bounded mode no worker keeps it waiting for longer."""
     shared: bool = False
     """The asker can read the ps's memory: answer with SharedValues where that is possible."""
+    released: int = 0
+    """All SharedValues under lower request numbers are read, whatever became of their Release."""
 
 
 @kind(11)

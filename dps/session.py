@@ -169,6 +169,8 @@ class Session:
     def pull_async(self, names: Sequence[str] | None = None) -> Reply[Any]:
         """As `pull`, but returns at once with a Reply."""
         operation = self._pulls.start(names, None, after=False)
+        operation.start()
+        self._connection.caller.flush()
         return Reply(
             lambda t: self._pulls.finish(operation, None, t), lambda: self._waiter.poll(operation), lambda: None
         )
@@ -215,6 +217,7 @@ class Session:
         Hooks hear of the result when it is asked for, or at a later push or the end of the block.
         """
         operation = self._start_push(grads, loss, None)
+        self._connection.caller.flush()
         return Reply(
             lambda t: self._pushes.finish(operation, t),
             lambda: self._waiter.poll(operation),
@@ -250,12 +253,13 @@ class Session:
     def _settled(self, result: Push, loss: Any) -> None:
         """A push has its result: tell who listens."""
         now = self.runtime.now()
-        telemetry.progress(
-            {
-                "worker": self.name, "step": result.step, "loss": None if loss is None else float(loss),
-                "accepted": result.accepted, "staleness": result.staleness, "seconds": now - self._last_at,
-            }
-        )  # fmt: skip
+        if telemetry.on_progress:
+            telemetry.progress(
+                {
+                    "worker": self.name, "step": result.step, "loss": None if loss is None else float(loss),
+                    "accepted": result.accepted, "staleness": result.staleness, "seconds": now - self._last_at,
+                }
+            )  # fmt: skip
         self._last_at = now
         self._hooks.call("after_run", self, result, loss)
 

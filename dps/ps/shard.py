@@ -53,7 +53,6 @@ class Mode(Protocol):
 class _Read:
     sender: Sender
     pull: Pull
-    pieces: list[list[tuple[int, int]]]
 
 
 class Shard:
@@ -132,7 +131,11 @@ class Shard:
     def read(self, sender: Sender, pull: Pull) -> None:
         """Answer a pull now, or keep it until it may be answered."""
         self.ledger(sender, pull.epoch)
-        read = _Read(sender, pull, self._pieces(pull))
+        if pull.released:
+            self.lending.give_back_below(sender.incarnation, pull.released)
+        read = _Read(sender, pull)
+        if pull.parts:
+            self._pieces(pull)  # refused at once where a part is not here
         reason = self._not_yet(sender, pull)
         if reason:
             self._reads[sender.route, sender.request] = read
@@ -182,7 +185,7 @@ class Shard:
             self.counts["copied_pulls"] += 1
             lease = _Copy(store)
         self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=store.counter)
-        self._send(sender, lease, read.pieces)
+        self._send(sender, lease, self._pieces(read.pull))
 
     def _lend(self, sender: Sender) -> bool:
         """Let a reader on this machine read in place; False when it has to be sent the values."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,7 @@ Buffer = Any
 """Anything with the buffer protocol and C-contiguous bytes: bytes, memoryview, numpy array."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """One message that arrived: `route` is where an answer goes; the frames belong to the receiver."""
 
     route: Route
@@ -117,6 +116,8 @@ class Runtime(Protocol):
     """Runs longer than this travel as several messages of this size, bytes (1 MiB on ZeroMQ)."""
     shared_nbytes: int
     """Runs from this size on go through shared memory where both ends are on one machine."""
+    together: int
+    """So many small messages to one node may travel as one."""
 
     def now(self) -> float:
         """Monotonic seconds."""

@@ -18,7 +18,7 @@ from dps.ps.staging import Staged
 from dps.transport.current import runtime
 from dps.update import Async, Bounded, Update
 from dps.variables.plan import VariableSpec, make_plan
-from dps.variables.transfers import run_pieces
+from dps.variables.transfers import About, run_pieces
 from tests.variables.models import SGD
 
 PLAN = make_plan([VariableSpec("w", (2,), "<f8", SGD)], (0,), lambda *_: 0, None)
@@ -65,7 +65,7 @@ class Ps:
     def push(self, incarnation: int, number: int, value: float = 1.0, counter: int = -1, step: int = 0) -> list[Any]:
         run = np.zeros(LAYOUT.nbytes, np.uint8)
         LAYOUT.views(run)[0][...] = value
-        (piece,) = run_pieces(LAYOUT, run, 1000, 1, number, step, counter)
+        (piece,) = run_pieces(LAYOUT, run, 1000, About(1, number, step, counter))
         staged = Staged(incarnation - 1, incarnation, number, step, counter, piece.form, piece.nbytes)
         staged.add(piece, LAYOUT, True)
         self.shard.ledgers[incarnation].staged[number] = staged

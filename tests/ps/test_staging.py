@@ -15,7 +15,7 @@ from dps.protocol import APPLIED, EMPTY, PARTS, RUN, WINDOW, Push, Pushed
 from dps.ps.staging import Ledger, Staged, run_arrays
 from dps.ps.store import RowGradient
 from dps.variables.plan import VariableSpec, make_plan
-from dps.variables.transfers import parts_message, run_pieces
+from dps.variables.transfers import About, parts_message, run_pieces
 from tests.variables.models import SGD
 
 SPECS = [
@@ -49,7 +49,7 @@ def take(pieces: list[Push], check_finite: bool = True) -> Staged:
 
 
 def pieces(size: int, bad: Any = None) -> list[Push]:
-    return run_pieces(LAYOUT, run_of(bad), size, 1, 1, 0, 0)
+    return run_pieces(LAYOUT, run_of(bad), size, About(1, 1, 0, 0))
 
 
 @settings(max_examples=50)
@@ -128,7 +128,7 @@ def test_a_piece_that_does_not_belong_is_refused(first: Push, second: Push | Non
 
 
 def parts(*described: tuple[int, Any]) -> Staged:
-    return take([parts_message(list(described), 1, 1, 0, 0)])
+    return take([parts_message(list(described), About(1, 1, 0, 0))])
 
 
 def test_parts_come_as_arrays_or_rows_and_duplicates_are_summed() -> None:
