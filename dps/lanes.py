@@ -20,8 +20,6 @@ from dps.variables.plan import ShardLayout
 
 log = logging.getLogger("dps")
 
-AT_ONCE_NBYTES = 1 << 20
-"""A ps that has to keep a version of this size for a reader writes its next one elsewhere, which costs time."""
 PROBE_S = 0.5
 """How long a session waits to hear whether a ps is on its machine; one that says so later is taken up then."""
 
@@ -61,16 +59,13 @@ class Lane:
         self._reading.discard(number)
 
     def release(self, number: int, nbytes: int) -> None:
-        """Tell the ps that the values under a pull's number, so many bytes, are read.
+        """The values under a pull's number, so many bytes, are read.
 
-        Of a few bytes it is told with the session's next message; of many at once, and again until it has heard it.
+        Of a few bytes the ps hears with the session's next pull; of many at once, and again until it has heard it.
         """
         self._reading.discard(number)
-        message = Release(self._epoch, [number])
-        if nbytes > AT_ONCE_NBYTES:
-            self._caller.start(self._ref, message, lambda _: True)
-        else:
-            self._caller.tell(self._ref, message)
+        if nbytes > self._runtime.small_nbytes:
+            self._caller.start(self._ref, Release(self._epoch, [number]), lambda _: True)
 
     def all_released_below(self) -> int:
         """Under all lower numbers nothing is read any more; 0 where the lane is off."""

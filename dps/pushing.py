@@ -30,6 +30,7 @@ class PushOp:
         self._connection, self.loss = connection, loss
         self._sync, self._step_ps = connection.sync, connection.step_ps
         self.transfers: dict[int, PushTransfer] = {}
+        self._deciding: list[PushTransfer] = []
         self.rolled_back = False
         self.outcome: Push | None = None
         """The result, once the session has taken note of it."""
@@ -40,15 +41,16 @@ class PushOp:
     def start(self) -> None:
         """Pushes are sent when they are made."""
 
-    def _deciding(self) -> list[PushTransfer]:
-        if self._sync:
-            return [self.transfers[self._step_ps]]
-        return list(self.transfers.values())
+    def sent(self, ps: int, transfer: PushTransfer) -> None:
+        """One shard's part of it is on its way."""
+        self.transfers[ps] = transfer
+        if not self._sync or ps == self._step_ps:
+            self._deciding.append(transfer)
 
     @property
     def complete(self) -> bool:
         if not self.rolled_back:
-            for transfer in self._deciding():
+            for transfer in self._deciding:
                 if not transfer.complete:
                     return False
         return True
@@ -58,7 +60,7 @@ class PushOp:
         """Whether it counts; None while that is not known."""
         if self.rolled_back:
             return False
-        answers = [transfer.accepted for transfer in self._deciding()]
+        answers = [transfer.accepted for transfer in self._deciding]
         return None if None in answers else all(answers)
 
     def waits_for(self) -> list[str]:
@@ -88,7 +90,7 @@ class PushOp:
             self.outcome = Push(self._restored_step, False)
             return self.outcome
         accepted, staleness = True, 0
-        for transfer in self._deciding():
+        for transfer in self._deciding:
             result = transfer.result
             if result is not None:
                 accepted = accepted and result.status == APPLIED
@@ -149,7 +151,7 @@ class Pushes:
     def account(self) -> None:
         """Take note of the pushes that are complete, once each and in the run epoch that they belong to."""
         connection = self._connection
-        while (operation := self._first_complete()) is not None:
+        while self._under_way and (operation := self._first_complete()) is not None:
             self._under_way.remove(operation)
             result = operation.settle(connection.step)
             self.acknowledged += 1
@@ -246,7 +248,7 @@ def push_shards(
         if pieces[0].form == EMPTY and not connection.sync and ps != connection.step_ps:
             continue
         numbers[ps] += 1
-        operation.transfers[ps] = _sent(connection, ps, pieces, run, about)
+        operation.sent(ps, _sent(connection, ps, pieces, run, about))
     return operation
 
 

@@ -27,6 +27,7 @@ Then = Callable[[Message | Exception], None]
 
 HELD_UP_S = 0.2
 """A turn of a node's thread that took longer than this does not count against those who are away."""
+NEVER = float("inf")
 DRAINED = 1000
 """Events that a node reads at most before it judges who is late."""
 
@@ -189,9 +190,13 @@ class Node:
     def _wait_s(self) -> float:
         if self._posted:
             return 0.0
-        times = [self._requests.next_at(), self._watch.next_at(), self._timers[0].at if self._timers else None]
-        known = [t for t in times if t is not None]
-        return 10.0 if not known else max(0.0, min(known) - self.runtime.now())
+        at = min(self._judges_at(), self._timers[0].at if self._timers else NEVER)
+        return 10.0 if at == NEVER else max(0.0, at - self.runtime.now())
+
+    def _judges_at(self) -> float:
+        """When somebody who was not heard of since is to be asked again, or counts as lost."""
+        asked, watched = self._requests.next_at(), self._watch.next_at()
+        return min(NEVER if asked is None else asked, NEVER if watched is None else watched)
 
     def _turn(self, wait_s: float) -> None:
         event = self._endpoint.receive(wait_s)
@@ -200,7 +205,7 @@ class Node:
         # A thread that was held up finds news and passed deadlines at once: the news first, or who is there is lost.
         now = self.runtime.now()
         for _ in range(DRAINED):
-            if not self._is_late(now) or (event := self._endpoint.receive(0)) is None:
+            if self._judges_at() > now or (event := self._endpoint.receive(0)) is None:
                 break
             self._take(event)
             now = self.runtime.now()
@@ -209,13 +214,9 @@ class Node:
             self._watch.forgive(took_s, now)
         while self._posted and not self._stop_asked:
             self._guard(self._posted.popleft())
-        self._clockwork()
+        if self._timers or self._judges_at() <= now:
+            self._clockwork()
         self._outbox.flush()
-
-    def _is_late(self, now: float) -> bool:
-        """Whether somebody is to be judged now by when they were last heard."""
-        asked, watched = self._requests.next_at(), self._watch.next_at()
-        return (asked is not None and asked <= now) or (watched is not None and watched <= now)
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Delivery):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from dps.errors import Aborted
 from dps.protocol import WINDOW, Lookup, Members, NotNewer, Pull, Pushed, Release, Rows, SharedValues, Values
 from dps.ps.borrowed import Borrowed
 from dps.ps.lending import Lending
+from dps.ps.notices import Notices
 from dps.ps.saving import Saving
 from dps.ps.staging import Ledger, Staged
 from dps.ps.store import Lease, Store
@@ -80,6 +82,7 @@ class Shard:
         self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
         self.staleness: dict[str, int] = {}
         self.lending = Lending(self.store)
+        self.notices = Notices(node)
         self._reads: dict[tuple[Any, int], _Read] = {}
 
     @property
@@ -136,12 +139,17 @@ class Shard:
         read = _Read(sender, pull)
         if pull.parts:
             self._pieces(pull)  # refused at once where a part is not here
-        reason = self._not_yet(sender, pull)
-        if reason:
-            self._reads[sender.route, sender.request] = read
-            self.node.answer(sender, Waiting(reason))
+        if self._has_to_wait(sender, pull):
+            key = sender.route, sender.request
+            self._reads[key] = read
+            self.notices.add(partial(self._say_why, key))
         else:
             self._answer(read)
+
+    def _say_why(self, key: tuple[Any, int]) -> None:
+        read = self._reads.get(key)
+        if read is not None:
+            self.node.answer(read.sender, Waiting(self._not_yet(read.sender, read.pull)))
 
     def waits(self, sender: Sender) -> bool:
         """Whether a read still has no answer."""
@@ -149,12 +157,21 @@ class Shard:
 
     def wake_reads(self) -> None:
         """Answer the reads that waited for what has just happened."""
+        if not self._reads:
+            return
         for key, read in list(self._reads.items()):
             if read.sender.incarnation not in self.ledgers:
                 del self._reads[key]
-            elif not self._not_yet(read.sender, read.pull):
+            elif not self._has_to_wait(read.sender, read.pull):
                 del self._reads[key]
                 self._answer(read)
+
+    def _has_to_wait(self, sender: Sender, pull: Pull) -> bool:
+        return (
+            self.store.step < pull.min_step
+            or (pull.after > 0 and not self.ledgers[sender.incarnation].decided(pull.after))
+            or bool(self.mode.may_read(sender, pull))
+        )
 
     def _not_yet(self, sender: Sender, pull: Pull) -> str:
         if self.store.step < pull.min_step:

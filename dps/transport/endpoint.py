@@ -116,6 +116,8 @@ class Runtime(Protocol):
     """Runs longer than this travel as several messages of this size, bytes (1 MiB on ZeroMQ)."""
     shared_nbytes: int
     """Runs from this size on go through shared memory where both ends are on one machine."""
+    small_nbytes: int
+    """Of a shard up to this size a ps keeps many versions: who has read one need not say so at once."""
     together: int
     """So many small messages to one node may travel as one."""
 

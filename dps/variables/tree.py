@@ -44,7 +44,8 @@ def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
 
     Raises TypeError for keys that are no strings and ValueError for keys that are empty or contain "/".
     """
-    yield from _flat(tree) or _walk(tree, "")
+    flat = _flat(tree)
+    return _walk(tree, "") if flat is None else iter(flat)
 
 
 def _flat(tree: Any) -> list[tuple[str, Any]] | None:
