@@ -28,8 +28,9 @@ class Lane:
     """Memory shared with one ps in one run epoch. Off until both have read the other's; then values and gradients
     are read where they were written, and only their places travel."""
 
-    def __init__(self, runtime: Runtime, caller: Caller, ref: Ref, epoch: int) -> None:
-        self.on = False
+    def __init__(self, runtime: Runtime, caller: Caller, ref: Ref, epoch: int, worth: bool) -> None:
+        """`worth`: the shard is large enough; else only small messages take a shorter way."""
+        self.on, self._worth = False, worth
         self._runtime, self._caller, self._ref, self._epoch = runtime, caller, ref, epoch
         self._attached: dict[tuple[int, ...], Array] = {}
         self._reading: set[int] = set()
@@ -38,7 +39,10 @@ class Lane:
         """The ps's answer to the probe."""
         if isinstance(answer, Probed) and answer.memory:
             try:
-                self.on = starts_with(self._runtime, answer.memory, answer.token)
+                here = starts_with(self._runtime, answer.memory, answer.token)
+                self.on = here and self._worth
+                if here:
+                    self._caller.pair(self._ref.address, answer.direct)
             except DpsError as error:
                 self.give_up(error)
         return isinstance(answer, Probed | Failed)
@@ -92,14 +96,15 @@ class Lanes:
         self._lanes: dict[int, Lane] = {}
 
     def open(self, refs: dict[int, Ref], epoch: int, worth: Callable[[int], bool]) -> None:
-        """Ask each ps that holds enough for it (`worth`) whether it is on this machine. Blocks for a moment."""
+        """Ask each ps whether it is on this machine; those that hold enough (`worth`) share memory then. Blocks for a
+        moment."""
         for request in self._asked:
             self._caller.drop(request)
         self._asked, self._lanes = [], {}
         for ps, ref in refs.items():
-            self._lanes[ps] = lane = Lane(self._runtime, self._caller, ref, epoch)
-            if self.wanted and worth(ps) and (own := self._mark()) is not None:
-                probe = Probe(own.name, own.array.tobytes())
+            self._lanes[ps] = lane = Lane(self._runtime, self._caller, ref, epoch, worth(ps))
+            if self.wanted and (own := self._mark()) is not None:
+                probe = Probe(own.name, own.array.tobytes(), self._caller.direct)
                 self._asked.append(self._caller.start(ref, probe, lane.heard))
         self._caller.wait(self._asked, PROBE_S)
 

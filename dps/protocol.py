@@ -113,19 +113,23 @@ class Release(Message):
 @kind(17)
 @dataclass(frozen=True, slots=True)
 class Probe(Message):
-    """Is the ps on the asker's machine? `memory` names some of the asker's, which begins with `token`."""
+    """Is the ps on the asker's machine? `memory` names some of the asker's, which begins with `token`; `direct` is its
+    way for small messages."""
 
     memory: list[int]
     token: bytes
+    direct: bytes = b""
 
 
 @kind(18)
 @dataclass(frozen=True, slots=True)
 class Probed(Message):
-    """Some memory of the ps's, which begins with `token`; no name where the asker's could not be read."""
+    """Some memory of the ps's, which begins with `token`, and its `direct`; no names where the asker's could not be
+    read."""
 
     memory: list[int]
     token: bytes
+    direct: bytes = b""
 
 
 # -- push -------------------------------------------------------------------------------------------------

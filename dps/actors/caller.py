@@ -122,6 +122,15 @@ class Caller:
         """Open a connection ahead of its first message."""
         self._endpoint.connect(address)
 
+    @property
+    def direct(self) -> bytes:
+        """What a node on this machine can pair with."""
+        return self._endpoint.direct
+
+    def pair(self, address: str, name: bytes) -> None:
+        """A node on this machine has paired with this caller: small messages go past the sockets."""
+        self._endpoint.pair(address, name, True)
+
     def disconnect(self, address: str) -> None:
         self.away.pop(address, None)
         self._outbox.flush()

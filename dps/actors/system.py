@@ -145,6 +145,12 @@ class Node:
         elif done is not None:
             done()
 
+    def pair(self, route: Route, name: bytes) -> bytes:
+        """A peer on this machine may write past the sockets, and is written to so once it has. Returns what this node
+        is reached by that way."""
+        self._endpoint.pair(route, name, False)
+        return self._endpoint.direct
+
     def after(self, seconds: float, call: Callable[[], None]) -> Timer:
         """Call something later on this thread."""
         timer = Timer(self.runtime.now() + seconds, next(self._order), call)

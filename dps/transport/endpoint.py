@@ -59,6 +59,14 @@ class Endpoint(Protocol):
     address: str
     """Where peers reach this endpoint, with the port that was really taken; "" when it is not bound."""
 
+    @property
+    def direct(self) -> bytes:
+        """What a peer on this machine can `pair` with; b"" where there is no such way."""
+
+    def pair(self, route: Route, name: bytes, hears: bool) -> None:
+        """The peer at a route is on this machine, and its `direct` is this name: small messages may go to it past the
+        sockets. `hears`: it has done the same; else it is written to that way once it has written."""
+
     def connect(self, address: str) -> None:
         """Open a connection to a node and watch it; a second call does nothing. Never blocks."""
 
