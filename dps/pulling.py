@@ -41,8 +41,7 @@ class PullOp:
     def start(self) -> None:
         """Send what is not sent yet; after a rollback all of it again. Leaves at the next flush or wait."""
         if self._incarnation != self._connection.caller.incarnation:
-            for transfer in self.transfers.values():
-                transfer.drop()
+            self.drop()
             self.transfers = {}
             self._messages = self._launch()
             self._incarnation = self._connection.caller.incarnation
@@ -96,6 +95,11 @@ class PullOp:
             elif transfer.held is not None:
                 found |= transfer.layout.views_of(transfer.held)
         return found
+
+    def drop(self) -> None:
+        """Forget the requests; their late answers are for nobody."""
+        for transfer in self.transfers.values():
+            transfer.drop()
 
     def release(self) -> None:
         """Give what is held in place back to the ps."""
@@ -168,6 +172,11 @@ class Pulls:
             self._connection, known, newer_than is not None, lambda: self._launch(known, newer_than, after),
             self._recycled.take, hold,
         )  # fmt: skip
+
+    @property
+    def sync(self) -> bool:
+        """Whether the run's update mode is sync."""
+        return self._connection.sync
 
     @property
     def may_follow_a_push(self) -> bool:

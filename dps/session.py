@@ -17,6 +17,7 @@ from dps.hooks import Chain, CheckpointSaver, Hook
 from dps.hooks.scalars import Scalars
 from dps.lookup import lookup_rows
 from dps.optim import Optimizer, checked
+from dps.prefetching import prefetched
 from dps.protocol import Restore, Save, Saved
 from dps.pulling import Pulls
 from dps.pushing import Pushes, PushOp
@@ -174,6 +175,16 @@ class Session:
         return Reply(
             lambda t: self._pulls.finish(operation, None, t), lambda: self._waiter.poll(operation), lambda: None
         )
+
+    def prefetch(self, names: Sequence[str] | None = None) -> Iterator[Any]:
+        """For loops: values as of `pull`, the next of them always on their way while the loop computes.
+
+        `for values in session.prefetch(): session.push_async(gradients(values))` hides the time of a pull behind the
+        computing. Values do not have the loop's own last push in them: its staleness is one more, and pushes say so.
+        Ends when `should_stop`. Blocks while the next values are not there. Raises ConfigError in sync mode.
+        """
+        self._waiter.check_open()
+        return prefetched(self._pulls, names, self.should_stop, self._connection.caller.flush)
 
     @contextmanager
     def view(self) -> Iterator[Any]:
