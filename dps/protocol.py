@@ -6,7 +6,7 @@ incarnation, which every envelope carries, is the number under which the chief a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dps.transport.wire import Array, Message, kind
@@ -41,6 +41,9 @@ class Pull(Message):
     """The asker's session waits for so long; 0: for ever. In bounded mode no worker keeps it waiting for longer."""
     shared: bool = False
     """The asker can read the ps's memory: answer with SharedValues where that is possible."""
+    packed: list[Any] = field(default_factory=list)
+    """[name of a cast, indices of parts] for the parts that are wanted in fewer bytes; with any, the answer's bytes
+    are those of a PackedLayout."""
 
 
 @kind(11)
@@ -135,8 +138,9 @@ EMPTY, RUN, PARTS, SHARED = 0, 1, 2, 3
 @dataclass(frozen=True, slots=True)
 class Push(Message):
     """One piece of a push. Form EMPTY: nothing for this shard; RUN: bytes of the dense run at `offsets`;
-    PARTS: `parts` lists [part index, rows?], each with one array (dense) or two (row numbers, values); SHARED: the
-    dense run lies in the sender's memory, `parts` is that memory's name and the offset in it."""
+    PARTS: `parts` lists [part index, rows?], each with one array (dense) or two (row numbers, values), or [part index,
+    and a form of `dps.variables.packed`], each with its bytes; SHARED: the dense run lies in the sender's memory,
+    `parts` is that memory's name and the offset in it."""
 
     epoch: int
     number: int

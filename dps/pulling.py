@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,11 +12,13 @@ from dps.actors.requests import Request
 from dps.connection import Connection
 from dps.protocol import Pull
 from dps.pushing import Pushes
+from dps.recycling import Recycled
 from dps.reply import Version
 from dps.transport.wire import Array
 from dps.variables.layout import assemble
 from dps.variables.transfers import PullTransfer
 from dps.variables.tree import builder, leaves, nested
+from dps.variables.unpacking import PackedPull
 from dps.waiting import Waiter
 
 
@@ -87,28 +88,6 @@ class PullOp:
         return {ps: t.run.copy() if t.newer and t.run is not None else cache[ps] for ps, t in self.transfers.items()}
 
 
-class Recycled:
-    """Runs of bytes for pulled values: one that nothing refers to any more is used again.
-
-    Fresh memory costs as much as the copy into it: each of its pages has to be found and cleared first.
-    """
-
-    KEPT = 4
-    _OWN_REFERENCES = 3  # the list's, the loop's and getrefcount's
-
-    def __init__(self) -> None:
-        self._runs: list[Array] = []
-
-    def take(self, nbytes: int) -> Array:
-        """A run, its bytes undefined, for the caller to keep for as long as it likes."""
-        for run in self._runs:
-            if len(run) == nbytes and sys.getrefcount(run) <= self._OWN_REFERENCES:
-                return run
-        made: Array = np.empty(nbytes, np.uint8)
-        self._runs = [*self._runs[1 - self.KEPT :], made]
-        return made
-
-
 class Shards:
     """The transfers of one pull in one run epoch. In bounded mode the step ps answers before the others are asked."""
 
@@ -142,7 +121,7 @@ class Shards:
             return
         for ps in [first] if gate else list(self._messages):
             message = self._messages.pop(ps)
-            self.transfers[ps] = PullTransfer(
+            self.transfers[ps] = (PackedPull if message.packed else PullTransfer)(
                 connection.caller, connection.refs[ps], ps, connection.plan.layouts[ps], message, connection.aborter(),
                 connection.lanes[ps], self._take, self._hold,
             )  # fmt: skip
@@ -159,9 +138,10 @@ def pull_shards(
     for ps in plan.ps:
         parts = [] if names is None else [p.index for i in names for p in plan.parts_of[i] if p.ps == ps]
         if names is None or parts:
+            packed = [] if connection.compression is None else connection.compression.casts(plan, ps, parts)
             messages[ps] = Pull(
                 connection.epoch, 0 if after else min_step, after.get(ps, 0), clock, newer_than.get(ps, -1), parts,
-                patience_ms, connection.lanes[ps].on and not parts,
+                patience_ms, connection.lanes[ps].on and not parts and not packed, packed,
             )  # fmt: skip
     if connection.bounded and connection.step_ps in messages:
         messages = {connection.step_ps: messages.pop(connection.step_ps), **messages}
@@ -231,6 +211,8 @@ class Pulls:
                 return self.finish(self.start(None, None, after=False), out, timeout)
             views = operation.views(self._cache)
             self._cache = operation.kept_runs(self._cache)
+        if connection.compression is not None:
+            connection.compression.pulled(operation.transfers.values())
         if operation.names is None:
             counters = {ps: t.counter for ps, t in operation.transfers.items()}
             self._pushes.pulled |= counters

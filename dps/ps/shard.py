@@ -14,10 +14,12 @@ from dps.errors import Aborted
 from dps.protocol import WINDOW, Lookup, Members, NotNewer, Pull, Pushed, Release, Rows, SharedValues, Values
 from dps.ps.borrowed import Borrowed
 from dps.ps.lending import Lending
+from dps.ps.packing import Packing
 from dps.ps.saving import Saving
 from dps.ps.staging import Ledger, Staged
 from dps.ps.store import Lease, Store
 from dps.transport.wire import Array
+from dps.variables.packed import PackedLayout
 from dps.variables.plan import Plan
 
 
@@ -54,6 +56,7 @@ class _Read:
     sender: Sender
     pull: Pull
     pieces: list[list[tuple[int, int]]]
+    packed: PackedLayout | None
 
 
 class Shard:
@@ -81,6 +84,7 @@ class Shard:
         self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
         self.staleness: dict[str, int] = {}
         self.lending = Lending(self.store)
+        self._packing = Packing(self.store)
         self._reads: dict[tuple[Any, int], _Read] = {}
 
     @property
@@ -132,7 +136,8 @@ class Shard:
     def read(self, sender: Sender, pull: Pull) -> None:
         """Answer a pull now, or keep it until it may be answered."""
         self.ledger(sender, pull.epoch)
-        read = _Read(sender, pull, self._pieces(pull))
+        packed = PackedLayout(self.layout, pull.parts, pull.packed) if pull.packed else None
+        read = _Read(sender, pull, self._pieces(pull), packed)
         reason = self._not_yet(sender, pull)
         if reason:
             self._reads[sender.route, sender.request] = read
@@ -173,6 +178,10 @@ class Shard:
         self.mode.pulled(ledger)
         if read.pull.newer_than >= store.counter:
             self.node.answer(sender, NotNewer(self.epoch, store.counter, store.step))
+            return
+        if read.packed is not None:
+            self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=store.counter)
+            self._send_packed(read, read.packed)
             return
         arenas = store.refresh(read.pull.parts)
         if read.pull.shared and not read.pull.parts and self._lend(sender):
@@ -237,6 +246,15 @@ class Shard:
             offsets = [offset for offset, _ in piece]
             values = Values(self.epoch, lease.counter, lease.step, nbytes, offsets, arrays)
             self.node.answer(sender, values, sent)
+
+    def _send_packed(self, read: _Read, packed: PackedLayout) -> None:
+        """One version in fewer bytes."""
+        data = self._packing.packed(packed)
+        for piece in cut([(0, data.nbytes)], self.node.runtime.piece_nbytes):
+            arrays = tuple(data[offset : offset + n] for offset, n in piece)
+            offsets = [offset for offset, _ in piece]
+            store = self.store
+            self.node.answer(read.sender, Values(self.epoch, store.counter, store.step, data.nbytes, offsets, arrays))
 
     def _bytes(self, lease: Lease, offset: int, nbytes: int) -> Array:
         for arena, values in zip(self.layout.arenas, lease.arrays, strict=True):

@@ -9,10 +9,12 @@ import numpy as np
 
 from dps.optim import counts_updates
 from dps.transport.wire import Array
+from dps.variables.packed import PackedGradient
 from dps.variables.plan import Part, Plan, ShardLayout, VariableSpec
 from dps.variables.tree import Rows, to_array
 
 Gradient = Array | Rows
+Travelling = Gradient | PackedGradient
 
 
 def specs_of(
@@ -96,7 +98,7 @@ def check_rows(spec: VariableSpec, indices: Array) -> None:
         )
 
 
-def is_whole(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
+def is_whole(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Travelling]) -> bool:
     """Whether every trained part of a shard has a dense gradient."""
     return all(
         isinstance(gradients.get(part.variable), np.ndarray)
@@ -106,7 +108,7 @@ def is_whole(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient])
     )
 
 
-def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array) -> None:
+def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Travelling], run: Array) -> None:
     """Copy dense gradients into a shard's run; those that lie there already are left."""
     for index, view in layout.views(run).items():
         part = plan.parts[index]
@@ -118,14 +120,16 @@ def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient],
             view[...] = source
 
 
-def parts_of_shard(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient]) -> list[tuple[int, Any]]:
-    """The gradients that a shard gets part by part: arrays, or (row numbers within the part, values)."""
+def parts_of_shard(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Travelling]) -> list[tuple[int, Any]]:
+    """The gradients that a shard gets part by part: arrays, `Packed`, or (row numbers within the part, values)."""
     found: list[tuple[int, Any]] = []
     for arena in layout.arenas:
         for part in arena.parts:
             gradient = gradients.get(part.variable)
             parts = len(plan.parts_of[part.variable])
-            if isinstance(gradient, Rows):
+            if isinstance(gradient, PackedGradient):
+                found.append((part.index, gradient.parts[part.index]))
+            elif isinstance(gradient, Rows):
                 inside = slice(None) if parts == 1 else (gradient.indices >= part.row0) & (
                     gradient.indices < part.row0 + part.shape[0]
                 )  # fmt: skip

@@ -1,0 +1,182 @@
+"""A session's compression: packs its gradients, and keeps what that left out until the next push."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dps.compress import Bfloat16, Compressor, Float16, Int8, RandomK, Rules, TopK, check_names, chosen
+from dps.recycling import Recycled
+from dps.transport.wire import Array
+from dps.variables.layout import Gradient, Travelling
+from dps.variables.packed import PackedGradient, first_element
+from dps.variables.plan import Part, Plan
+from dps.variables.transfers import PullTransfer
+from dps.variables.unpacking import PackedPull
+
+
+@dataclass
+class Traffic:
+    """Bytes of gradients that a session sent and of values that it pulled, and what they would be uncompressed."""
+
+    pushed: int = 0
+    pushed_plain: int = 0
+    pulled: int = 0
+    pulled_plain: int = 0
+
+
+@dataclass(eq=False)
+class Change:
+    """What one push did to the residuals: for each variable, by name, the array before and after."""
+
+    arrays: dict[str, tuple[Array, Array]] = field(default_factory=dict)
+
+
+class Compression:
+    """The compressors of one session, its residuals and its byte counts; belongs to the user's thread.
+
+    A residual is what earlier pushes of this session left out of a variable's gradient: an array of its size and
+    dtype. A push that was not accepted leaves no trace in it: its gradient is lost whole, as without compression, and
+    what earlier gradients left is there still. A residual is never changed while a push that was made of it is on its
+    way, but replaced, so that this can be undone: a second array takes turns with it.
+    """
+
+    def __init__(self, push: Rules, pull: Rules) -> None:
+        self._push, self._pull = push, pull
+        self.traffic = Traffic()
+        self._residuals: dict[str, Array] = {}
+        self._under_way: list[Change] = []
+        self._memory: dict[str, Recycled] = {}
+        self._pushes = 0
+
+    def check(self, plan: Plan) -> None:
+        """ConfigError for a pattern that matches no variable."""
+        names = [spec.name for spec in plan.variables]
+        check_names(self._push, names, "compression")
+        check_names(self._pull, names, "pull_compression")
+
+    # -- pulls ------------------------------------------------------------------------------------------------
+
+    @property
+    def pulls(self) -> bool:
+        """Whether any values are pulled packed."""
+        return bool(self._pull)
+
+    def casts(self, plan: Plan, ps: int, wanted: list[int]) -> list[Any]:
+        """`Pull.packed` for a ps; `wanted`: indices of parts, none for all."""
+        found: dict[str, list[int]] = {}
+        for arena in plan.layouts[ps].arenas if self._pull else ():
+            for part in arena.parts if arena.dtype in ("<f4", "<f8") else ():
+                compressor = chosen(self._pull, plan.variables[part.variable].name)
+                if compressor is not None and (not wanted or part.index in wanted):
+                    found.setdefault(compressor.name, []).append(part.index)
+        return [[name, parts] for name, parts in found.items()]
+
+    def pulled(self, transfers: Iterable[PullTransfer]) -> None:
+        """Count the bytes of a pull; those that were read in shared memory did not travel."""
+        for transfer in transfers:
+            self.traffic.pulled += transfer.received
+            self.traffic.pulled_plain += transfer.plain if isinstance(transfer, PackedPull) else transfer.received
+
+    # -- pushes -----------------------------------------------------------------------------------------------
+
+    def pack(self, plan: Plan, gradients: Mapping[int, Gradient]) -> tuple[Mapping[int, Travelling], Change]:
+        """The gradients of a push as they travel, by variable, and what `settle` is to be told of.
+
+        `Rows`, variables without a compressor and gradients with NaN or infinite values are left as they are: the ps
+        refuses the last as it refuses any.
+        """
+        self._pushes += 1
+        change = Change()
+        found: dict[int, Travelling] = {}
+        for index, gradient in gradients.items():
+            name = plan.variables[index].name
+            compressor = chosen(self._push, name)
+            packed = None
+            if compressor is not None and isinstance(gradient, np.ndarray) and gradient.size:
+                packed = self._packed(compressor, name, gradient.reshape(-1), plan.parts_of[index], change)
+            found[index] = packed or gradient
+            self.traffic.pushed += _nbytes(found[index])
+            self.traffic.pushed_plain += _nbytes(gradient)
+        if change.arrays:
+            self._under_way.append(change)
+        return found, change
+
+    def _packed(
+        self, compressor: Compressor, name: str, flat: Array, parts: tuple[Part, ...], change: Change
+    ) -> PackedGradient | None:
+        """One variable's gradient; None for one that is better left as it is."""
+        from dps.packing import cast, largest, quantised, some
+
+        if isinstance(compressor, Float16 | Bfloat16):
+            return cast(compressor.name, flat, parts)
+        if isinstance(compressor, Int8) and not compressor.feedback:
+            return quantised(flat, parts, rest=False)
+        after = self._with_residual(name, flat)
+        packed: PackedGradient | None = None
+        if isinstance(compressor, Int8):
+            packed = quantised(after, parts, rest=True)
+        elif isinstance(compressor, TopK):
+            packed = largest(after, parts, compressor.count(len(flat)))
+        elif isinstance(compressor, RandomK):
+            packed = some(after, parts, compressor.count(len(flat)), _key(compressor.seed, name, self._pushes))
+        if packed is not None:
+            change.arrays[name] = (self._residuals.get(name, _NOTHING), after)
+            self._residuals[name] = after
+        return packed
+
+    def _with_residual(self, name: str, flat: Array) -> Array:
+        """A gradient and what earlier ones left, in memory of its own."""
+        memory = self._memory.setdefault(name, Recycled())
+        total: Array = memory.take(flat.nbytes).view(flat.dtype)
+        before = self._residuals.get(name)
+        if before is None:
+            total[:] = flat
+        else:
+            np.add(flat, before, out=total)
+        return total
+
+    def settle(self, change: Change, plan: Plan, applied: Callable[[int], bool]) -> None:
+        """A push has its results: `applied(ps)`. What it did to the residuals of other parts is undone."""
+        if change not in self._under_way:
+            return
+        later = self._under_way[self._under_way.index(change) + 1 :]
+        self._under_way.remove(change)
+        for name, (before, after) in change.arrays.items():
+            stretches = [
+                slice(first_element(part), first_element(part) + part.size)
+                for part in plan.parts_of[plan.by_name[name]]
+                if not applied(part.ps)
+            ]
+            if not stretches:
+                continue
+            others = [array for c in later for array in c.arrays.get(name, ())] + [self._residuals[name]]
+            distinct = {id(array): array for array in others if array is not after}
+            for stretch in stretches:
+                old = before[stretch] if len(before) else after.dtype.type(0)
+                for array in distinct.values():
+                    array[stretch] += old - after[stretch]
+                after[stretch] = old
+
+    def forget(self) -> None:
+        """The session has joined anew: what was left out belongs to values that are no more, or may have arrived."""
+        self._residuals, self._under_way = {}, []
+
+
+_NOTHING: Array = np.empty(0, np.float32)
+
+
+def _nbytes(gradient: Travelling) -> int:
+    if isinstance(gradient, np.ndarray | PackedGradient):
+        return int(gradient.nbytes)
+    return int(gradient.indices.nbytes + gradient.values.nbytes)
+
+
+def _key(seed: int, name: str, push: int) -> int:
+    """A number of 63 bits that follows from a seed, a variable and a push, and from nothing else."""
+    digest = hashlib.blake2b(f"{seed} {push} {name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
