@@ -135,11 +135,13 @@ def test_without_feedback_nothing_is_kept_and_what_is_too_small_never_arrives() 
         assert found == [127, 0, 0, 0, 0, 0, 0, 0] and not change.arrays
 
 
-def test_after_joining_anew_nothing_is_left_and_late_results_change_nothing() -> None:
+@pytest.mark.parametrize("applied", [all_ps, no_ps])
+def test_after_joining_anew_nothing_is_left_and_late_results_change_nothing(applied: Any) -> None:
     session = compression(TopK(0.25))
-    _, change = push(session, [5, 1, 0, 0, 0, 0, 7, 2])
+    session.settle(push(session, [5, 1, 3, 0, 0, 0, 7, 2])[1], PLAN, all_ps)
+    _, change = push(session, [0] * 8)
     session.forget()
-    session.settle(change, PLAN, no_ps)
+    session.settle(change, PLAN, applied)
     assert push(session, [0] * 8)[0] == [0] * 8
 
 

@@ -155,20 +155,20 @@ def test_pushes_on_their_way_keep_their_own_bytes() -> None:
 
 
 def test_after_a_rollback_the_residual_is_gone() -> None:
-    """The ps is lost after the first push, and with it all but the first checkpoint: the 1 that was left is no more."""
+    """The ps is lost after the first push, and with it all but the first checkpoint: 1 and 2 were left, and are not
+    sent, neither with the push that is given up nor with those after it."""
     disk = MemoryStorage()
 
     def work(server: Any) -> Any:
-        params = {"w": np.zeros(2, np.float32)}
-        with session(server, params, compression=TopK(0.5), checkpoint_dir="run", timeout=100) as s:
-            s.push({"w": np.array([4, 1], np.float32)})
+        params = {"w": np.zeros(3, np.float32)}
+        with session(server, params, compression=TopK(0.3), checkpoint_dir="run", timeout=100) as s:
+            s.push({"w": np.array([4, 1, 2], np.float32)})
             server.runtime.sleep(5.0)
-            while not s.push({"w": np.zeros(2, np.float32)}).accepted:
-                pass
-            return s.pull()["w"].tolist(), s.version.epoch
+            accepted = [s.push({"w": np.zeros(3, np.float32)}).accepted for _ in range(4)]
+            return s.pull()["w"].tolist(), accepted, s.version.epoch
 
     run = dps.simulate(work, ps=1, faults=[Kill("ps:0", at=4.0, restart_after=0.1)], storage=disk, compute=Compute(0.1))
-    assert run.results == [([0, 0], 2)]
+    assert run.results == [([0, 0, 0], [False, True, True, True], 2)]
 
 
 # -- bad input ------------------------------------------------------------------------------------------------
