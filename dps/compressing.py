@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dps.compress import Bfloat16, Compressor, Float16, Int8, RandomK, Rules, TopK, check_names, chosen
+from dps.protocol import NO_BASE
 from dps.recycling import Recycled
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, Travelling
@@ -29,6 +30,23 @@ class Traffic:
     pulled_plain: int = 0
 
 
+@dataclass(frozen=True)
+class PullForm:
+    """How the values of one shard are to travel: its fields are those of `Pull`; `bytes` are those of the base."""
+
+    packed: list[Any] = field(default_factory=list)
+    base: int = NO_BASE
+    bytes: Array | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether they travel in any other way than as they are."""
+        return bool(self.packed) or self.base != NO_BASE
+
+
+WHOLE = PullForm()
+
+
 @dataclass(eq=False)
 class Change:
     """What one push did to the residuals: for each variable, by name, the array before and after."""
@@ -45,13 +63,16 @@ class Compression:
     way, but replaced, so that this can be undone: a second array takes turns with it.
     """
 
-    def __init__(self, push: Rules, pull: Rules) -> None:
-        self._push, self._pull = push, pull
+    def __init__(self, push: Rules, pull: Rules, deltas: bool = False) -> None:
+        """`deltas`: of pulled values only what changed since the last pull travels."""
+        self._push, self._pull, self._deltas = push, pull, deltas
         self.traffic = Traffic()
         self._residuals: dict[str, Array] = {}
         self._under_way: list[Change] = []
         self._memory: dict[str, Recycled] = {}
         self._pushes = 0
+        self._bases: dict[int, tuple[int, Array]] = {}
+        """For each ps the version and the packed bytes of the last whole pull."""
 
     def check(self, plan: Plan) -> None:
         """ConfigError for a pattern that matches no variable."""
@@ -66,8 +87,16 @@ class Compression:
         """Whether any values are pulled packed."""
         return bool(self._pull)
 
-    def casts(self, plan: Plan, ps: int, wanted: list[int]) -> list[Any]:
-        """`Pull.packed` for a ps; `wanted`: indices of parts, none for all."""
+    def form(self, plan: Plan, ps: int, wanted: list[int], in_place: bool) -> PullForm:
+        """How a ps is asked for values; `wanted`: indices of parts, none for all; `in_place`: it is on this machine."""
+        packed = self._casts(plan, ps, wanted)
+        if not self._deltas or wanted or (in_place and not packed):
+            return PullForm(packed)
+        counter, run = self._bases.get(ps, (-1, None))
+        return PullForm(packed, counter, run)
+
+    def _casts(self, plan: Plan, ps: int, wanted: list[int]) -> list[Any]:
+        """`Pull.packed` for a ps."""
         found: dict[str, list[int]] = {}
         for arena in plan.layouts[ps].arenas if self._pull else ():
             for part in arena.parts if arena.dtype in ("<f4", "<f8") else ():
@@ -76,11 +105,17 @@ class Compression:
                     found.setdefault(compressor.name, []).append(part.index)
         return [[name, parts] for name, parts in found.items()]
 
-    def pulled(self, transfers: Iterable[PullTransfer]) -> None:
-        """Count the bytes of a pull; those that were read in shared memory did not travel."""
+    def pulled(self, transfers: Iterable[PullTransfer], whole: bool) -> None:
+        """Count the bytes of a pull, and keep what it brought as a base for the next, where all was asked for."""
         for transfer in transfers:
-            self.traffic.pulled += transfer.received
+            self.traffic.pulled += transfer.received  # what was read in shared memory did not travel
             self.traffic.pulled_plain += transfer.plain if isinstance(transfer, PackedPull) else transfer.received
+            if not isinstance(transfer, PackedPull):
+                continue
+            newer = transfer.counter > self._bases.get(transfer.ps, (-1, None))[0]
+            if self._deltas and whole and newer and transfer.arrived is not None:
+                self._bases[transfer.ps] = (transfer.counter, transfer.arrived)
+            transfer.forget()
 
     # -- pushes -----------------------------------------------------------------------------------------------
 
@@ -164,7 +199,7 @@ class Compression:
 
     def forget(self) -> None:
         """The session has joined anew: what was left out belongs to values that are no more, or may have arrived."""
-        self._residuals, self._under_way = {}, []
+        self._residuals, self._under_way, self._bases = {}, [], {}
 
 
 _NOTHING: Array = np.empty(0, np.float32)

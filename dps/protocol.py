@@ -17,6 +17,9 @@ PS, CHIEF, AGENT = "ps", "chief", "agent"
 WINDOW = 8
 """Pushes of one session that may be on their way to one shard; a ps keeps as many results."""
 
+NO_BASE = -2
+"""`Pull.base` of who keeps no version."""
+
 APPLIED, DROPPED, REFUSED = "applied", "dropped", "refused"
 
 
@@ -44,6 +47,9 @@ class Pull(Message):
     packed: list[Any] = field(default_factory=list)
     """[name of a cast, indices of parts] for the parts that are wanted in fewer bytes; with any, the answer's bytes
     are those of a PackedLayout."""
+    base: int = NO_BASE
+    """Version counter of the PackedLayout that the asker keeps, to be sent only what changed since, as Changes; -1: it
+    has none yet and will keep this one."""
 
 
 @kind(11)
@@ -127,6 +133,21 @@ class Probed(Message):
 
     memory: list[int]
     token: bytes
+
+
+@kind(19)
+@dataclass(frozen=True, slots=True)
+class Changes(Message):
+    """One piece of what changed in the values since the version `base`, as `dps.variables.deltas` describes."""
+
+    epoch: int
+    counter: int
+    step: int
+    base: int
+    nbytes: int
+    """Bytes of the whole answer."""
+    offsets: list[int]
+    arrays: tuple[Array, ...] = ()
 
 
 # -- push -------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dps.actors.requests import Request
+from dps.compressing import WHOLE, PullForm
 from dps.connection import Connection
 from dps.protocol import Pull
 from dps.pushing import Pushes
@@ -92,10 +93,11 @@ class Shards:
     """The transfers of one pull in one run epoch. In bounded mode the step ps answers before the others are asked."""
 
     def __init__(
-        self, connection: Connection, messages: dict[int, Pull], take: Callable[[int], Array], hold: bool
-    ) -> None:
+        self, connection: Connection, messages: dict[int, Pull], forms: dict[int, PullForm],
+        take: Callable[[int], Array], hold: bool,
+    ) -> None:  # fmt: skip
         self.connection, self.incarnation = connection, connection.caller.incarnation
-        self._messages, self._take, self._hold = messages, take, hold
+        self._messages, self._forms, self._take, self._hold = messages, forms, take, hold
         self.transfers: dict[int, PullTransfer] = {}
 
     def drop(self) -> None:
@@ -121,10 +123,13 @@ class Shards:
             return
         for ps in [first] if gate else list(self._messages):
             message = self._messages.pop(ps)
-            self.transfers[ps] = (PackedPull if message.packed else PullTransfer)(
+            transfer = (PackedPull if self._forms[ps].any else PullTransfer)(
                 connection.caller, connection.refs[ps], ps, connection.plan.layouts[ps], message, connection.aborter(),
                 connection.lanes[ps], self._take, self._hold,
             )  # fmt: skip
+            if isinstance(transfer, PackedPull):
+                transfer.base = self._forms[ps].bytes
+            self.transfers[ps] = transfer
 
 
 def pull_shards(
@@ -133,19 +138,22 @@ def pull_shards(
 ) -> Shards:  # fmt: skip
     """A pull from all ps, or from those that have the named variables; see PullTransfer for `take` and `hold`."""
     messages: dict[int, Pull] = {}
+    forms: dict[int, PullForm] = {}
     plan = connection.plan
     min_step = connection.local_step if connection.sync else 0
     for ps in plan.ps:
         parts = [] if names is None else [p.index for i in names for p in plan.parts_of[i] if p.ps == ps]
         if names is None or parts:
-            packed = [] if connection.compression is None else connection.compression.casts(plan, ps, parts)
+            in_place = connection.lanes[ps].on and not parts
+            form = WHOLE if connection.compression is None else connection.compression.form(plan, ps, parts, in_place)
+            forms[ps] = form
             messages[ps] = Pull(
                 connection.epoch, 0 if after else min_step, after.get(ps, 0), clock, newer_than.get(ps, -1), parts,
-                patience_ms, connection.lanes[ps].on and not parts and not packed, packed,
+                patience_ms, in_place and not form.any, form.packed, form.base,
             )  # fmt: skip
     if connection.bounded and connection.step_ps in messages:
         messages = {connection.step_ps: messages.pop(connection.step_ps), **messages}
-    return Shards(connection, messages, take, hold)
+    return Shards(connection, messages, forms, take, hold)
 
 
 class Pulls:
@@ -212,7 +220,7 @@ class Pulls:
             views = operation.views(self._cache)
             self._cache = operation.kept_runs(self._cache)
         if connection.compression is not None:
-            connection.compression.pulled(operation.transfers.values())
+            connection.compression.pulled(operation.transfers.values(), whole=operation.names is None)
         if operation.names is None:
             counters = {ps: t.counter for ps, t in operation.transfers.items()}
             self._pushes.pulled |= counters

@@ -72,13 +72,15 @@ class Session:
         shared_memory: bool = True,
         compression: Compressor | Mapping[str, Compressor | None] | None = None,
         pull_compression: Compressor | Mapping[str, Compressor | None] | None = None,
+        pull_deltas: bool = False,
         timeout: float = 60.0,
     ) -> None:
         """`update`: an instance, or "async", "sync", "bounded:S". `check_finite` False lets gradients with NaN pass;
         `keep_checkpoints` newest ones are kept. `shared_memory` False: also a ps on this machine is reached over its
         socket only. `compression` of gradients and `pull_compression` of values (`dps.compress`): one for all
         variables, or patterns of names with one for each, None for those left alone; the first that matches counts.
-        A session with a checkpoint_dir gets a CheckpointSaver."""
+        `pull_deltas`: a pull moves only what changed since the last one, which is kept. A session with a
+        checkpoint_dir gets a CheckpointSaver."""
         check_timeout(timeout)
         if optimizer is not None:
             checked(optimizer, "the session")
@@ -86,7 +88,7 @@ class Session:
             update, durability, checkpoint_dir, None if params is None else check_finite, keep_checkpoints
         )
         packed = rules(compression, "compression"), rules(pull_compression, "pull_compression", pulls=True)
-        self._compression = Compression(*packed) if any(packed) else None
+        self._compression = Compression(*packed, bool(pull_deltas)) if any(packed) or pull_deltas else None
         self._own_server = isinstance(server, str)
         self._server = Server.client(server) if isinstance(server, str) else server
         self._timeout = timeout

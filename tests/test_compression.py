@@ -105,6 +105,52 @@ def test_a_reader_may_pull_packed_and_without_compression_nothing_is_counted() -
     assert traffic is not None and (traffic.pulled, traffic.pulled_plain) == (16, 32)
 
 
+@pytest.mark.parametrize("casts", [None, {"table": Float16()}], ids=repr)
+@pytest.mark.parametrize("optimizer", [dps.optim.SGD(0.5), dps.optim.Adam(0.1)], ids=lambda o: o.name)
+def test_pulls_of_what_changed_are_the_values_that_a_plain_pull_gives(optimizer: Any, casts: Any) -> None:
+    params = {"w": np.ones((40, 50), np.float32), "table": np.ones((30, 8), np.float32), "n": np.arange(5)}
+    draw = np.random.default_rng(0)
+    with cluster(2, 1, "tcp") as (server,):
+        settings = {"compression": {"w": TopK(0.01)}, "partitioner": dps.partition.Fixed(3), "optimizer": optimizer}
+        with session(server, params, pull_deltas=True, pull_compression=casts, shared_memory=False, **settings) as s:
+            with dps.Session(server.target, pull_compression=casts, timeout=20) as reader:
+                for step in range(30):
+                    w = draw.normal(size=(40, 50)).astype(np.float32) if step % 5 else None
+                    rows = dps.Rows(draw.integers(0, 30, 2), np.ones((2, 8), np.float32)) if step % 3 else None
+                    for _ in range(12 if step == 20 else 1):  # more versions than the ps keep
+                        s.push({"w": w, "table": rows})
+                    found, wanted = s.pull(), reader.pull()
+                    for name in params:
+                        np.testing.assert_array_equal(found[name], wanted[name])
+                    found["w"][:] = 7  # the caller's own; the next pull does not build on it
+                assert s.pull(names=["n"])["n"].tolist() == [0, 1, 2, 3, 4]
+            traffic = s.traffic
+    assert traffic is not None
+    if isinstance(optimizer, dps.optim.SGD):
+        assert traffic.pulled < 0.4 * traffic.pulled_plain
+
+
+def test_pulls_of_what_changed_go_on_after_a_rollback() -> None:
+    def work(server: Any) -> Any:
+        with session(server, {"w": np.zeros(500, np.float32)}, pull_deltas=True, checkpoint_dir="run", timeout=100,
+                     shared_memory=False) as s:  # fmt: skip
+            seen = []
+            for step in range(8):
+                one = np.zeros(500, np.float32)
+                one[step] = -1
+                s.push({"w": one})
+                seen.append((s.global_step, float(s.pull()["w"].sum())))
+                server.runtime.sleep(1.0)
+            assert s.traffic is not None and s.traffic.pulled < s.traffic.pulled_plain
+            return seen
+
+    run = dps.simulate(
+        work, ps=1, faults=[Kill("ps:0", at=4.5, restart_after=0.1)], storage=MemoryStorage(), compute=Compute(0.1)
+    )
+    (seen,) = run.results
+    assert [step for step, _ in seen][-1] < 8 and all(total == step for step, total in seen)
+
+
 def test_bytes_are_fewer_and_the_session_tells() -> None:
     with cluster(1, 1, "inproc") as (server,):
         params = {"w": np.zeros(10_000, np.float32), "b": np.zeros(10, np.float32)}

@@ -11,7 +11,20 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Ref, Sender
 from dps.actors.system import Node
 from dps.errors import Aborted
-from dps.protocol import WINDOW, Lookup, Members, NotNewer, Pull, Pushed, Release, Rows, SharedValues, Values
+from dps.protocol import (
+    NO_BASE,
+    WINDOW,
+    Changes,
+    Lookup,
+    Members,
+    NotNewer,
+    Pull,
+    Pushed,
+    Release,
+    Rows,
+    SharedValues,
+    Values,
+)
 from dps.ps.borrowed import Borrowed
 from dps.ps.lending import Lending
 from dps.ps.packing import Packing
@@ -136,7 +149,8 @@ class Shard:
     def read(self, sender: Sender, pull: Pull) -> None:
         """Answer a pull now, or keep it until it may be answered."""
         self.ledger(sender, pull.epoch)
-        packed = PackedLayout(self.layout, pull.parts, pull.packed) if pull.packed else None
+        wanted = pull.packed or pull.base != NO_BASE
+        packed = PackedLayout(self.layout, pull.parts, pull.packed) if wanted else None
         read = _Read(sender, pull, self._pieces(pull), packed)
         reason = self._not_yet(sender, pull)
         if reason:
@@ -248,13 +262,18 @@ class Shard:
             self.node.answer(sender, values, sent)
 
     def _send_packed(self, read: _Read, packed: PackedLayout) -> None:
-        """One version in fewer bytes."""
-        data = self._packing.packed(packed)
+        """One version in fewer bytes, or what changed since the one that the asker has."""
+        base, store = read.pull.base, self.store
+        data = self._packing.packed(packed, keep=base != NO_BASE)
+        changes = self._packing.changes(packed, base)
+        data = data if changes is None else changes
         for piece in cut([(0, data.nbytes)], self.node.runtime.piece_nbytes):
             arrays = tuple(data[offset : offset + n] for offset, n in piece)
-            offsets = [offset for offset, _ in piece]
-            store = self.store
-            self.node.answer(read.sender, Values(self.epoch, store.counter, store.step, data.nbytes, offsets, arrays))
+            about, offsets = (self.epoch, store.counter, store.step), [offset for offset, _ in piece]
+            if changes is None:
+                self.node.answer(read.sender, Values(*about, data.nbytes, offsets, arrays))
+            else:
+                self.node.answer(read.sender, Changes(*about, base, data.nbytes, offsets, arrays))
 
     def _bytes(self, lease: Lease, offset: int, nbytes: int) -> Array:
         for arena, values in zip(self.layout.arenas, lease.arrays, strict=True):

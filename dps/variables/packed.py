@@ -66,6 +66,8 @@ class PackedLayout:
 
         Raises ProtocolError for what no cast is for."""
         forms, only = _forms(packed), set(wanted)
+        self.key = repr((wanted, packed))
+        """Layouts of one shard with the same key are the same."""
         entries: list[Entry] = []
         self.plain = 0
         """Bytes without the casts."""
