@@ -75,6 +75,8 @@ def _threshold(bins: Array, words: Array, k: int) -> tuple[np.unsignedinteger[An
     kind = kernels.BINS - 1 - place
     above = int(at_least[place] - bins[kind])
     found = kernels.of_magnitude(words, kind, int(bins[kind]))
+    if found.min() == found.max():  # zeros, most often; partition is slow where many are equal
+        return found[0], above
     rank = len(found) - (k - above)
     found = np.partition(found, rank)
     return found[rank], above + int(np.count_nonzero(found[rank:] > found[rank]))

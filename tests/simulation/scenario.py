@@ -85,8 +85,8 @@ def run(
     """Run a scenario; the promises that it broke."""
     history = History(chosen.workers, chosen.pushes)
     cluster = SimulatedCluster(
-        train, history, chosen.checkpointed, chosen.seed % 5 == 0, compression, deltas, ps=chosen.ps, workers=chosen.workers,
-        seed=chosen.seed, update=chosen.update, network=chosen.network, faults=chosen.faults,
+        train, history, chosen.checkpointed, chosen.seed % 5 == 0, compression, deltas, ps=chosen.ps,
+        workers=chosen.workers, seed=chosen.seed, update=chosen.update, network=chosen.network, faults=chosen.faults,
         compute=Compute(0.1, 0.5), piece_nbytes=64, shared_memory=chosen.seed % 5 in (0, 2, 4),
     )  # fmt: skip
     with cluster:

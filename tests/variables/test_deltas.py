@@ -16,8 +16,8 @@ from dps.variables.plan import VariableSpec, make_plan
 from tests.variables.models import SGD
 
 LAYOUT = make_plan(
-    [VariableSpec("w", (130,), "<f4", SGD), VariableSpec("h", (5, 13), "<f4", SGD), VariableSpec("n", (3,), "<i8", None),
-     VariableSpec("e", (0, 2), "<f8", SGD)],
+    [VariableSpec("w", (130,), "<f4", SGD), VariableSpec("h", (5, 13), "<f4", SGD),
+     VariableSpec("n", (3,), "<i8", None), VariableSpec("e", (0, 2), "<f8", SGD)],
     (0,), lambda *_: 0, None,
 ).layouts[0]  # fmt: skip
 PACKED = PackedLayout(LAYOUT, [], [["float16", [1]]])
