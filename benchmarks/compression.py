@@ -1,6 +1,6 @@
 """What compression costs and saves: the network of examples/mnist.py, trained once with each compressor.
 
-    python benchmarks/compression.py [--steps 300] [--json FILE]
+    python benchmarks/compression.py [--steps 200] [--seeds 1] [--json FILE]
 
 Two workers and a ps in this process, synchronous steps, so a row's accuracy is the same at every run of one machine.
 Shared memory is off: bytes are those that one worker and the ps exchange in one step. With the package lz4 installed,
@@ -89,9 +89,7 @@ def row(name: str, data: Any, steps: int, settings: dict[str, Any], seeds: int) 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     plain = rows[0]
-    print(
-        "| compressor | pushed bytes a step | of plain | pulled bytes a step | of plain | accuracy | lowest | seconds |"
-    )
+    print("| compressor | bytes pushed | of plain | bytes pulled | of plain | accuracy | lowest | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for r in rows:
         print(
@@ -151,7 +149,7 @@ def print_codec(data: Any, steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small network on MNIST with each compressor.")
-    parser.add_argument("--steps", type=int, default=300, help="steps of each training (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="steps of each training (default %(default)s)")
     parser.add_argument("--seeds", type=int, default=1, help="trainings of each row (default %(default)s)")
     parser.add_argument("--json", type=Path, help="write the rows to this file as well")
     args = parser.parse_args()
