@@ -67,6 +67,8 @@ class Compression:
         """`deltas`: of pulled values only what changed since the last pull travels."""
         self._push, self._pull, self._deltas = push, pull, deltas
         self.traffic = Traffic()
+        self._chosen: dict[str, Compressor | None] = {}
+        self._casts: dict[int, dict[int, str]] = {}
         self._residuals: dict[str, Array] = {}
         self._under_way: list[Change] = []
         self._memory: dict[str, Recycled] = {}
@@ -89,21 +91,26 @@ class Compression:
 
     def form(self, plan: Plan, ps: int, wanted: list[int], in_place: bool) -> PullForm:
         """How a ps is asked for values; `wanted`: indices of parts, none for all; `in_place`: it is on this machine."""
-        packed = self._casts(plan, ps, wanted)
+        found: dict[str, list[int]] = {}
+        for index, name in self._casts_of(plan, ps).items():
+            if not wanted or index in wanted:
+                found.setdefault(name, []).append(index)
+        packed = [[name, parts] for name, parts in found.items()]
         if not self._deltas or wanted or (in_place and not packed):
             return PullForm(packed)
         counter, run = self._bases.get(ps, (-1, None))
         return PullForm(packed, counter, run)
 
-    def _casts(self, plan: Plan, ps: int, wanted: list[int]) -> list[Any]:
-        """`Pull.packed` for a ps."""
-        found: dict[str, list[int]] = {}
-        for arena in plan.layouts[ps].arenas if self._pull else ():
-            for part in arena.parts if arena.dtype in ("<f4", "<f8") else ():
-                compressor = chosen(self._pull, plan.variables[part.variable].name)
-                if compressor is not None and (not wanted or part.index in wanted):
-                    found.setdefault(compressor.name, []).append(part.index)
-        return [[name, parts] for name, parts in found.items()]
+    def _casts_of(self, plan: Plan, ps: int) -> dict[int, str]:
+        """The name of the cast of each part on a ps that has one."""
+        if ps not in self._casts:
+            found = self._casts[ps] = {}
+            for part in (p for p in plan.parts if p.ps == ps and self._pull):
+                spec = plan.variables[part.variable]
+                compressor = chosen(self._pull, spec.name) if spec.dtype in ("<f4", "<f8") else None
+                if compressor is not None:
+                    found[part.index] = compressor.name
+        return self._casts[ps]
 
     def pulled(self, transfers: Iterable[PullTransfer], whole: bool) -> None:
         """Count the bytes of a pull, and keep what it brought as a base for the next, where all was asked for."""
@@ -115,7 +122,7 @@ class Compression:
             newer = transfer.counter > self._bases.get(transfer.ps, (-1, None))[0]
             if self._deltas and whole and newer and transfer.arrived is not None:
                 self._bases[transfer.ps] = (transfer.counter, transfer.arrived)
-            transfer.forget()
+            transfer.arrived = None
 
     # -- pushes -----------------------------------------------------------------------------------------------
 
@@ -130,7 +137,7 @@ class Compression:
         found: dict[int, Travelling] = {}
         for index, gradient in gradients.items():
             name = plan.variables[index].name
-            compressor = chosen(self._push, name)
+            compressor = self._compressor(name)
             packed = None
             if compressor is not None and isinstance(gradient, np.ndarray) and gradient.size:
                 packed = self._packed(compressor, name, gradient.reshape(-1), plan.parts_of[index], change)
@@ -140,6 +147,11 @@ class Compression:
         if change.arrays:
             self._under_way.append(change)
         return found, change
+
+    def _compressor(self, name: str) -> Compressor | None:
+        if name not in self._chosen:
+            self._chosen[name] = chosen(self._push, name)
+        return self._chosen[name]
 
     def _packed(
         self, compressor: Compressor, name: str, flat: Array, parts: tuple[Part, ...], change: Change
@@ -199,7 +211,7 @@ class Compression:
 
     def forget(self) -> None:
         """The session has joined anew: what was left out belongs to values that are no more, or may have arrived."""
-        self._residuals, self._under_way, self._bases = {}, [], {}
+        self._residuals, self._under_way, self._bases, self._casts = {}, [], {}, {}
 
 
 _NOTHING: Array = np.empty(0, np.float32)

@@ -34,12 +34,11 @@ class PackedPull(PullTransfer):
     def received(self) -> int:
         return super().received + sum(self._got_changes.values())
 
-    def forget(self) -> None:
-        """Let the memory go that others may keep."""
-        self.base = self.arrived = self._changes = None
-
     def _feed(self, message: Message) -> bool:
-        return self._take_changes(message) if isinstance(message, Changes) else super()._feed(message)
+        over = self._take_changes(message) if isinstance(message, Changes) else super()._feed(message)
+        if over:  # a transfer and its request keep each other alive; memory that others may use is let go
+            self.base = self._changes = None
+        return over
 
     def _take(self, piece: Values) -> bool:
         if not super()._take(piece):
