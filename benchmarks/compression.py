@@ -99,8 +99,12 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def gradients(data: Any, steps: int) -> list[np.ndarray]:
-    """Real gradients on the way through plain training: the first, and some later ones, flat."""
+def flattened(tree: Any) -> np.ndarray:
+    return np.concatenate([a.ravel() for layer in tree.values() for a in layer.values()]).astype(np.float32)
+
+
+def gradients(data: Any, steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Real gradients and values on the way through plain training: the first, and some later ones, flat."""
     images, labels, _, _ = data
     rng, params, sums, found = np.random.default_rng(0), mnist.initial_params(), {}, []
     for step in range(steps):
@@ -111,7 +115,7 @@ def gradients(data: Any, steps: int) -> list[np.ndarray]:
             total = sums[layer, name] = sums.get((layer, name), np.float32(0.1)) + g * g
             params[layer][name] = params[layer][name] - np.float32(RATE) * g / np.sqrt(total)
         if step % (steps // 3) == 0:
-            found.append(np.concatenate([g.ravel() for layer in grads.values() for g in layer.values()]))
+            found.append((flattened(grads), flattened(params)))
     return found
 
 
@@ -134,16 +138,16 @@ def print_codec(data: Any, steps: int) -> None:
         return
     from dps.kernels import compress as kernels
 
-    print("\n| gradient | zeros | lz4 of plain | lz4 without the zeros | lz4 GB/s | Float16 GB/s |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for number, flat in enumerate(gradients(data, steps)):
-        flat = flat.astype(np.float32)
+    print("\n| gradient | zeros | lz4 of plain | lz4 without the zeros | lz4 of values | lz4 GB/s | Float16 GB/s |")
+    print("|" + " --- |" * 7)
+    for number, (flat, values) in enumerate(gradients(data, steps)):
         raw, dense, bits = flat.tobytes(), flat[flat != 0].tobytes(), np.empty(len(flat), np.uint16)
         lz4_s = best_s(lambda raw=raw: lz4.block.compress(raw))
         cast_s = best_s(lambda flat=flat, bits=bits: kernels.to_float16(bits, flat))
         print(
             f"| {number * (steps // 3) + 1} | {1 - len(dense) / len(raw):.2f} "
             f"| {len(lz4.block.compress(raw)) / len(raw):.2f} | {len(lz4.block.compress(dense)) / len(dense):.2f} "
+            f"| {len(lz4.block.compress(values.tobytes())) / values.nbytes:.2f} "
             f"| {len(raw) / lz4_s / 1e9:.2f} | {len(raw) / cast_s / 1e9:.2f} |"
         )
 
