@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from dps.actors.caller import Caller
+from dps.actors.ref import Ref
 from dps.compress import Bfloat16, Compressor, Float16, Int8, RandomK, Rules, TopK, check_names, chosen
-from dps.protocol import NO_BASE
-from dps.recycling import Recycled
+from dps.protocol import NO_BASE, Pull
 from dps.transport.wire import Array
-from dps.variables.layout import Gradient, Travelling
+from dps.variables.layout import Gradient
 from dps.variables.packed import PackedGradient, first_element
-from dps.variables.plan import Part, Plan
+from dps.variables.plan import Part, Plan, ShardLayout
 from dps.variables.transfers import PullTransfer
 from dps.variables.unpacking import PackedPull
 
@@ -30,27 +32,11 @@ class Traffic:
     pulled_plain: int = 0
 
 
-@dataclass(frozen=True)
-class PullForm:
-    """How the values of one shard are to travel: its fields are those of `Pull`; `bytes` are those of the base."""
-
-    packed: list[Any] = field(default_factory=list)
-    base: int = NO_BASE
-    bytes: Array | None = None
-
-    @property
-    def any(self) -> bool:
-        """Whether they travel in any other way than as they are."""
-        return bool(self.packed) or self.base != NO_BASE
-
-
-WHOLE = PullForm()
-
-
 @dataclass(eq=False)
 class Change:
     """What one push did to the residuals: for each variable, by name, the array before and after."""
 
+    push: object
     arrays: dict[str, tuple[Array, Array]] = field(default_factory=dict)
 
 
@@ -71,16 +57,16 @@ class Compression:
         self._casts: dict[int, dict[int, str]] = {}
         self._residuals: dict[str, Array] = {}
         self._under_way: list[Change] = []
-        self._memory: dict[str, Recycled] = {}
+        self._memory: dict[str, list[Array]] = {}
         self._pushes = 0
         self._bases: dict[int, tuple[int, Array]] = {}
         """For each ps the version and the packed bytes of the last whole pull."""
 
     def check(self, plan: Plan) -> None:
-        """ConfigError for a pattern that matches no variable."""
-        names = [spec.name for spec in plan.variables]
-        check_names(self._push, names, "compression")
-        check_names(self._pull, names, "pull_compression")
+        """Learn the variables' names. ConfigError for a pattern that matches none."""
+        self._names = [spec.name for spec in plan.variables]
+        check_names(self._push, self._names, "compression")
+        check_names(self._pull, self._names, "pull_compression")
 
     # -- pulls ------------------------------------------------------------------------------------------------
 
@@ -89,27 +75,33 @@ class Compression:
         """Whether any values are pulled packed."""
         return bool(self._pull)
 
-    def form(self, plan: Plan, ps: int, wanted: list[int], in_place: bool) -> PullForm:
-        """How a ps is asked for values; `wanted`: indices of parts, none for all; `in_place`: it is on this machine."""
-        found: dict[str, list[int]] = {}
-        for index, name in self._casts_of(plan, ps).items():
-            if not wanted or index in wanted:
-                found.setdefault(name, []).append(index)
-        packed = [[name, parts] for name, parts in found.items()]
-        if not self._deltas or wanted or (in_place and not packed):
-            return PullForm(packed)
-        counter, run = self._bases.get(ps, (-1, None))
-        return PullForm(packed, counter, run)
+    def pull(
+        self, caller: Caller, ref: Ref, ps: int, layout: ShardLayout, message: Pull, *others: Any
+    ) -> PullTransfer:  # fmt: skip
+        """Start a pull of one shard, as the constructor of `PullTransfer` does, in the bytes that are wanted."""
+        casts: dict[str, list[int]] = {}
+        for index, name in self._casts_of(ps, layout).items():
+            if not message.parts or index in message.parts:
+                casts.setdefault(name, []).append(index)
+        packed = [[name, parts] for name, parts in casts.items()]
+        deltas = self._deltas and not message.parts and (bool(packed) or not message.shared)
+        if not packed and not deltas:
+            return PullTransfer(caller, ref, ps, layout, message, *others)
+        base, run = self._bases.get(ps, (-1, None)) if deltas else (NO_BASE, None)
+        asked = replace(message, shared=False, packed=packed, base=base)
+        transfer = PackedPull(caller, ref, ps, layout, asked, *others)
+        transfer.base = run
+        return transfer
 
-    def _casts_of(self, plan: Plan, ps: int) -> dict[int, str]:
+    def _casts_of(self, ps: int, layout: ShardLayout) -> dict[int, str]:
         """The name of the cast of each part on a ps that has one."""
         if ps not in self._casts:
             found = self._casts[ps] = {}
-            for part in (p for p in plan.parts if p.ps == ps and self._pull):
-                spec = plan.variables[part.variable]
-                compressor = chosen(self._pull, spec.name) if spec.dtype in ("<f4", "<f8") else None
-                if compressor is not None:
-                    found[part.index] = compressor.name
+            for arena in layout.arenas if self._pull else ():
+                for part in arena.parts if arena.dtype in ("<f4", "<f8") else ():
+                    compressor = chosen(self._pull, self._names[part.variable])
+                    if compressor is not None:
+                        found[part.index] = compressor.name
         return self._casts[ps]
 
     def pulled(self, transfers: Iterable[PullTransfer], whole: bool) -> None:
@@ -126,15 +118,15 @@ class Compression:
 
     # -- pushes -----------------------------------------------------------------------------------------------
 
-    def pack(self, plan: Plan, gradients: Mapping[int, Gradient]) -> tuple[Mapping[int, Travelling], Change]:
-        """The gradients of a push as they travel, by variable, and what `settle` is to be told of.
+    def pack(self, plan: Plan, gradients: Mapping[int, Gradient], push: object) -> Mapping[int, Gradient]:
+        """The gradients of a push as they travel, by variable; `settle` is to be told of `push` later.
 
         `Rows`, variables without a compressor and gradients with NaN or infinite values are left as they are: the ps
         refuses the last as it refuses any.
         """
         self._pushes += 1
-        change = Change()
-        found: dict[int, Travelling] = {}
+        change = Change(push)
+        found: dict[int, Gradient] = {}
         for index, gradient in gradients.items():
             name = plan.variables[index].name
             compressor = self._compressor(name)
@@ -146,7 +138,7 @@ class Compression:
             self.traffic.pushed_plain += _nbytes(gradient)
         if change.arrays:
             self._under_way.append(change)
-        return found, change
+        return found
 
     def _compressor(self, name: str) -> Compressor | None:
         if name not in self._chosen:
@@ -178,8 +170,7 @@ class Compression:
 
     def _with_residual(self, name: str, flat: Array) -> Array:
         """A gradient and what earlier ones left, in memory of its own."""
-        memory = self._memory.setdefault(name, Recycled())
-        total: Array = memory.take(flat.nbytes).view(flat.dtype)
+        total = self._spare(name, flat)
         before = self._residuals.get(name)
         if before is None:
             total[:] = flat
@@ -187,12 +178,25 @@ class Compression:
             np.add(flat, before, out=total)
         return total
 
-    def settle(self, change: Change, plan: Plan, applied: Callable[[int], bool]) -> None:
+    def _spare(self, name: str, like: Array) -> Array:
+        """An array for a residual that nothing refers to any more, or a new one; its elements are undefined.
+
+        Fresh memory costs as much as the sum that is put into it.
+        """
+        made = self._memory.setdefault(name, [])
+        for array in made:
+            if len(array) == len(like) and sys.getrefcount(array) <= _OWN_REFERENCES:
+                return array
+        made.append(np.empty_like(like))
+        del made[:-KEPT]
+        return made[-1]
+
+    def settle(self, push: object, plan: Plan, applied: Callable[[int], bool]) -> None:
         """A push has its results: `applied(ps)`. What it did to the residuals of other parts is undone."""
-        if change not in self._under_way:
+        place = next((place for place, change in enumerate(self._under_way) if change.push is push), None)
+        if place is None:
             return
-        later = self._under_way[self._under_way.index(change) + 1 :]
-        self._under_way.remove(change)
+        change, later = self._under_way.pop(place), self._under_way[place:]
         for name, (before, after) in change.arrays.items():
             stretches = [
                 slice(first_element(part), first_element(part) + part.size)
@@ -214,10 +218,14 @@ class Compression:
         self._residuals, self._under_way, self._bases, self._casts = {}, [], {}, {}
 
 
+KEPT = 3
+"""Arrays for residuals of one variable that are used again."""
+_OWN_REFERENCES = 3  # the list's, the loop's and getrefcount's
+
 _NOTHING: Array = np.empty(0, np.float32)
 
 
-def _nbytes(gradient: Travelling) -> int:
+def _nbytes(gradient: Gradient) -> int:
     if isinstance(gradient, np.ndarray | PackedGradient):
         return int(gradient.nbytes)
     return int(gradient.indices.nbytes + gradient.values.nbytes)

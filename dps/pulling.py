@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,17 +10,14 @@ from typing import Any
 import numpy as np
 
 from dps.actors.requests import Request
-from dps.compressing import WHOLE, PullForm
 from dps.connection import Connection
 from dps.protocol import Pull
 from dps.pushing import Pushes
-from dps.recycling import Recycled
 from dps.reply import Version
 from dps.transport.wire import Array
 from dps.variables.layout import assemble
 from dps.variables.transfers import PullTransfer
 from dps.variables.tree import builder, leaves, nested
-from dps.variables.unpacking import PackedPull
 from dps.waiting import Waiter
 
 
@@ -89,15 +87,36 @@ class PullOp:
         return {ps: t.run.copy() if t.newer and t.run is not None else cache[ps] for ps, t in self.transfers.items()}
 
 
+class Recycled:
+    """Runs of bytes for pulled values: one that nothing refers to any more is used again.
+
+    Fresh memory costs as much as the copy into it: each of its pages has to be found and cleared first.
+    """
+
+    KEPT = 4
+    _OWN_REFERENCES = 3  # the list's, the loop's and getrefcount's
+
+    def __init__(self) -> None:
+        self._runs: list[Array] = []
+
+    def take(self, nbytes: int) -> Array:
+        """A run, its bytes undefined, for the caller to keep for as long as it likes."""
+        for run in self._runs:
+            if len(run) == nbytes and sys.getrefcount(run) <= self._OWN_REFERENCES:
+                return run
+        made: Array = np.empty(nbytes, np.uint8)
+        self._runs = [*self._runs[1 - self.KEPT :], made]
+        return made
+
+
 class Shards:
     """The transfers of one pull in one run epoch. In bounded mode the step ps answers before the others are asked."""
 
     def __init__(
-        self, connection: Connection, messages: dict[int, Pull], forms: dict[int, PullForm],
-        take: Callable[[int], Array], hold: bool,
-    ) -> None:  # fmt: skip
+        self, connection: Connection, messages: dict[int, Pull], take: Callable[[int], Array], hold: bool
+    ) -> None:
         self.connection, self.incarnation = connection, connection.caller.incarnation
-        self._messages, self._forms, self._take, self._hold = messages, forms, take, hold
+        self._messages, self._take, self._hold = messages, take, hold
         self.transfers: dict[int, PullTransfer] = {}
 
     def drop(self) -> None:
@@ -123,13 +142,11 @@ class Shards:
             return
         for ps in [first] if gate else list(self._messages):
             message = self._messages.pop(ps)
-            transfer = (PackedPull if self._forms[ps].any else PullTransfer)(
+            start = PullTransfer if connection.compression is None else connection.compression.pull
+            self.transfers[ps] = start(
                 connection.caller, connection.refs[ps], ps, connection.plan.layouts[ps], message, connection.aborter(),
                 connection.lanes[ps], self._take, self._hold,
             )  # fmt: skip
-            if isinstance(transfer, PackedPull):
-                transfer.base = self._forms[ps].bytes
-            self.transfers[ps] = transfer
 
 
 def pull_shards(
@@ -138,22 +155,18 @@ def pull_shards(
 ) -> Shards:  # fmt: skip
     """A pull from all ps, or from those that have the named variables; see PullTransfer for `take` and `hold`."""
     messages: dict[int, Pull] = {}
-    forms: dict[int, PullForm] = {}
     plan = connection.plan
     min_step = connection.local_step if connection.sync else 0
     for ps in plan.ps:
         parts = [] if names is None else [p.index for i in names for p in plan.parts_of[i] if p.ps == ps]
         if names is None or parts:
-            in_place = connection.lanes[ps].on and not parts
-            form = WHOLE if connection.compression is None else connection.compression.form(plan, ps, parts, in_place)
-            forms[ps] = form
             messages[ps] = Pull(
                 connection.epoch, 0 if after else min_step, after.get(ps, 0), clock, newer_than.get(ps, -1), parts,
-                patience_ms, in_place and not form.any, form.packed, form.base,
+                patience_ms, connection.lanes[ps].on and not parts,
             )  # fmt: skip
     if connection.bounded and connection.step_ps in messages:
         messages = {connection.step_ps: messages.pop(connection.step_ps), **messages}
-    return Shards(connection, messages, forms, take, hold)
+    return Shards(connection, messages, take, hold)
 
 
 class Pulls:

@@ -10,14 +10,14 @@ import numpy as np
 
 from dps.actors.caller import Caller
 from dps.actors.requests import Request
-from dps.compressing import Change
 from dps.connection import Connection
 from dps.lanes import Run, Runs, nobody
 from dps.protocol import APPLIED, EMPTY, REFUSED, WINDOW
 from dps.protocol import Push as PushMessage
 from dps.reply import Push
 from dps.transport.wire import Array
-from dps.variables.layout import Gradient, Travelling, fill_run, is_whole, parts_of_shard
+from dps.variables.layout import Gradient, fill_run, is_whole, parts_of_shard
+from dps.variables.packed import PackedGradient
 from dps.variables.plan import Plan
 from dps.variables.transfers import PushTransfer, parts_message, run_pieces, shared_message
 from dps.variables.tree import Rows
@@ -33,8 +33,6 @@ class PushOp:
         self._connection, self.loss = connection, loss
         self._sync, self._step_ps = connection.sync, connection.step_ps
         self.transfers: dict[int, PushTransfer] = {}
-        self.change: Change | None = None
-        """Of the session's residuals, when it compresses."""
         self.rolled_back = False
         self.outcome: Push | None = None
         """The result, once the session has taken note of it."""
@@ -61,12 +59,6 @@ class PushOp:
         )
         return None if None in answers else all(answers)
 
-    def applied(self, ps: int) -> bool:
-        """Whether a ps counts it; complete operations only."""
-        if self._sync or ps not in self.transfers:
-            return bool(self.accepted)
-        return bool(self.transfers[ps].accepted)
-
     @property
     def refusal(self) -> str:
         """Why the gradient was refused; "" when it was not."""
@@ -91,6 +83,12 @@ class PushOp:
     def raise_error(self) -> None:
         if self.error is not None:
             raise self.error
+
+    def applied(self, ps: int) -> bool:
+        """Whether a ps counts it; complete operations only."""
+        if self._sync or ps not in self.transfers:
+            return bool(self.accepted)
+        return bool(self.transfers[ps].accepted)
 
     def roll_back(self, caller: Caller) -> None:
         """The run epoch is over before the session took note of the result: the push is no part of the new one."""
@@ -160,9 +158,9 @@ class Pushes:
         connection = self._connection
         while (operation := next((p for p in self._under_way if p.complete), None)) is not None:
             self._under_way.remove(operation)
+            if connection.compression is not None:
+                connection.compression.settle(operation, connection.plan, operation.applied)
             result = operation.result(connection.step)
-            if operation.change is not None and connection.compression is not None:
-                connection.compression.settle(operation.change, connection.plan, operation.applied)
             self.acknowledged += 1
             connection.step = max(connection.step, result.step)
             if connection.sync:
@@ -201,9 +199,9 @@ class Pushes:
         for operation in given_up:
             operation.roll_back(self._connection.caller)
         self._begin_epoch()
-        self._runs.forget()
         if self._connection.compression is not None:
             self._connection.compression.forget()
+        self._runs.forget()
         for runs in self._buffers:
             for run in runs.values():
                 run.in_use = nobody  # every ps has forgotten the incarnation that lent it
@@ -246,14 +244,13 @@ def push_shards(
         _check_finite(connection.plan, gradients)
     clock = make_room()
     operation = PushOp(connection, loss)
-    step = connection.local_step if connection.sync else connection.step
-    travelling: Mapping[int, Travelling] = gradients
     if connection.compression is not None:
-        travelling, operation.change = connection.compression.pack(connection.plan, gradients)
+        gradients = connection.compression.pack(connection.plan, gradients, operation)
+    step = connection.local_step if connection.sync else connection.step
     for ps in connection.plan.ps:
         about = connection.epoch, numbers[ps] + 1, step, counters[ps]
-        run = _filled_run(connection, travelling, ps, runs, buffers)
-        pieces = _parts(connection.plan, travelling, ps, about) if run is None else _pieces(connection, ps, run, about)
+        run = _filled_run(connection, gradients, ps, runs, buffers)
+        pieces = _parts(connection.plan, gradients, ps, about) if run is None else _pieces(connection, ps, run, about)
         if connection.bounded and ps == connection.step_ps:
             pieces = [replace(piece, clock=clock) for piece in pieces]
         if pieces[0].form == EMPTY and not connection.sync and ps != connection.step_ps:
@@ -289,7 +286,7 @@ def _nothing() -> None:
 
 
 def _filled_run(
-    connection: Connection, gradients: Mapping[int, Travelling], ps: int, runs: Runs, buffers: list[dict[int, Run]]
+    connection: Connection, gradients: Mapping[int, Gradient], ps: int, runs: Runs, buffers: list[dict[int, Run]]
 ) -> Run | None:
     """A run with a shard's gradients in it, the user's own where they lie there already; None when some are missing."""
     plan, layout = connection.plan, connection.plan.layouts[ps]
@@ -311,7 +308,7 @@ def _pieces(connection: Connection, ps: int, run: Run, about: tuple[int, int, in
 
 
 def _parts(
-    plan: Plan, gradients: Mapping[int, Travelling], ps: int, about: tuple[int, int, int, int]
+    plan: Plan, gradients: Mapping[int, Gradient], ps: int, about: tuple[int, int, int, int]
 ) -> list[PushMessage]:
     """The message for a push of some variables, or of none."""
     parts = parts_of_shard(plan, plan.layouts[ps], gradients)
@@ -320,7 +317,7 @@ def _parts(
     return [parts_message(parts, *about)]
 
 
-def _own_run(plan: Plan, ps: int, gradients: Mapping[int, Travelling], buffers: list[dict[int, Run]]) -> Run | None:
+def _own_run(plan: Plan, ps: int, gradients: Mapping[int, Gradient], buffers: list[dict[int, Run]]) -> Run | None:
     """The buffer of `session.gradients()` in which these gradients already lie, if any."""
     for runs in buffers:
         views = plan.layouts[ps].views(runs[ps].bytes)
@@ -334,6 +331,7 @@ def _own_run(plan: Plan, ps: int, gradients: Mapping[int, Travelling], buffers: 
 
 def _check_finite(plan: Plan, gradients: Mapping[int, Gradient]) -> None:
     for index, gradient in gradients.items():
+        assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
         values = gradient.values if isinstance(gradient, Rows) else gradient
         with np.errstate(all="ignore"):
             suspect = values.dtype.kind == "f" and not np.isfinite(np.sum(values))

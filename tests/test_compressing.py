@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from dps import compress
 from dps.compress import Int8, RandomK, TopK
-from dps.compressing import Change, Compression
+from dps.compressing import Compression
 from dps.ps.unpacking import unpack
 from dps.variables.packed import PackedGradient
 from dps.variables.plan import VariableSpec, make_plan
@@ -38,9 +38,11 @@ def sent(packed: Any) -> Any:
     )
 
 
-def push(session: Compression, gradient: Any) -> tuple[Any, Change]:
-    gradients, change = session.pack(PLAN, {W: np.array(gradient, np.float32).reshape(4, 2)})
-    return sent(gradients[W]).reshape(-1).tolist(), change
+def push(session: Compression, gradient: Any) -> tuple[Any, object]:
+    """What the ps make of it, and the push, for `settle`."""
+    key = object()
+    gradients = session.pack(PLAN, {W: np.array(gradient, np.float32).reshape(4, 2)}, key)
+    return sent(gradients[W]).reshape(-1).tolist(), key
 
 
 def all_ps(ps: int) -> bool:
@@ -100,7 +102,7 @@ def test_what_was_applied_and_what_is_left_make_up_all_gradients_that_were_accep
 ) -> None:
     """Whole numbers, so that no sum is rounded."""
     session, wanted, applied = compression(compressor), np.zeros(8), np.zeros(8)
-    way: list[tuple[Change, bool]] = []
+    way: list[tuple[object, bool]] = []
     for seed, accepted in pushes:
         gradient = np.random.default_rng(seed).integers(-99, 99, 8)
         found, change = push(session, gradient)
@@ -131,8 +133,8 @@ def test_eight_bits_with_feedback_are_right_in_the_long_run() -> None:
 def test_without_feedback_nothing_is_kept_and_what_is_too_small_never_arrives() -> None:
     session = compression(Int8(feedback=False))
     for _ in range(5):
-        found, change = push(session, [127, 0.4, 0, 0, 0, 0, 0, 0])
-        assert found == [127, 0, 0, 0, 0, 0, 0, 0] and not change.arrays
+        assert push(session, [127, 0.4, 0, 0, 0, 0, 0, 0])[0] == [127, 0, 0, 0, 0, 0, 0, 0]
+    assert session._residuals == {}
 
 
 @pytest.mark.parametrize("applied", [all_ps, no_ps])
@@ -161,12 +163,11 @@ def test_a_gradient_that_is_no_number_goes_as_it_is_and_leaves_the_residual_alon
     _, change = push(session, [5, 1, 0, 0, 0, 0, 7, 2])
     session.settle(change, PLAN, all_ps)
     bad = np.full((4, 2), np.nan, np.float32)
-    gradients, change = session.pack(PLAN, {W: bad})
-    assert gradients[W] is bad and not change.arrays
+    assert session.pack(PLAN, {W: bad}, object())[W] is bad
     assert push(session, [0] * 8)[0] == [0, 1, 0, 0, 0, 0, 0, 2]
 
 
 def test_bytes_are_counted_beside_those_of_plain_pushes() -> None:
     session = compression({"w": TopK(0.25)})
-    session.pack(PLAN, {W: np.ones((4, 2), np.float32), B: np.ones(3)})
+    session.pack(PLAN, {W: np.ones((4, 2), np.float32), B: np.ones(3)}, object())
     assert (session.traffic.pushed, session.traffic.pushed_plain) == (2 * 8 + 3 * 8, 8 * 4 + 3 * 8)

@@ -13,8 +13,8 @@ from dps.variables.packed import PackedGradient
 from dps.variables.plan import Part, Plan, ShardLayout, VariableSpec
 from dps.variables.tree import Rows, to_array
 
-Gradient = Array | Rows
-Travelling = Gradient | PackedGradient
+Gradient = Array | Rows | PackedGradient
+"""Packed ones come from a session's `Compression`."""
 
 
 def specs_of(
@@ -98,7 +98,7 @@ def check_rows(spec: VariableSpec, indices: Array) -> None:
         )
 
 
-def is_whole(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Travelling]) -> bool:
+def is_whole(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
     """Whether every trained part of a shard has a dense gradient."""
     return all(
         isinstance(gradients.get(part.variable), np.ndarray)
@@ -108,7 +108,7 @@ def is_whole(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Travelling
     )
 
 
-def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Travelling], run: Array) -> None:
+def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array) -> None:
     """Copy dense gradients into a shard's run; those that lie there already are left."""
     for index, view in layout.views(run).items():
         part = plan.parts[index]
@@ -120,7 +120,7 @@ def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Travelling
             view[...] = source
 
 
-def parts_of_shard(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Travelling]) -> list[tuple[int, Any]]:
+def parts_of_shard(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient]) -> list[tuple[int, Any]]:
     """The gradients that a shard gets part by part: arrays, `Packed`, or (row numbers within the part, values)."""
     found: list[tuple[int, Any]] = []
     for arena in layout.arenas:

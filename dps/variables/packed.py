@@ -87,11 +87,6 @@ class PackedLayout:
         self.entries = tuple(entries)
         self.nbytes = offset
 
-    def check_range(self, offset: int, nbytes: int) -> None:
-        """ProtocolError for bytes that are not inside."""
-        if type(offset) is not int or not 0 <= offset <= offset + nbytes <= self.nbytes:
-            raise ProtocolError(f"bytes {offset} to {offset + nbytes} are not in a packed answer of {self.nbytes}")
-
 
 def _forms(packed: list[Any]) -> dict[int, str]:
     found: dict[int, str] = {}

@@ -30,7 +30,7 @@ from dps.protocol import (
     Values,
 )
 from dps.transport.wire import Array, Message
-from dps.variables.packed import Packed, PackedLayout
+from dps.variables.packed import Packed
 from dps.variables.plan import ShardLayout
 
 SIMULATED_BLOCK = 64
@@ -100,7 +100,6 @@ class PullTransfer(Transfer):
         """`take(nbytes)` gives the run; without a `reader` the message is not `shared`."""
         super().__init__(ps, aborted)
         self.layout = layout
-        self._arriving = self._layout_of(message)
         self.run: Array | None = None
         self.held: list[Array] | None = None
         self.counter, self.step, self.newer = -1, 0, True
@@ -109,15 +108,6 @@ class PullTransfer(Transfer):
         self._take_run, self._hold = take, hold
         resend_s = 0.25 + layout.nbytes / 100e6
         self.request = caller.start(ref, message, self._feed, lambda: self._message, resend_s)
-
-    def _layout_of(self, message: Pull) -> ShardLayout | PackedLayout:
-        """How the bytes of the answer lie."""
-        return self.layout
-
-    @property
-    def received(self) -> int:
-        """Bytes that have come over the socket."""
-        return sum(self._got.values())
 
     def _feed(self, message: Message) -> bool:
         common = self._common(message)
@@ -179,12 +169,17 @@ class PullTransfer(Transfer):
             self.counter, self.step = piece.counter, piece.step
             self._got = {}
             if self.run is None:
-                self.run = self._take_run(self._arriving.nbytes)
+                self.run = self._take_run(self.layout.nbytes)
         for offset, data in zip(piece.offsets, piece.arrays, strict=True):
-            self._arriving.check_range(offset, data.nbytes)
+            self.layout.check_range(offset, data.nbytes)
             self.run[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
             self._got[offset] = data.nbytes
         return sum(self._got.values()) >= piece.nbytes
+
+    @property
+    def received(self) -> int:
+        """Bytes of values that have come over the socket."""
+        return sum(self._got.values())
 
 
 class PushTransfer(Transfer):
@@ -275,7 +270,7 @@ def shared_message(
 
 
 def parts_message(parts: list[tuple[int, Any]], epoch: int, number: int, step: int, counter: int) -> Push:
-    """A push of some parts: (part index, array), (part index, `Packed`) or (part index, (row numbers, values))."""
+    """A push of some parts: (part index, array) or (part index, (row numbers, values))."""
     described: list[Any] = []
     arrays: list[Array] = []
     for index, gradient in parts:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from dps.actors.caller import Caller
+from dps.actors.ref import Ref
 from dps.errors import ProtocolError
 from dps.protocol import Changes, Pull, Values
 from dps.transport.wire import Array, Message
@@ -23,58 +27,56 @@ class PackedPull(PullTransfer):
     base: Array | None = None
     """The packed bytes of the version that the message names as its base; set right after the pull was started."""
     arrived: Array | None = None
-    _changes: Array | None = None
 
-    def _layout_of(self, message: Pull) -> ShardLayout | PackedLayout:
-        self._packed = PackedLayout(self.layout, message.parts, message.packed)
-        self._got_changes: dict[int, int] = {}
-        return self._packed
-
-    @property
-    def received(self) -> int:
-        return super().received + sum(self._got_changes.values())
+    def __init__(self, caller: Caller, ref: Ref, ps: int, layout: ShardLayout, message: Pull, *others: Any) -> None:
+        self._packed = PackedLayout(layout, message.parts, message.packed)
+        self._parts: Array | None = None
+        """Bytes of the PackedLayout, or of what changed in it, as they come."""
+        self._changes = False
+        super().__init__(caller, ref, ps, layout, message, *others)
 
     def _feed(self, message: Message) -> bool:
-        over = self._take_changes(message) if isinstance(message, Changes) else super()._feed(message)
+        over = self._take(message) if isinstance(message, Changes) else super()._feed(message)
         if over:  # a transfer and its request keep each other alive; memory that others may use is let go
-            self.base = self._changes = None
+            self.base = self._parts = None
         return over
 
-    def _take(self, piece: Values) -> bool:
-        if not super()._take(piece):
+    def _take(self, piece: Values | Changes) -> bool:
+        """Pieces of two versions, or of values and of changes, are never mixed: a higher one starts anew."""
+        changes = isinstance(piece, Changes)
+        if piece.counter < self.counter or len(piece.offsets) != len(piece.arrays):
             return False
-        assert self.run is not None
-        self._unpack(self.run)
+        if isinstance(piece, Changes) and (self.base is None or piece.base != self._message.base):
+            return False
+        if not 0 <= piece.nbytes <= self._packed.nbytes or (piece.nbytes < self._packed.nbytes and not changes):
+            raise ProtocolError(f"an answer of {piece.nbytes} bytes; wanted {self._packed.nbytes}, or fewer of changes")
+        if piece.counter > self.counter or self._parts is None or self._changes != changes:
+            self.counter, self.step, self._changes = piece.counter, piece.step, changes
+            self._got, self._parts = {}, np.empty(piece.nbytes, np.uint8)
+        for offset, data in zip(piece.offsets, piece.arrays, strict=True):
+            if type(offset) is not int or not 0 <= offset <= offset + data.nbytes <= len(self._parts):
+                raise ProtocolError(f"bytes {offset} to {offset + data.nbytes} are not in an answer of {piece.nbytes}")
+            self._parts[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
+            self._got[offset] = data.nbytes
+        if self.received < piece.nbytes:
+            return False
+        self._unpack(self._patched(self._parts) if changes else self._parts)
         return True
 
-    def _take_changes(self, piece: Changes) -> bool:
-        """As pieces of values: those of two versions are never mixed."""
-        if self.base is None or piece.base != self._message.base or piece.counter < self.counter:
-            return False
-        if len(piece.offsets) != len(piece.arrays) or not 0 <= piece.nbytes <= self._packed.nbytes:
-            return False
-        if piece.counter > self.counter or self._changes is None or len(self._changes) != piece.nbytes:
-            self.counter, self.step, self.run = piece.counter, piece.step, None
-            self._got_changes, self._changes = {}, np.empty(piece.nbytes, np.uint8)
-        for offset, data in zip(piece.offsets, piece.arrays, strict=True):
-            if type(offset) is not int or not 0 <= offset <= offset + data.nbytes <= piece.nbytes:
-                raise ProtocolError(f"bytes {offset} to {offset + data.nbytes} are not in changes of {piece.nbytes}")
-            self._changes[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
-            self._got_changes[offset] = data.nbytes
-        if sum(self._got_changes.values()) < piece.nbytes:
-            return False
+    def _patched(self, changes: Array) -> Array:
+        """The version that the changes lead to; other pulls may still need the base."""
         from dps.variables.deltas import patch
 
-        arrived = self._take_run(self._packed.nbytes)
-        arrived[:] = self.base
-        patch(self._packed, arrived, self._changes)
-        self._unpack(arrived)
-        return True
+        assert self.base is not None
+        arrived = self.base.copy()
+        patch(self._packed, arrived, changes)
+        return arrived
 
     def _unpack(self, arrived: Array) -> None:
         from dps.kernels import compress as kernels
 
-        self.arrived, self.run, self.plain = arrived, self._take_run(self.layout.nbytes), self._packed.plain
+        self.arrived, self.plain = arrived, self._packed.plain
+        self.run = self._take_run(self.layout.nbytes)
         views = self.layout.views(self.run)
         for part, form, offset, nbytes in self._packed.entries:
             source, target = arrived[offset : offset + nbytes], views[part.index].reshape(-1)
