@@ -16,7 +16,6 @@ from dps.ps.staging import Staged
 from dps.ps.unpacking import unpack
 from dps.variables.packed import Packed
 from dps.variables.plan import Part, VariableSpec, make_plan
-from dps.variables.transfers import parts_message
 from tests.variables.models import SGD
 
 PART = Part(1, 0, "w/part_1", (3, 2), 4, 0)  # elements 8 to 13 of its variable
@@ -107,22 +106,29 @@ LAYOUT = make_plan(
 ).layouts[0]  # fmt: skip
 
 
-def staged(message: Push) -> Staged:
-    push = Staged(0, 1, 1, 0, 0, PARTS, message.nbytes)
-    push.add(message, LAYOUT, check_finite=True)
+def message(*described_and_array: Any) -> Push:
+    """A push of parts: a description and its array, in turn."""
+    arrays = described_and_array[1::2]
+    nbytes = sum(array.nbytes for array in arrays)
+    return Push(1, 1, 0, 0, PARTS, nbytes, [], list(described_and_array[::2]), arrays=arrays)
+
+
+def staged(piece: Push) -> Staged:
+    push = Staged(0, 1, 1, 0, 0, PARTS, piece.nbytes)
+    push.add(piece, LAYOUT, check_finite=True)
     return push
 
 
 def test_packed_and_whole_parts_come_in_one_push() -> None:
     packed = Packed(["top_k"], raw(places(1), values(1)))
-    push = staged(parts_message([(0, packed), (1, np.ones(2))], 1, 1, 0, 0))
-    assert push.whole and push.problem == "" and push.nbytes == 8 + 16
+    push = staged(message([0, *packed.form], packed.data, [1, False], np.ones(2)))
+    assert push.whole and push.problem == ""
     assert push.parts[0].tolist() == [[0, 1], [0, 0], [0, 0]] and push.parts[1].tolist() == [1, 1]  # type: ignore[union-attr]
 
 
 def test_a_packed_number_that_is_none_is_named_by_its_variable() -> None:
     packed = Packed(["float16"], raw(np.array([0, 1, np.inf, 3, 4, 5], "<f2")))
-    push = staged(parts_message([(0, packed)], 1, 1, 0, 0))
+    push = staged(message([0, *packed.form], packed.data))
     assert push.whole and push.problem == "the gradient of w has NaN or infinite values"
 
 
@@ -131,4 +137,4 @@ def test_a_packed_number_that_is_none_is_named_by_its_variable() -> None:
 )
 def test_a_description_that_does_not_fit_is_refused(described: list[Any]) -> None:
     with pytest.raises(ProtocolError):
-        staged(Push(1, 1, 0, 0, PARTS, 12, [], [described], arrays=(np.zeros(12, np.uint8),)))
+        staged(message(described, np.zeros(12, np.uint8)))
