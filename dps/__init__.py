@@ -26,6 +26,7 @@ _NAMES = {
 _MODULES = {
     "optim": "dps.optim",
     "layers": "dps.layers",
+    "compress": "dps.compress",
     "placement": "dps.cluster.placement",
     "partition": "dps.cluster.partition",
     "sim": "dps.transport.sim",
@@ -39,6 +40,7 @@ _LATER = {
 __all__ = [*_NAMES, *_MODULES]  # noqa: PLE0604
 
 if TYPE_CHECKING:
+    from dps import compress as compress
     from dps import layers as layers
     from dps import optim as optim
     from dps.cluster import partition as partition

@@ -13,6 +13,7 @@ from dps.actors.caller import Caller
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
+from dps.compressing import Compression
 from dps.errors import Aborted, DeadlineExceeded, DpsError, TaskLost
 from dps.lanes import Lanes
 from dps.protocol import (
@@ -74,6 +75,8 @@ class Connection:
         """The run's update mode."""
         self.refs: dict[int, Ref] = {}
         self.lanes = Lanes(runtime, self.caller)
+        self.compression: Compression | None = None
+        """How the session's gradients and values travel; None: as they are."""
         self.aborted = False
         """A ps has said that this epoch or incarnation is over; `reopen` is due."""
         self.abort: Callable[[], None]

@@ -6,7 +6,7 @@ incarnation, which every envelope carries, is the number under which the chief a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dps.transport.wire import Array, Message, kind
@@ -16,6 +16,9 @@ PS, CHIEF, AGENT = "ps", "chief", "agent"
 
 WINDOW = 8
 """Pushes of one session that may be on their way to one shard; a ps keeps as many results."""
+
+NO_BASE = -2
+"""`Pull.base` of who keeps no version."""
 
 APPLIED, DROPPED, REFUSED = "applied", "dropped", "refused"
 
@@ -43,6 +46,12 @@ class Pull(Message):
     """The asker can read the ps's memory: answer with SharedValues where that is possible."""
     released: int = 0
     """All SharedValues under lower request numbers are read, whatever became of their Release."""
+    packed: list[Any] = field(default_factory=list)
+    """[name of a cast, indices of parts] for the parts that are wanted in fewer bytes; with any, the answer's bytes
+    are those of a PackedLayout."""
+    base: int = NO_BASE
+    """Version counter of the PackedLayout that the asker keeps, to be sent only what changed since, as Changes; -1: it
+    has none yet and will keep this one."""
 
 
 @kind(11)
@@ -132,6 +141,21 @@ class Probed(Message):
     direct: bytes = b""
 
 
+@kind(19)
+@dataclass(frozen=True, slots=True)
+class Changes(Message):
+    """One piece of what changed in the values since the version `base`, as `dps.variables.deltas` describes."""
+
+    epoch: int
+    counter: int
+    step: int
+    base: int
+    nbytes: int
+    """Bytes of the whole answer."""
+    offsets: list[int]
+    arrays: tuple[Array, ...] = ()
+
+
 # -- push -------------------------------------------------------------------------------------------------
 
 EMPTY, RUN, PARTS, SHARED = 0, 1, 2, 3
@@ -141,8 +165,9 @@ EMPTY, RUN, PARTS, SHARED = 0, 1, 2, 3
 @dataclass(frozen=True, slots=True)
 class Push(Message):
     """One piece of a push. Form EMPTY: nothing for this shard; RUN: bytes of the dense run at `offsets`;
-    PARTS: `parts` lists [part index, rows?], each with one array (dense) or two (row numbers, values); SHARED: the
-    dense run lies in the sender's memory, `parts` is that memory's name and the offset in it."""
+    PARTS: `parts` lists [part index, rows?], each with one array (dense) or two (row numbers, values), or [part index,
+    and a form of `dps.variables.packed`], each with its bytes; SHARED: the dense run lies in the sender's memory,
+    `parts` is that memory's name and the offset in it."""
 
     epoch: int
     number: int

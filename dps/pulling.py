@@ -59,7 +59,8 @@ class PullOp:
         else:
             due = list(self._messages)
         for ps in due:
-            self.transfers[ps] = PullTransfer(
+            start = PullTransfer if connection.compression is None else connection.compression.pull
+            self.transfers[ps] = start(
                 connection.caller, connection.refs[ps], ps, connection.plan.layouts[ps], self._messages.pop(ps),
                 connection.abort, connection.lanes[ps], self._take, self._hold,
             )  # fmt: skip
@@ -226,6 +227,8 @@ class Pulls:
                 return self.finish(self.start(None, None, after=False), out, timeout)
             views = operation.views(self._cache)
             self._cache = operation.kept_runs(self._cache)
+        if connection.compression is not None:
+            connection.compression.pulled(operation.transfers.values(), whole=operation.names is None)
         if operation.names is None:
             counters = {ps: t.counter for ps, t in operation.transfers.items()}
             self._pushes.pulled |= counters

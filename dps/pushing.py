@@ -15,6 +15,7 @@ from dps.protocol import APPLIED, EMPTY, REFUSED, WINDOW
 from dps.protocol import Push as PushMessage
 from dps.reply import Push
 from dps.variables.layout import Gradient, fill_run, is_whole, parts_of_shard
+from dps.variables.packed import PackedGradient
 from dps.variables.plan import Plan, ShardLayout
 from dps.variables.transfers import About, PushTransfer, parts_message, run_pieces, shared_message
 from dps.variables.tree import Rows
@@ -76,6 +77,12 @@ class PushOp:
     def raise_error(self) -> None:
         if self.error is not None:
             raise self.error
+
+    def applied(self, ps: int) -> bool:
+        """Whether a ps counts it; complete operations only."""
+        if self._sync or ps not in self.transfers:
+            return bool(self.accepted)
+        return bool(self.transfers[ps].accepted)
 
     def roll_back(self, caller: Caller) -> None:
         """The run epoch is over before the session took note of the result: the push is no part of the new one."""
@@ -153,6 +160,8 @@ class Pushes:
         connection = self._connection
         while self._under_way and (operation := self._first_complete()) is not None:
             self._under_way.remove(operation)
+            if connection.compression is not None:
+                connection.compression.settle(operation, connection.plan, operation.applied)
             result = operation.settle(connection.step)
             self.acknowledged += 1
             connection.step = max(connection.step, result.step)
@@ -197,6 +206,8 @@ class Pushes:
         for operation in given_up:
             operation.roll_back(self._connection.caller)
         self._begin_epoch()
+        if self._connection.compression is not None:
+            self._connection.compression.forget()
         self._runs.forget()
         for runs in self._buffers:
             for run in runs.values():
@@ -240,6 +251,8 @@ def push_shards(
         _check_finite(connection.plan, gradients)
     clock = make_room()
     operation = PushOp(connection, loss)
+    if connection.compression is not None:
+        gradients = connection.compression.pack(connection.plan, gradients, operation)
     step = connection.local_step if connection.sync else connection.step
     for ps in connection.plan.ps:
         about = About(connection.epoch, numbers[ps] + 1, step, counters[ps], clock if ps == connection.step_ps else 0)
@@ -315,6 +328,7 @@ def _own_run(
 
 def _check_finite(plan: Plan, gradients: Mapping[int, Gradient]) -> None:
     for index, gradient in gradients.items():
+        assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
         values = gradient.values if isinstance(gradient, Rows) else gradient
         with np.errstate(all="ignore"):
             suspect = values.dtype.kind == "f" and not np.isfinite(np.sum(values))

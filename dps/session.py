@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from dps import config, telemetry
 from dps.cluster.placement import describe, warning
+from dps.compress import Compressor, rules
+from dps.compressing import Compression, Traffic
 from dps.connection import Connection
 from dps.errors import DeadlineExceeded, DpsError
 from dps.hooks import Chain, CheckpointSaver, Hook
@@ -68,17 +71,25 @@ class Session:
         check_finite: bool = True,
         keep_checkpoints: int = 5,
         shared_memory: bool = True,
+        compression: Compressor | Mapping[str, Compressor | None] | None = None,
+        pull_compression: Compressor | Mapping[str, Compressor | None] | None = None,
+        pull_deltas: bool = False,
         timeout: float = 60.0,
     ) -> None:
         """`update`: an instance, or "async", "sync", "bounded:S". `check_finite` False lets gradients with NaN pass;
         `keep_checkpoints` newest ones are kept. `shared_memory` False: also a ps on this machine is reached over its
-        socket only. A session with a checkpoint_dir gets a CheckpointSaver."""
+        socket only. `compression` of gradients and `pull_compression` of values (`dps.compress`): one for all
+        variables, or patterns of names with one for each, None for those left alone; the first that matches counts.
+        `pull_deltas`: a pull moves only what changed since the last one, which is kept. A session with a
+        checkpoint_dir gets a CheckpointSaver."""
         check_timeout(timeout)
         if optimizer is not None:
             checked(optimizer, "the session")
         settings = run_settings(
             update, durability, checkpoint_dir, None if params is None else check_finite, keep_checkpoints
         )
+        packed = rules(compression, "compression"), rules(pull_compression, "pull_compression", pulls=True)
+        self._compression = Compression(*packed, bool(pull_deltas)) if any(packed) or pull_deltas else None
         self._own_server = isinstance(server, str)
         self._server = Server.client(server) if isinstance(server, str) else server
         self._timeout = timeout
@@ -108,6 +119,7 @@ class Session:
         self._server.wait_joined(deadline)
         connection = Connection(*self._server.session_arguments())
         connection.lanes.wanted = self._shared_memory
+        connection.compression = self._compression
         self._connection = connection
         self._waiter = Waiter(connection, self._timeout, self._rejoined)
         plan: Plan | None = None
@@ -117,6 +129,8 @@ class Session:
             self._server.check_sees("ps", tasks)
             plan, values = plan_of(params, optimizer, tasks, placement, partitioner)
             self._tell(plan)
+            if self._compression is not None:
+                self._compression.check(plan)
         self._hooks.call("begin")
         self._opened = True  # from here on the chief may know of this session
         try:
@@ -125,6 +139,8 @@ class Session:
             self._opened = isinstance(error, DeadlineExceeded)
             raise
         self._server.check_sees("ps", connection.plan.ps)
+        if self._compression is not None:
+            self._compression.check(connection.plan)
         self._pushes = Pushes(connection, self._waiter, self._settled)
         self._pulls = Pulls(connection, self._waiter, self._pushes, params)
         self._hooks.call("after_create_session", self)
@@ -193,7 +209,8 @@ class Session:
         One version of each shard, never torn: a lease keeps the memory still. Blocks as `pull` does.
         """
         self._waiter.check_open()
-        leases = local_leases(self._connection)
+        packed = self._compression is not None and self._compression.pulls  # the same values wherever the ps are
+        leases = None if packed else local_leases(self._connection)
         if leases is None:
             with self._pulls.held(None) as tree:
                 yield tree
@@ -315,6 +332,14 @@ class Session:
     def version(self) -> Version:
         """What the last whole pull read; for `pull(if_newer_than=...)`."""
         return self._pulls.version
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Bytes of gradients and values that this session has moved, and what they would be uncompressed.
+
+        None for a session without compressors. A copy; does not ask.
+        """
+        return None if self._compression is None else replace(self._compression.traffic)
 
     @property
     def checkpoint_dir(self) -> str | None:

@@ -12,14 +12,29 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Ref, Sender
 from dps.actors.system import Node
 from dps.errors import Aborted
-from dps.protocol import WINDOW, Lookup, Members, NotNewer, Pull, Pushed, Release, Rows, SharedValues, Values
+from dps.protocol import (
+    NO_BASE,
+    WINDOW,
+    Changes,
+    Lookup,
+    Members,
+    NotNewer,
+    Pull,
+    Pushed,
+    Release,
+    Rows,
+    SharedValues,
+    Values,
+)
 from dps.ps.borrowed import Borrowed
 from dps.ps.lending import Lending
 from dps.ps.notices import Notices
+from dps.ps.packing import Packing
 from dps.ps.saving import Saving
 from dps.ps.staging import Ledger, Staged
 from dps.ps.store import Lease, Store
 from dps.transport.wire import Array
+from dps.variables.packed import PackedLayout
 from dps.variables.plan import Plan
 
 
@@ -55,6 +70,7 @@ class Mode(Protocol):
 class _Read:
     sender: Sender
     pull: Pull
+    packed: PackedLayout | None
 
 
 class Shard:
@@ -83,6 +99,7 @@ class Shard:
         self.staleness: dict[str, int] = {}
         self.lending = Lending(self.store)
         self.notices = Notices(node)
+        self._packing = Packing(self.store)
         self._reads: dict[tuple[Any, int], _Read] = {}
 
     @property
@@ -136,7 +153,8 @@ class Shard:
         self.ledger(sender, pull.epoch)
         if pull.released:
             self.lending.give_back_below(sender.incarnation, pull.released)
-        read = _Read(sender, pull)
+        wanted = pull.packed or pull.base != NO_BASE
+        read = _Read(sender, pull, PackedLayout(self.layout, pull.parts, pull.packed) if wanted else None)
         if pull.parts:
             self._pieces(pull)  # refused at once where a part is not here
         if self._has_to_wait(sender, pull):
@@ -193,6 +211,10 @@ class Shard:
         self.mode.pulled(ledger)
         if read.pull.newer_than >= store.counter:
             self.node.answer(sender, NotNewer(self.epoch, store.counter, store.step))
+            return
+        if read.packed is not None:
+            self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=store.counter)
+            self._send_packed(read, read.packed)
             return
         arenas = store.refresh(read.pull.parts)
         if read.pull.shared and not read.pull.parts and self._lend(sender):
@@ -257,6 +279,20 @@ class Shard:
             offsets = [offset for offset, _ in piece]
             values = Values(self.epoch, lease.counter, lease.step, nbytes, offsets, arrays)
             self.node.answer(sender, values, sent)
+
+    def _send_packed(self, read: _Read, packed: PackedLayout) -> None:
+        """One version in fewer bytes, or what changed since the one that the asker has."""
+        base, store = read.pull.base, self.store
+        data = self._packing.packed(packed, keep=base != NO_BASE)
+        changes = self._packing.changes(packed, base)
+        data = data if changes is None else changes
+        for piece in cut([(0, data.nbytes)], self.node.runtime.piece_nbytes):
+            arrays = tuple(data[offset : offset + n] for offset, n in piece)
+            about, offsets = (self.epoch, store.counter, store.step), [offset for offset, _ in piece]
+            if changes is None:
+                self.node.answer(read.sender, Values(*about, data.nbytes, offsets, arrays))
+            else:
+                self.node.answer(read.sender, Changes(*about, base, data.nbytes, offsets, arrays))
 
     def _bytes(self, lease: Lease, offset: int, nbytes: int) -> Array:
         for arena, values in zip(self.layout.arenas, lease.arrays, strict=True):

@@ -11,6 +11,7 @@ import numpy as np
 from dps.errors import ProtocolError
 from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push, Pushed
 from dps.ps.store import RowGradient, Update, is_finite, row_gradient
+from dps.ps.unpacking import unpack
 from dps.transport.wire import Array
 from dps.variables.plan import Part, ShardLayout
 
@@ -105,11 +106,11 @@ class Staged:
     def _add_parts(self, piece: Push, layout: ShardLayout, check_finite: bool) -> None:
         arrays = list(piece.arrays)
         for described in piece.parts:
-            part, as_rows = _described(described, layout)
-            if len(arrays) < 1 + as_rows or part.index in self.parts:
+            part, form = _described(described, layout)
+            if len(arrays) < 1 + (form is True) or part.index in self.parts:
                 raise ProtocolError(f"push {self.number} has too few arrays for its parts, or a part twice")
             try:
-                gradient = self._gradient(part, as_rows, arrays, layout)
+                gradient = self._gradient(part, form, arrays, layout)
                 if check_finite and not is_finite(gradient.values if isinstance(gradient, RowGradient) else gradient):
                     raise ValueError(f"the gradient of {part.name} has NaN or infinite values")
                 self.parts[part.index] = gradient
@@ -118,9 +119,13 @@ class Staged:
         if arrays:
             raise ProtocolError(f"push {self.number} has {len(arrays)} arrays too many")
 
-    def _gradient(self, part: Part, as_rows: bool, arrays: list[Array], layout: ShardLayout) -> Array | RowGradient:
+    def _gradient(
+        self, part: Part, form: bool | list[Any], arrays: list[Array], layout: ShardLayout
+    ) -> Array | RowGradient:
         dtype = np.dtype(layout.arenas[layout.place[part.index][0]].dtype)
-        rows = arrays.pop(0) if as_rows else None
+        if isinstance(form, list):
+            return unpack(form, part, dtype, arrays.pop(0))
+        rows = arrays.pop(0) if form else None
         values = arrays.pop(0)
         if values.dtype != dtype:
             raise ValueError(f"the gradient of {part.name} is {values.dtype}; the variable is {dtype}")
@@ -142,14 +147,16 @@ def run_arrays(run: Array, layout: ShardLayout) -> list[Array]:
     return [run[a.offset : a.offset + a.nbytes].view(a.dtype) for a in layout.arenas]
 
 
-def _described(described: Any, layout: ShardLayout) -> tuple[Part, bool]:
-    fits = isinstance(described, list) and len(described) == 2 and type(described[0]) is int
+def _described(described: Any, layout: ShardLayout) -> tuple[Part, bool | list[Any]]:
+    """A part, and whether it comes as rows, or the form in which it is packed."""
+    packed = isinstance(described, list) and len(described) > 1 and isinstance(described[1], str)
+    fits = isinstance(described, list) and (packed or len(described) == 2) and type(described[0]) is int
     if not fits or described[0] not in layout.place:
         raise ProtocolError(f"{described!r} describes no part of this shard")
     arena = layout.arenas[layout.place[described[0]][0]]
     if arena.optimizer is None:
         raise ProtocolError(f"part {described[0]} is not trained; it takes no gradient")
-    return next(p for p in arena.parts if p.index == described[0]), bool(described[1])
+    return next(p for p in arena.parts if p.index == described[0]), described[1:] if packed else bool(described[1])
 
 
 def _not_finite(run: Array, layout: ShardLayout, offset: int, nbytes: int) -> str:

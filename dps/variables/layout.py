@@ -9,10 +9,12 @@ import numpy as np
 
 from dps.optim import counts_updates
 from dps.transport.wire import Array
+from dps.variables.packed import PackedGradient
 from dps.variables.plan import Part, Plan, ShardLayout, VariableSpec
 from dps.variables.tree import Rows, to_array
 
-Gradient = Array | Rows
+Gradient = Array | Rows | PackedGradient
+"""Packed ones come from a session's `Compression`."""
 
 WORTH_A_LOOK_NBYTES = 1 << 16
 """Whether a gradient lies in its run already costs as much to find out as to copy fewer bytes."""
@@ -128,13 +130,15 @@ def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient],
 
 
 def parts_of_shard(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient]) -> list[tuple[int, Any]]:
-    """The gradients that a shard gets part by part: arrays, or (row numbers within the part, values)."""
+    """The gradients that a shard gets part by part: arrays, `Packed`, or (row numbers within the part, values)."""
     found: list[tuple[int, Any]] = []
     for arena in layout.arenas:
         for part in arena.parts:
             gradient = gradients.get(part.variable)
             parts = len(plan.parts_of[part.variable])
-            if isinstance(gradient, Rows):
+            if isinstance(gradient, PackedGradient):
+                found.append((part.index, gradient.parts[part.index]))
+            elif isinstance(gradient, Rows):
                 inside = slice(None) if parts == 1 else (gradient.indices >= part.row0) & (
                     gradient.indices < part.row0 + part.shape[0]
                 )  # fmt: skip

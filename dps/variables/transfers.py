@@ -31,6 +31,7 @@ from dps.protocol import (
     Values,
 )
 from dps.transport.wire import Array, Message
+from dps.variables.packed import Packed
 from dps.variables.plan import ShardLayout
 
 SIMULATED_BLOCK = 64
@@ -197,6 +198,11 @@ class PullTransfer(Transfer):
             self._got[offset] = data.nbytes
         return sum(self._got.values()) >= piece.nbytes
 
+    @property
+    def received(self) -> int:
+        """Bytes of values that have come over the socket."""
+        return sum(self._got.values())
+
 
 class PushTransfer(Transfer):
     """One shard's part of a push, under one number until the ps has a result for it.
@@ -299,6 +305,10 @@ def parts_message(parts: list[tuple[int, Any]], about: About) -> Push:
     described: list[Any] = []
     arrays: list[Array] = []
     for index, gradient in parts:
+        if isinstance(gradient, Packed):
+            described.append([index, *gradient.form])
+            arrays.append(gradient.data)
+            continue
         as_rows = isinstance(gradient, tuple)
         described.append([index, as_rows])
         arrays += list(gradient) if as_rows else [gradient]

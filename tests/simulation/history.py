@@ -62,7 +62,9 @@ class Notes(dps.Hook):
         self.history.rollbacks.append((step, lost))
 
 
-def train(server: Any, history: History, checkpointed: bool, view: bool) -> int:
+def train(
+    server: Any, history: History, checkpointed: bool, view: bool, compression: Any = None, deltas: bool = False
+) -> int:
     """Each push adds one to a cell of its own in all four variables (divided by the set's size in sync)."""
     params = {name: np.zeros(history.cells, np.float32) for name in NAMES}
     notes = Notes(history)
@@ -73,7 +75,7 @@ def train(server: Any, history: History, checkpointed: bool, view: bool) -> int:
     epoch = -1
     with dps.Session(
         server, params, optimizer=dps.optim.SGD(1.0), checkpoint_dir=DIR if checkpointed else None, hooks=hooks,
-        keep_checkpoints=1000, timeout=400,
+        keep_checkpoints=1000, timeout=400, compression=compression, pull_deltas=deltas,
     ) as session:  # fmt: skip
         connection = session._connection
         history.plan = connection.plan

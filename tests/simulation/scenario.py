@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 from dps.launch.simulate import SimulatedCluster
 from dps.transport.sim import Compute, Kill, Network, Partition, Pause
@@ -78,12 +79,14 @@ def scenario(mode: str, seed: int) -> Scenario:
     return Scenario(mode, seed, ps, workers, 6, network, faults, killed, checkpointed, update)
 
 
-def run(chosen: Scenario, *, keep: list[SimulatedCluster] | None = None) -> list[str]:
+def run(
+    chosen: Scenario, *, keep: list[SimulatedCluster] | None = None, compression: Any = None, deltas: bool = False
+) -> list[str]:
     """Run a scenario; the promises that it broke."""
     history = History(chosen.workers, chosen.pushes)
     cluster = SimulatedCluster(
-        train, history, chosen.checkpointed, chosen.seed % 5 == 0, ps=chosen.ps, workers=chosen.workers,
-        seed=chosen.seed, update=chosen.update, network=chosen.network, faults=chosen.faults,
+        train, history, chosen.checkpointed, chosen.seed % 5 == 0, compression, deltas, ps=chosen.ps,
+        workers=chosen.workers, seed=chosen.seed, update=chosen.update, network=chosen.network, faults=chosen.faults,
         compute=Compute(0.1, 0.5), piece_nbytes=64, shared_memory=chosen.seed % 5 in (0, 2, 4),
     )  # fmt: skip
     with cluster:

@@ -1,0 +1,153 @@
+"""Compressors: how gradients and values travel in fewer bytes. Plain settings; the arithmetic is in `dps.kernels`.
+
+A session chooses one for all of its variables, or one for each by patterns of names. It compresses, the ps restores
+arrays of the variable's dtype, and from there on an update knows nothing of it.
+
+    compressor          bytes of a float32   what is lost
+    Float16()           2                    all but 11 bits; numbers beyond 65504 are cut off there
+    Bfloat16()          2                    all but 8 bits; the range is that of float32
+    Int8()              1                    all but 255 steps for each 1,024 elements; made up for later by feedback
+    TopK(0.01)          0.08                 all but the largest; sent later by feedback
+    RandomK(0.01)       0.04                 all but a random few; sent later by feedback
+
+Feedback: what a push leaves out is kept in the session and added to the next gradient (Seide et al. 2014; Karimireddy
+et al. 2019), so that nothing is lost, only late.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+from dps.definition import BadArgument, Definition, build
+from dps.errors import ConfigError
+
+
+class Compressor(Definition):
+    """What all compressors are."""
+
+
+@dataclass(frozen=True)
+class Float16(Compressor):
+    """IEEE half precision, rounded to nearest; finite numbers beyond 65504 become 65504, those below 3e-8 become 0."""
+
+    name: ClassVar[str] = "float16"
+
+
+@dataclass(frozen=True)
+class Bfloat16(Compressor):
+    """The upper half of a float32, rounded to nearest: its range, and 8 bits of precision."""
+
+    name: ClassVar[str] = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Int8(Compressor):
+    """Whole numbers from -127 to 127 times a scale, which is the largest magnitude of 1,024 elements / 127.
+
+    `feedback` False: what rounding leaves out is lost, and the session keeps no array for it.
+    """
+
+    feedback: bool = True
+    name: ClassVar[str] = "int8"
+
+    def __post_init__(self) -> None:
+        self._flag("feedback")
+
+
+@dataclass(frozen=True)
+class TopK(Compressor):
+    """The `fraction` of a variable's elements that has the largest magnitudes, with their places; at least one.
+
+    Of equal magnitudes the first are taken. The others are kept and added to the next gradient.
+    """
+
+    fraction: float
+    name: ClassVar[str] = "top_k"
+
+    def __post_init__(self) -> None:
+        _share(self)
+
+    def count(self, size: int) -> int:
+        """How many of `size` elements are sent."""
+        return _count(self.fraction, size)
+
+
+@dataclass(frozen=True)
+class RandomK(Compressor):
+    """A random `fraction` of a variable's elements, at least one; the others are kept and added to the next gradient.
+
+    Which, follows from `seed`, the variable's name and the number of the session's push; so the places need not
+    travel. Workers with one seed send the same places in the same push.
+    """
+
+    fraction: float
+    seed: int = 0
+    name: ClassVar[str] = "random_k"
+
+    def __post_init__(self) -> None:
+        _share(self)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise BadArgument(f"RandomK: seed is {self.seed!r}, it must be a whole number; try seed=0")
+
+    def count(self, size: int) -> int:
+        """How many of `size` elements are sent."""
+        return _count(self.fraction, size)
+
+
+KNOWN: dict[str, type[Compressor]] = {cls.name: cls for cls in (Float16, Bfloat16, Int8, TopK, RandomK)}
+CASTS = (Float16, Bfloat16)
+"""Those that can be used for pulls as well."""
+
+Rules = tuple[tuple[str, Compressor | None], ...]
+"""Patterns of variables' names with their compressors; the first that matches counts."""
+
+
+def from_wire(wire: object) -> Compressor:
+    """The compressor that `to_wire` wrote. Raises TypeError and ValueError for what is none."""
+    return build(KNOWN, "compressor", wire)
+
+
+def rules(given: object, argument: str, pulls: bool = False) -> Rules:
+    """A session's argument as rules: a compressor, a map of patterns to compressors or None, or None for nothing.
+
+    `pulls`: values are meant, for which only casts make sense. Raises ConfigError naming the argument.
+    """
+    wanted = "Float16() or Bfloat16()" if pulls else "one of " + ", ".join(cls.__name__ for cls in KNOWN.values())
+    found = given if isinstance(given, Mapping) else {} if given is None else {"*": given}
+    for pattern, compressor in found.items():
+        place = argument if found is not given else f"{argument}[{pattern!r}]"
+        if not isinstance(pattern, str) or not pattern:
+            raise ConfigError(f"{argument}: got the key {pattern!r}, wanted a pattern of names, as 'hidden/*'")
+        if compressor is not None and not isinstance(compressor, CASTS if pulls else tuple(KNOWN.values())):
+            got = f"the class {compressor.__name__}" if isinstance(compressor, type) else f"{compressor!r:.80}"
+            raise ConfigError(f"{place}: got {got}, wanted None or {wanted} of dps.compress, as Bfloat16()")
+    return tuple(found.items())
+
+
+def chosen(found: Rules, name: str) -> Compressor | None:
+    """The compressor of a variable; None where it is left alone."""
+    return next((compressor for pattern, compressor in found if fnmatchcase(name, pattern)), None)
+
+
+def check_names(found: Rules, names: list[str], argument: str) -> None:
+    """ConfigError for a pattern that is the name of no variable."""
+    for pattern, _ in found:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            known = ", ".join(names[:10])
+            raise ConfigError(f"{argument}: {pattern!r} matches no variable; there are {known}")
+
+
+def _share(compressor: TopK | RandomK) -> None:
+    if not 0 < compressor._finite("fraction", 0.01) <= 1:
+        raise compressor._refuse("fraction", compressor.fraction, "above 0 and at most 1", 0.01)
+
+
+def _count(fraction: float, size: int) -> int:
+    return min(size, max(1, math.ceil(fraction * size)))
+
+
+__all__ = ["Bfloat16", "Compressor", "Float16", "Int8", "RandomK", "TopK", "from_wire"]

@@ -1,0 +1,60 @@
+"""What changed between two versions of the same numbers. Flat arrays of unsigned integers: the numbers' bits.
+
+Numbers are looked at in blocks of 64; of each block a mask of 64 bits says which have changed (bit 0 is the first).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dps.kernels.jit import compiled
+
+Array: TypeAlias = npt.NDArray[Any]
+
+BLOCK = 64
+
+
+@compiled
+def masks_of(masks: Array, before: Array, now: Array) -> int:
+    """Fill the mask of each block (uint64); how many numbers have changed."""
+    changed = 0
+    for b in range(masks.size):
+        old, new = before[b * BLOCK : (b + 1) * BLOCK], now[b * BLOCK : (b + 1) * BLOCK]
+        differs = before[0] ^ before[0]
+        for i in range(old.size):  # without a branch, so that most blocks cost little
+            differs |= old[i] ^ new[i]
+        mask = np.uint64(0)
+        if differs != 0:
+            for i in range(old.size):
+                if old[i] != new[i]:
+                    mask |= np.uint64(1) << np.uint64(i)
+                    changed += 1
+        masks[b] = mask
+    return changed
+
+
+@compiled
+def collect(values: Array, now: Array, masks: Array) -> None:
+    """The numbers that the masks name, in their order."""
+    n = 0
+    for b in range(masks.size):
+        if masks[b] != 0:
+            for i in range(BLOCK):
+                if (masks[b] >> np.uint64(i)) & np.uint64(1) != 0:
+                    values[n] = now[b * BLOCK + i]
+                    n += 1
+
+
+@compiled
+def patch(numbers: Array, masks: Array, values: Array) -> None:
+    """Put the numbers that the masks name, all of which are inside."""
+    n = 0
+    for b in range(masks.size):
+        if masks[b] != 0:
+            for i in range(BLOCK):
+                if (masks[b] >> np.uint64(i)) & np.uint64(1) != 0:
+                    numbers[b * BLOCK + i] = values[n]
+                    n += 1

@@ -1,0 +1,68 @@
+"""What changed from one version of a shard's values to another, in fewer bytes than the values. Loads numba.
+
+For each entry of a PackedLayout in turn, without gaps: a bit for each block of 64 numbers, whether any of it changed
+(bit 0 of byte 0 is the first; whole bytes); a mask of 64 bits for each block that did; the changed numbers. All are
+little-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dps.errors import ProtocolError
+from dps.kernels import deltas as kernels
+from dps.transport.wire import Array
+from dps.variables.packed import PackedLayout
+
+WORTH = 0.75
+"""More bytes than this part of the values' are not worth the trouble."""
+
+
+def difference(packed: PackedLayout, before: Array, now: Array) -> Array | None:
+    """What changed between two runs of a layout's bytes; None where it is nearly as long as these."""
+    found: list[Array] = []
+    nbytes = 0
+    for (old, blocks), (new, _) in zip(_numbers(packed, before), _numbers(packed, now), strict=True):
+        masks = np.empty(blocks, np.uint64)
+        values = np.empty(kernels.masks_of(masks, old, new), new.dtype)
+        kernels.collect(values, new, masks)
+        some = masks != 0
+        found += [np.packbits(some, bitorder="little"), masks[some].view(np.uint8), values.view(np.uint8)]
+        nbytes += sum(array.nbytes for array in found[-3:])
+        if nbytes > WORTH * packed.nbytes:
+            return None
+    return np.concatenate(found) if found else np.empty(0, np.uint8)
+
+
+def patch(packed: PackedLayout, run: Array, changes: Array) -> None:
+    """Turn one version of a layout's bytes into the next. Raises ProtocolError for changes that do not fit."""
+    at = 0
+
+    def take(nbytes: int) -> Array:
+        nonlocal at
+        at += nbytes
+        if at > len(changes):
+            raise ProtocolError(f"changes of {len(changes)} bytes end too soon")
+        return changes[at - nbytes : at]
+
+    for numbers, blocks in _numbers(packed, run):
+        some = np.unpackbits(take(-(-blocks // 8)), bitorder="little")[:blocks].astype(np.bool_)
+        masks = np.zeros(blocks, np.uint64)
+        masks[some] = take(8 * int(np.count_nonzero(some))).copy().view(np.uint64)
+        last = len(numbers) - (blocks - 1) * kernels.BLOCK
+        if last < kernels.BLOCK and int(masks[-1]) >> last:
+            raise ProtocolError("changes name numbers that are not there")
+        count = int(np.bitwise_count(masks).sum())
+        kernels.patch(numbers, masks, take(count * numbers.itemsize).copy().view(numbers.dtype))
+    if at != len(changes):
+        raise ProtocolError(f"changes of {len(changes)} bytes are {len(changes) - at} too long")
+
+
+def _numbers(packed: PackedLayout, run: Array) -> Iterator[tuple[Array, int]]:
+    """The bits of each entry's numbers, and how many blocks they make."""
+    for part, _, offset, nbytes in packed.entries:
+        if nbytes:
+            numbers = run[offset : offset + nbytes].view(f"u{nbytes // part.size}")
+            yield numbers, -(-len(numbers) // kernels.BLOCK)
