@@ -36,6 +36,7 @@ from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array, Message
 from dps.variables.layout import split
 from dps.variables.plan import Plan
+from dps.variables.rowlists import LEAST, RowLists
 
 log = logging.getLogger("dps")
 
@@ -74,6 +75,7 @@ class Connection:
         """The run's update mode."""
         self.refs: dict[int, Ref] = {}
         self.lanes = Lanes(runtime, self.caller)
+        self.row_lists = RowLists(1 if runtime.simulated else LEAST)
         self.aborted = False
         """A ps has said that this epoch or incarnation is over; `reopen` is due."""
         self.leads = False

@@ -12,13 +12,14 @@ from dps.actors.caller import Caller
 from dps.actors.requests import Request
 from dps.connection import Connection
 from dps.lanes import Run, Runs, nobody
-from dps.protocol import APPLIED, EMPTY, REFUSED, WINDOW
+from dps.partial import PartRuns, PartsPush
+from dps.protocol import APPLIED, REFUSED, WINDOW
 from dps.protocol import Push as PushMessage
 from dps.reply import Push
 from dps.transport.wire import Array
-from dps.variables.layout import Gradient, fill_run, is_whole, parts_of_shard
+from dps.variables.layout import Gradient, fill_run, is_whole
 from dps.variables.plan import Plan
-from dps.variables.transfers import PushTransfer, parts_message, run_pieces, shared_message
+from dps.variables.transfers import PushTransfer, run_pieces, shared_message
 from dps.variables.tree import Rows
 from dps.waiting import Waiter
 
@@ -115,6 +116,7 @@ class Pushes:
         self._connection, self._waiter, self._settled = connection, waiter, settled
         self._under_way: list[PushOp] = []
         self._runs = Runs(connection.runtime, connection.lanes)
+        self._part_runs = PartRuns(connection)
         self._buffers: list[dict[int, Run]] = []
         """Of `gradients`: the user's to fill."""
         self._begin_epoch()
@@ -132,7 +134,7 @@ class Pushes:
     def start(self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None) -> PushOp:
         """Send a push; blocks while the send window is full."""
         operation = push_shards(
-            self._connection, gradients, self.numbers, self.pulled, self._runs, self._buffers,
+            self._connection, gradients, self.numbers, self.pulled, self._runs, self._part_runs, self._buffers,
             lambda: self._make_room(timeout), loss,
         )  # fmt: skip
         self._under_way.append(operation)
@@ -191,6 +193,7 @@ class Pushes:
             operation.roll_back(self._connection.caller)
         self._begin_epoch()
         self._runs.forget()
+        self._part_runs.forget()
         for runs in self._buffers:
             for run in runs.values():
                 run.in_use = nobody  # every ps has forgotten the incarnation that lent it
@@ -224,6 +227,7 @@ def push_shards(
     numbers: dict[int, int],
     counters: Mapping[int, int],
     runs: Runs,
+    part_runs: PartRuns,
     buffers: list[dict[int, Run]],
     make_room: Callable[[], int],
     loss: Any = None,
@@ -237,11 +241,17 @@ def push_shards(
     for ps in connection.plan.ps:
         about = connection.epoch, numbers[ps] + 1, step, counters[ps]
         run = _filled_run(connection, gradients, ps, runs, buffers)
-        pieces = _parts(connection.plan, gradients, ps, about) if run is None else _pieces(connection, ps, run, about)
+        if run is None:
+            told = clock if connection.bounded and ps == connection.step_ps else 0
+            parts = PartsPush(connection, gradients, ps, about, told, part_runs)
+            if parts.empty and not connection.sync and ps != connection.step_ps:
+                continue
+            numbers[ps] += 1
+            operation.transfers[ps] = _sent_parts(connection, ps, parts)
+            continue
+        pieces = _pieces(connection, ps, run, about)
         if connection.bounded and ps == connection.step_ps:
             pieces = [replace(piece, clock=clock) for piece in pieces]
-        if pieces[0].form == EMPTY and not connection.sync and ps != connection.step_ps:
-            continue
         numbers[ps] += 1
         operation.transfers[ps] = _sent(connection, ps, pieces, run, about)
     return operation
@@ -265,6 +275,19 @@ def _sent(
     )  # fmt: skip
     if run is not None:
         run.in_use = lambda: not transfer.complete
+    return transfer
+
+
+def _sent_parts(connection: Connection, ps: int, parts: PartsPush) -> PushTransfer:
+    """One shard's part of a push of some variables, on its way."""
+    only_held = connection.sync and ps != connection.step_ps
+    shared = parts.run is not None and parts.run.memory is not None
+    transfer = PushTransfer(
+        connection.caller, connection.refs[ps], ps, parts.messages(), _nothing if only_held else None,
+        connection.aborter(), parts.over_the_socket if shared else None, parts.in_full,
+    )  # fmt: skip
+    if parts.run is not None:
+        parts.run.in_use = lambda: not transfer.complete
     return transfer
 
 
@@ -292,16 +315,6 @@ def _pieces(connection: Connection, ps: int, run: Run, about: tuple[int, int, in
     if run.memory is not None and connection.lanes[ps].on:
         return shared_message(layout, run.memory.name, *about)
     return run_pieces(layout, run.bytes, connection.runtime.piece_nbytes, *about)
-
-
-def _parts(
-    plan: Plan, gradients: Mapping[int, Gradient], ps: int, about: tuple[int, int, int, int]
-) -> list[PushMessage]:
-    """The message for a push of some variables, or of none."""
-    parts = parts_of_shard(plan, plan.layouts[ps], gradients)
-    if not parts:
-        return [PushMessage(*about, EMPTY, 0, [], [])]
-    return [parts_message(parts, *about)]
 
 
 def _own_run(plan: Plan, ps: int, gradients: Mapping[int, Gradient], buffers: list[dict[int, Run]]) -> Run | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from dps.actors.requests import Request
 from dps.errors import Aborted, DpsError, Unavailable
 from dps.protocol import (
     APPLIED,
-    PARTS,
     RUN,
     SHARED,
     Credit,
@@ -26,6 +25,7 @@ from dps.protocol import (
     PushHeld,
     PushMissing,
     PushStatus,
+    RowsUnknown,
     SharedValues,
     Values,
 )
@@ -192,11 +192,13 @@ class PushTransfer(Transfer):
         held: Callable[[], None] | None,
         aborted: Callable[[], None],
         otherwise: Callable[[Exception], list[Push]] | None = None,
+        in_full: Callable[[], list[Push]] | None = None,
     ) -> None:
         """`held`: that the ps has the push whole is all that this transfer is for (sync, not the step ps).
-        `otherwise` gives other pieces where the ps cannot reach the memory that `pieces` name."""
+        `otherwise` gives other pieces where the ps cannot reach the memory that `pieces` name, `in_full` where it does
+        not have a row list that they name."""
         super().__init__(ps, aborted)
-        self._otherwise = otherwise
+        self._otherwise, self._in_full = otherwise, in_full
         self._caller, self._pieces, self._held = caller, pieces, held
         self.number, self._epoch = pieces[0].number, pieces[0].epoch
         self.result: Pushed | None = None
@@ -218,6 +220,10 @@ class PushTransfer(Transfer):
         common = self._common(message)
         if common is not None:
             return common
+        if isinstance(message, RowsUnknown) and self._in_full is not None:
+            self._pieces = self._in_full()
+            self._caller.send(self.request, self._pieces[0])
+            return False
         if isinstance(message, Pushed):
             self.result = message
             self.accepted = message.status == APPLIED
@@ -261,15 +267,3 @@ def shared_message(
 ) -> list[Push]:
     """A dense push whose run lies in shared memory."""
     return [Push(epoch, number, step, counter, SHARED, layout.gradient_nbytes, [], [memory, 0])]
-
-
-def parts_message(parts: list[tuple[int, Any]], epoch: int, number: int, step: int, counter: int) -> Push:
-    """A push of some parts: (part index, array) or (part index, (row numbers, values))."""
-    described: list[Any] = []
-    arrays: list[Array] = []
-    for index, gradient in parts:
-        as_rows = isinstance(gradient, tuple)
-        described.append([index, as_rows])
-        arrays += list(gradient) if as_rows else [gradient]
-    nbytes = sum(a.nbytes for a in arrays)
-    return Push(epoch, number, step, counter, PARTS, nbytes, [], described, arrays=tuple(arrays))

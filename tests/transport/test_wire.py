@@ -232,7 +232,7 @@ def test_arrays_are_not_copied_for_framing() -> None:
     _, sent = encode(Envelope(Values(1, 2, 3, 48, [0], (array,))))
     assert sent[0] is array
     frame = memoryview(array.tobytes())
-    found = decode(encode(Envelope(Lookup(1, 0, 0, (array,))))[0], [frame]).message
+    found = decode(encode(Envelope(Lookup(1, 0, 0, arrays=(array,))))[0], [frame]).message
     assert isinstance(found, Lookup)
     assert np.shares_memory(found.arrays[0], np.frombuffer(frame, np.uint8))
 
