@@ -46,7 +46,9 @@ class Lookups:
         if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
             raise ValueError(f"rows are integers of shape (n,), got {indices.dtype} {indices.shape}")
         found = self.connection.row_lists.of(indices)
-        check_rows(spec, found.distinct.rows[[0, -1]] if len(indices) else indices)
+        distinct = found.distinct.rows
+        if len(distinct) and not 0 <= int(distinct[0]) <= int(distinct[-1]) < spec.shape[0]:
+            check_rows(spec, distinct)
         shape = (len(found.asked), *spec.shape[1:])
         if out is not None and not (isinstance(out, np.ndarray) and (out.shape, out.dtype.str) == (shape, spec.dtype)):
             got = f"{getattr(out, 'dtype', type(out))} {getattr(out, 'shape', '')}"
@@ -57,7 +59,7 @@ class Lookups:
 
     def array(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Memory for rows, its contents undefined."""
-        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if nbytes < RECYCLED_NBYTES:
             return np.empty(shape, dtype)
         return self._recycled.take(-(-nbytes // 4096) * 4096)[:nbytes].view(dtype).reshape(shape)
@@ -77,13 +79,16 @@ class Lookups:
 
 
 class LookupOp:
-    """One lookup: its rows, each once and rising, come part by part and are put in the caller's order at the end."""
+    """One lookup: its rows come part by part, each once, and are put in the caller's order where they are not yet."""
 
     def __init__(self, lookups: Lookups, spec: VariableSpec, rows: RowList, out: Array) -> None:
-        self._lookups, self._spec, self._rows, self._out = lookups, spec, rows, out
+        self._lookups, self._spec, self._out = lookups, spec, out
         self._parts: list[_PartLookup] = []
         self._incarnation = -1
-        self._in_place = rows.which is None and out.flags.c_contiguous
+        plan = lookups.connection.plan
+        self._of_variable = plan.parts_of[plan.by_name[spec.name]]
+        self.sent, self._which = rows.to_read(len(self._of_variable))
+        self._in_place = self._which is None and out.flags.c_contiguous
         self._distinct: Array | None = None
 
     def start(self) -> None:
@@ -94,8 +99,7 @@ class LookupOp:
         for part in self._parts:
             part.drop()
         self._incarnation = connection.caller.incarnation
-        of_variable = connection.plan.parts_of[connection.plan.by_name[self._spec.name]]
-        found = [(part, *self._rows.distinct.range_of(part)) for part in of_variable]
+        found = [(part, *self.sent.range_of(part)) for part in self._of_variable]
         asked = [(part, first, last) for part, first, last in found if first < last]
         whole = len(asked) == 1
         self._parts = [_PartLookup(self, self._lookups, part, first, last, whole) for part, first, last in asked]
@@ -123,13 +127,9 @@ class LookupOp:
             part.drop()
         self._out, self._parts = NOTHING, []
 
-    @property
-    def rows(self) -> RowList:
-        return self._rows
-
     def target(self) -> Array:
-        """Where the distinct rows go, rising, shape (rows, elements of one): the result itself where they are it."""
-        n, size = len(self._rows.distinct.rows), math.prod(self._spec.shape[1:])
+        """Where the rows go as they come, shape (rows, elements of one): the result itself where they are it."""
+        n, size = len(self.sent.rows), math.prod(self._spec.shape[1:])
         if self._in_place:
             return self._out.reshape(n, size)
         if self._distinct is None:
@@ -137,12 +137,11 @@ class LookupOp:
         return self._distinct
 
     def put_all(self, rows: Array) -> None:
-        """All distinct rows are there at once, in memory that is read now."""
-        which = self._rows.which
-        if which is None:
+        """All rows are there, in memory that is read now: into the result, in the caller's order."""
+        if self._which is None:
             self._out[...] = rows.reshape(self._out.shape)
         else:
-            np.take(rows.reshape(len(rows), *self._out.shape[1:]), which, axis=0, out=self._out, mode="clip")
+            np.take(rows.reshape(len(rows), *self._out.shape[1:]), self._which, axis=0, out=self._out, mode="clip")
         self._distinct = None
 
     def result(self) -> Array:
@@ -166,7 +165,7 @@ class _PartLookup(Transfer):
         self._nbytes = self._count * part.row_size * self._dtype.itemsize
         self._counter = -1
         self._got: dict[int, int] = {}
-        rows = operation.rows.distinct
+        rows = operation.sent
         told = rows.is_told(part, connection.caller.incarnation)
         shared = self._lane.on and 0 < self._nbytes >= connection.runtime.shared_nbytes
         self._message = Lookup(
@@ -191,7 +190,7 @@ class _PartLookup(Transfer):
         if common is not None:
             return common
         if isinstance(message, RowsUnknown):
-            self._again(replace(self._message, arrays=(self._operation.rows.distinct.within(self._part),)))
+            self._again(replace(self._message, arrays=(self._operation.sent.within(self._part),)))
             return False
         if isinstance(message, SharedRows):
             return self._read(message)

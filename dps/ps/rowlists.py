@@ -11,7 +11,7 @@ from dps.kernels import rows as row_kernels
 from dps.ps.store import RowGradient
 from dps.transport.wire import Array
 from dps.variables.plan import Part
-from dps.variables.rowlists import KEPT, KEPT_NBYTES
+from dps.variables.rowlists import KEPT_BY_PS, KEPT_NBYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,6 @@ class RowLists:
         before = self._kept.pop((part.index, number), None)
         self._nbytes += found.rows.nbytes - (0 if before is None else before.rows.nbytes)
         self._kept[part.index, number] = found
-        while len(self._kept) > KEPT or self._nbytes > KEPT_NBYTES:
+        while len(self._kept) > KEPT_BY_PS or self._nbytes > KEPT_NBYTES:
             self._nbytes -= self._kept.popitem(last=False)[1].rows.nbytes
         return found

@@ -13,15 +13,16 @@ from dps.variables.plan import Part
 
 LEAST, MOST = 512, 1 << 19
 """Row numbers that a list has which is sent once: shorter ones cost nothing, longer ones would fill the ps's memory."""
-KEPT = 32
-"""Lists that a session remembers, and a ps for each session."""
+KEPT, KEPT_BY_PS = 32, 64
+"""Lists that a session remembers, and that a ps keeps for each session: one for reading, one for writing."""
 KEPT_NBYTES = 8 << 20
 """Bytes of row numbers that a ps keeps for one session."""
 
 
 @dataclass(slots=True)
 class SentList:
-    """Rising row numbers of a variable; `number` is what messages call them, 0 where they always travel."""
+    """Row numbers of a variable, rising where they are for several parts; `number` is what messages call them, 0 where
+    they always travel."""
 
     number: int
     rows: Array
@@ -80,6 +81,7 @@ class RowList:
         self.order: Array | None = None
         """Positions in `asked` by row number, equal ones in order of occurrence; None where `asked` rises already."""
         self._which: Array | None = None
+        self._in_order: SentList | None = None
         rows = asked
         self.every: SentList
         """All row numbers, rising, with those that come several times."""
@@ -95,18 +97,23 @@ class RowList:
         self.every = SentList(number, rows)
         if first.all():
             self.distinct = self.every
+            self._in_order = SentList(next(numbers) if number else 0, asked)
             return
         self.distinct = SentList(next(numbers) if number else 0, rows[first])
         self._which = np.empty(len(rows), np.int64)
         self._which[self.order] = np.cumsum(first) - 1
 
-    @property
-    def which(self) -> Array | None:
-        """For each of `asked` the place of its row in `distinct`; None where they are the same."""
+    def to_read(self, parts: int) -> tuple[SentList, Array | None]:
+        """What to ask for, and for each row number that the caller gave its place among these; None: they are the same.
+
+        Where one ps answers, it can put distinct rows in the caller's order as well.
+        """
+        if parts == 1 and self._in_order is not None:
+            return self._in_order, None
         if self._which is None and self.order is not None:
             self._which = np.empty(len(self.order), np.int64)
             self._which[self.order] = np.arange(len(self.order))
-        return self._which
+        return self.distinct, self._which
 
     def of_part(self, part: Part, values: Array) -> RowsOfPart:
         """What a part gets of a gradient for these rows; what comes several times stays so, for the ps to add up:
@@ -145,8 +152,8 @@ def _sorted(rows: Array) -> tuple[Array, Array]:
     Sorting (row, position) packed in one int64 is several times faster than numpy's stable argsort.
     """
     bits = len(rows).bit_length()
-    if int(rows.min()) < 0 or int(rows.max()) >> (63 - bits):
-        order = np.argsort(rows, kind="stable")
+    if len(rows) < LEAST or int(rows.min()) < 0 or int(rows.max()) >> (63 - bits):
+        order = rows.argsort(kind="stable")
         return rows[order], order
     keys = (rows << bits) | np.arange(len(rows))
     keys.sort()
