@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 
 from dps.errors import ProtocolError
-from dps.protocol import APPLIED, EMPTY, PARTS, RUN, WINDOW, Push, Pushed
+from dps.protocol import APPLIED, DENSE, EMPTY, LISTED, PARTS, ROWS, RUN, WINDOW, Push, Pushed
+from dps.ps.borrowed import Borrowed
 from dps.ps.staging import Ledger, Staged, run_arrays
 from dps.ps.store import RowGradient
+from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
-from dps.variables.transfers import parts_message, run_pieces
+from dps.variables.transfers import run_pieces
 from tests.variables.models import SGD
 
 SPECS = [
@@ -24,6 +26,7 @@ SPECS = [
 ]  # fmt: skip
 LAYOUT = make_plan(SPECS, (0,), lambda *_: 0, None).layouts[0]
 A, N, B, S = range(4)
+SESSION = Borrowed(runtime())
 
 
 def run_of(bad: Any = None) -> Any:
@@ -44,7 +47,7 @@ def staged(form: int, nbytes: int) -> Staged:
 def take(pieces: list[Push], check_finite: bool = True) -> Staged:
     push = staged(pieces[0].form, pieces[0].nbytes)
     for piece in pieces:
-        push.add(piece, LAYOUT, check_finite)
+        push.add(piece, LAYOUT, check_finite, SESSION)
     return push
 
 
@@ -111,24 +114,38 @@ BYTES = np.zeros(8, np.uint8)
         (piece(RUN, 60, [0], [], [BYTES]), piece(PARTS, 60), "this piece belongs to another push"),
         (piece(EMPTY, 0, arrays=[BYTES]), None, "has form 0; wanted 0"),
         (piece(3, 0), None, "has form 3; wanted 0 .nothing., 1 .run. or 2 .parts."),
-        (piece(PARTS, 0, [], [[9, False]]), None, r"\[9, False\] describes no part of this shard"),
+        (piece(PARTS, 0, [], [[9, 0, 0, []]]), None, r"\[9, 0, 0, \[\]\] describes no part of this shard"),
+        (piece(PARTS, 0, [], [[A, 3, 0, []]]), None, r"\[0, 3, 0, \[\]\] describes no part of this shard"),
+        (piece(PARTS, 0, [], [[A, True, 0, []]], [BYTES]), None, "describes no part of this shard"),
+        (piece(PARTS, 0, [], [[A, ROWS, -1, []]], [BYTES] * 2), None, "describes no part of this shard"),
+        (piece(PARTS, 0, [], [[A, ROWS, 0, "x"]], [BYTES] * 2), None, "describes no part of this shard"),
+        (piece(PARTS, 0, [], [[A, LISTED, 7, []]], [BYTES]), None, "names list 7 of a, which is not here"),
         (piece(PARTS, 0, [], ["x"]), None, "'x' describes no part of this shard"),
-        (piece(PARTS, 0, [], [[N, False]], [BYTES]), None, "part 1 is not trained"),
-        (piece(PARTS, 0, [], [[A, True]], [BYTES]), None, "too few arrays for its parts, or a part twice"),
-        (piece(PARTS, 0, [], [[S, False]] * 2, [np.zeros((), np.float32)] * 2), None, "or a part twice"),
+        (piece(PARTS, 0, [], [[N, DENSE, 0, []]], [BYTES]), None, "part 1 is not trained"),
+        (piece(PARTS, 0, [], [[A, ROWS, 0, []]], [BYTES]), None, "too few arrays for its parts, or a part twice"),
+        (piece(PARTS, 0, [], [[S, DENSE, 0, []]] * 2, [np.zeros((), np.float32)] * 2), None, "or a part twice"),
         (piece(PARTS, 0, [], [], [BYTES]), None, "has 1 arrays too many"),
     ],
 )
 def test_a_piece_that_does_not_belong_is_refused(first: Push, second: Push | None, words: str) -> None:
     push = staged(first.form, first.nbytes)
     if second is not None:
-        push.add(first, LAYOUT, True)
+        push.add(first, LAYOUT, True, SESSION)
     with pytest.raises(ProtocolError, match=words):
-        push.add(second or first, LAYOUT, True)
+        push.add(second or first, LAYOUT, True, SESSION)
+
+
+def message_of(gradients: list[tuple[int, Any]]) -> Push:
+    """A push of parts: of each an array, or (row numbers, values)."""
+    described, arrays = [], []
+    for index, gradient in gradients:
+        described.append([index, ROWS if isinstance(gradient, tuple) else DENSE, 0, []])
+        arrays += list(gradient) if isinstance(gradient, tuple) else [gradient]
+    return piece(PARTS, sum(a.nbytes for a in arrays), [], described, arrays)
 
 
 def parts(*described: tuple[int, Any]) -> Staged:
-    return take([parts_message(list(described), 1, 1, 0, 0)])
+    return take([message_of(list(described))])
 
 
 def test_parts_come_as_arrays_or_rows_and_duplicates_are_summed() -> None:
@@ -161,9 +178,9 @@ def test_what_is_staged_is_a_copy() -> None:
             "number of a is out of range: got 4 to 4, wanted 0 to 3",
         ),
         (A, (np.array([-1]), np.zeros((1, 2), np.float32)), "out of range: got -1 to -1"),
-        (A, (np.array([0]), np.zeros((2, 2), np.float32)), r"got indices int64 \(1,\) and values \(2, 2\)"),
+        (A, (np.array([0]), np.zeros((2, 2), np.float32)), r"has shape \(2, 2\); its row numbers want \(1, 2\)"),
         (A, (np.array([0], np.int32), np.zeros((1, 2), np.float32)), "got indices int32"),
-        (S, (np.array([0]), np.zeros(1, np.float32)), "s is a scalar; its gradient cannot come as rows"),
+        (S, (np.array([0]), np.zeros(1, np.float32)), "s is a scalar; it has no rows"),
     ],
 )
 def test_a_bad_gradient_is_whole_with_a_problem_that_names_the_variable(part: int, gradient: Any, words: str) -> None:
