@@ -1,4 +1,4 @@
-"""The same marks in tables that are read and pushed by rows: lists that repeat, come in any order, and name rows twice."""
+"""The same marks in tables that are read and pushed by rows: lists repeat, come in any order, and name rows twice."""
 
 from __future__ import annotations
 
