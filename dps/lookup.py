@@ -64,6 +64,10 @@ class Lookups:
             return np.empty(shape, dtype)
         return self._recycled.take(-(-nbytes // 4096) * 4096)[:nbytes].view(dtype).reshape(shape)
 
+    def roll_back(self) -> None:
+        """Under a new incarnation nothing is read that the last one asked for."""
+        self._open.clear()
+
     def read_to(self) -> int:
         """All answers up to this request number are read, or never will be."""
         return min(self._open) - 1 if self._open else self._last

@@ -280,6 +280,7 @@ class Session:
         """The session takes part again, under a new incarnation and often in a new run epoch."""
         connection = self._connection
         self._pulls.roll_back()
+        self._lookups.roll_back()
 
         def tell() -> None:
             if new_epoch:

@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from dps.ps.shard import Shard
 
 
+MOST_WAITING = 64
+"""Lookups of one session that are answered when a step is there; a further one is answered when it comes again."""
+
+
 class Lookups:
     """The lookups of one shard's sessions. Runs on the node's thread."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._answers: dict[int, Answers] = {}
-        self._waiting: dict[tuple[Any, int], tuple[Sender, Lookup, Array]] = {}
+        self._waiting: dict[int, dict[tuple[Any, int], tuple[Sender, Lookup, Array]]] = {}
 
     def ask(self, sender: Sender, message: Lookup) -> None:
         """Answer now, or when the shard has come to the step that the asker must see.
@@ -41,7 +45,9 @@ class Lookups:
             shard.node.answer(sender, RowsUnknown(message.listed))
             return
         if shard.store.step < message.min_step:
-            self._waiting[sender.route, sender.request] = sender, message, rows.rows
+            waiting = self._waiting.setdefault(sender.incarnation, {})
+            if len(waiting) < MOST_WAITING:
+                waiting[sender.route, sender.request] = sender, message, rows.rows
             reason = f"{shard.node.name} is at step {shard.store.step}, step {message.min_step} is wanted: "
             shard.node.answer(sender, Waiting(reason + shard.mode.waiting_for()))
             return
@@ -49,15 +55,16 @@ class Lookups:
 
     def wake(self) -> None:
         """Answer what waited for a step that is there now."""
-        for key, (sender, message, rows) in list(self._waiting.items()):
-            if self._shard.store.step >= message.min_step:
-                del self._waiting[key]
-                self._answer(sender, message, rows)
+        for waiting in self._waiting.values():
+            for key, (sender, message, rows) in list(waiting.items()):
+                if self._shard.store.step >= message.min_step:
+                    del waiting[key]
+                    self._answer(sender, message, rows)
 
     def forget(self, incarnation: int) -> None:
         """A session has ended; what it may still be reading stays as it is."""
         self._answers.pop(incarnation, None)
-        self._waiting = {key: asked for key, asked in self._waiting.items() if asked[0].incarnation != incarnation}
+        self._waiting.pop(incarnation, None)
 
     def _answer(self, sender: Sender, message: Lookup, rows: Array) -> None:
         if not (message.shared and self._share(sender, message, rows)):

@@ -38,8 +38,13 @@ class Parts:
         self.borrowed = False
         self._number, self._layout, self._session = piece.number, layout, session
         self._arrays = list(piece.arrays)
-        for described in piece.parts:
-            part, how, number, place = _described(described, layout)
+        parts = [_described(described, layout) for described in piece.parts]
+        self._listed = {  # before lists that come now push others out
+            (part.index, number): session.rows.get(part.index, number)
+            for part, how, number, _ in parts
+            if how == LISTED
+        }
+        for part, how, number, place in parts:
             if len(self._arrays) < (how == ROWS) + (not place) or part.index in self.gradients:
                 raise ProtocolError(f"push {self._number} has too few arrays for its parts, or a part twice")
             try:
@@ -58,7 +63,7 @@ class Parts:
         if how == DENSE:
             return self._values(part, part.shape, place, values, False)
         if came is None:
-            rows = self._session.rows.get(part.index, number)
+            rows = self._listed[part.index, number]
             if rows is None:
                 raise ProtocolError(f"push {self._number} names list {number} of {part.name}, which is not here")
         else:

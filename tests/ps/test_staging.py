@@ -12,7 +12,9 @@ from hypothesis import given, settings
 
 from dps.errors import ProtocolError
 from dps.protocol import APPLIED, DENSE, EMPTY, LISTED, PARTS, ROWS, RUN, WINDOW, Push, Pushed
+from dps.ps import rowlists
 from dps.ps.borrowed import Borrowed
+from dps.ps.parts import unknown_list
 from dps.ps.staging import Ledger, Staged, run_arrays
 from dps.ps.store import RowGradient
 from dps.transport.current import runtime
@@ -27,6 +29,7 @@ SPECS = [
 LAYOUT = make_plan(SPECS, (0,), lambda *_: 0, None).layouts[0]
 A, N, B, S = range(4)
 SESSION = Borrowed(runtime())
+PARTS_OF = {part.index: part for arena in LAYOUT.arenas for part in arena.parts}
 
 
 def run_of(bad: Any = None) -> Any:
@@ -225,3 +228,40 @@ def test_the_last_results_are_kept_and_what_is_older_counts_as_decided() -> None
         assert ledger.in_reach(number) and ledger.in_reach(number + 2) and not ledger.in_reach(number + 3)
         ledger.record(result(number))
     assert sorted(ledger.results) == [8, 9, 10] and ledger.decided(1) and not ledger.in_reach(10)
+
+
+# -- lists of rows ------------------------------------------------------------------------------------------------
+
+
+def test_a_list_that_comes_pushes_none_out_that_the_same_message_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rowlists, "KEPT_BY_PS", 1)
+    session = Borrowed(runtime())
+    rows, values = np.array([2, 0]), {A: np.ones((2, 2), np.float32), B: np.ones(2)}
+    session.rows.take(PARTS_OF[B], 5, rows)
+    message = piece(PARTS, 0, [], [[A, ROWS, 6, []], [B, LISTED, 5, []]], [rows, values[A], values[B]])
+    assert unknown_list(message, session) == 0
+    push = staged(PARTS, 0)
+    push.add(message, LAYOUT, True, session)
+    gradients = [push.parts[index] for index in (A, B)]
+    assert push.problem == "" and [g.rows.tolist() for g in gradients if isinstance(g, RowGradient)] == [[0, 2]] * 2
+    assert unknown_list(message, session) == 5 and len(session.rows) == 1
+
+
+def test_lists_are_kept_up_to_a_number_and_a_size_and_by_their_part() -> None:
+    lists, rows = rowlists.RowLists(), np.arange(4)
+    for number in range(1, 100):
+        assert lists.take(PARTS_OF[A], number, rows).rises
+    assert len(lists) == rowlists.KEPT_BY_PS
+    assert lists.get(A, 99) is not None and lists.get(A, 1) is None and lists.get(B, 99) is None
+    assert lists.take(PARTS_OF[A], 0, rows).rows.tolist() == [0, 1, 2, 3] and lists.get(A, 0) is None
+    large = np.zeros(rowlists.KEPT_NBYTES // 16, np.int64)
+    for number in range(200, 205):
+        assert not lists.take(PARTS_OF[A], number, large).rises
+    assert lists.get(A, 204) is not None and lists.get(A, 202) is None and len(lists) == 2
+
+
+def test_what_is_kept_is_a_copy() -> None:
+    lists, rows = rowlists.RowLists(), np.arange(4)
+    kept = lists.take(PARTS_OF[A], 1, rows)
+    rows[0] = 1000  # as a peer could do in shared memory
+    assert kept.rows.tolist() == [0, 1, 2, 3]
