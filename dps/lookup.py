@@ -46,9 +46,9 @@ class Lookups:
         if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
             raise ValueError(f"rows are integers of shape (n,), got {indices.dtype} {indices.shape}")
         found = self.connection.row_lists.of(indices)
-        distinct = found.distinct.rows
-        if len(distinct) and not 0 <= int(distinct[0]) <= int(distinct[-1]) < spec.shape[0]:
-            check_rows(spec, distinct)
+        lowest, highest = found.ends()
+        if lowest < 0 or highest >= spec.shape[0]:
+            check_rows(spec, indices)
         shape = (len(found.asked), *spec.shape[1:])
         if out is not None and not (isinstance(out, np.ndarray) and (out.shape, out.dtype.str) == (shape, spec.dtype)):
             got = f"{getattr(out, 'dtype', type(out))} {getattr(out, 'shape', '')}"

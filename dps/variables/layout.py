@@ -128,7 +128,7 @@ def parts_of_shard(
         for part in arena.parts:
             gradient = gradients.get(part.variable)
             if isinstance(gradient, Rows):
-                rows = lists.of(gradient.indices).of_part(part, gradient.values)
+                rows = lists.of(gradient.indices).of_part(part, gradient.values, len(plan.parts_of[part.variable]))
                 # t is the variable's: parts without a row in this push count it, too
                 counts = len(gradient.indices) and counts_updates(plan.variables[part.variable].optimizer)
                 if rows.last > rows.first or counts:

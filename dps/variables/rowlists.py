@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,7 +50,7 @@ class SentList:
 
 @dataclass(frozen=True, slots=True)
 class RowsOfPart:
-    """The rows of a gradient that one part gets, rising: those of `sent` from `first` to `last`."""
+    """The rows of a gradient that one part gets: those of `sent` from `first` to `last`."""
 
     part: Part
     sent: SentList
@@ -76,49 +77,82 @@ class RowList:
     """What a caller gave, int64 (n,), and the ways from it to the rows that travel and back."""
 
     def __init__(self, asked: Array, numbers: itertools.count[int], least: int = LEAST) -> None:
-        """`asked` is kept: nobody else may change it."""
-        self.asked = asked
+        """`asked` is kept: nobody else may change it. Numbers for the lists that are sent come from `numbers`."""
+        self.asked, self._numbers = asked, numbers
+        self._is_short = len(asked) < least
+        self._is_sent_once = least <= len(asked) <= MOST
+        self._as_asked: SentList | None = None
+        self._rising: _Rising | None = None
+
+    def ends(self) -> tuple[int, int]:
+        """The lowest and the highest row number; (0, -1) when there is none."""
+        if not len(self.asked):
+            return 0, -1
+        rows = self.asked if self._is_short else self._sorted().every.rows
+        return (int(rows.min()), int(rows.max())) if self._is_short else (int(rows[0]), int(rows[-1]))
+
+    def to_read(self, parts: int) -> tuple[SentList, Array | None]:
+        """What to ask for, and for each row number that the caller gave its place among these; None: they are the same.
+
+        Where one ps answers, it can put rows in the caller's order as well; only rows that repeat are asked for once.
+        """
+        if parts == 1 and (self._is_short or self._sorted().only_moved):
+            return self._in_order(), None
+        return self._sorted().distinct, self._sorted().which()
+
+    def of_part(self, part: Part, values: Array, parts: int) -> RowsOfPart:
+        """What one of `parts` gets of a gradient for these rows, rising where that is worth it.
+
+        What comes several times stays so, for the ps to add up: numpy takes three times as long for it as its kernel.
+        """
+        if parts == 1 and self._is_short:
+            return RowsOfPart(part, self._in_order(), 0, len(self.asked), values, None)
+        every = self._sorted().every
+        return RowsOfPart(part, every, *every.range_of(part), values, self._sorted().order)
+
+    def _in_order(self) -> SentList:
+        if self._as_asked is None:
+            self._as_asked = SentList(self._number(), self.asked)
+        return self._as_asked
+
+    def _sorted(self) -> _Rising:
+        if self._rising is None:
+            self._rising = _Rising(self.asked, self._number)
+        return self._rising
+
+    def _number(self) -> int:
+        return next(self._numbers) if self._is_sent_once else 0
+
+
+class _Rising:
+    """Row numbers put in rising order."""
+
+    def __init__(self, asked: Array, number: Callable[[], int]) -> None:
         self.order: Array | None = None
         """Positions in `asked` by row number, equal ones in order of occurrence; None where `asked` rises already."""
+        self.only_moved = False
+        """Whether `asked` does not rise and names no row twice."""
         self._which: Array | None = None
-        self._in_order: SentList | None = None
-        rows = asked
-        self.every: SentList
-        """All row numbers, rising, with those that come several times."""
-        self.distinct: SentList
-        number = next(numbers) if least <= len(asked) <= MOST else 0
         if len(asked) < 2 or bool((asked[1:] > asked[:-1]).all()):
-            self.distinct = self.every = SentList(number, rows)
+            self.distinct = self.every = SentList(number(), asked)
             return
         rows, self.order = _sorted(asked)
         first = np.empty(len(rows), np.bool_)
         first[0] = True
         np.not_equal(rows[1:], rows[:-1], out=first[1:])
-        self.every = SentList(number, rows)
-        if first.all():
-            self.distinct = self.every
-            self._in_order = SentList(next(numbers) if number else 0, asked)
-            return
-        self.distinct = SentList(next(numbers) if number else 0, rows[first])
-        self._which = np.empty(len(rows), np.int64)
-        self._which[self.order] = np.cumsum(first) - 1
+        self.distinct = self.every = SentList(number(), rows)
+        self.only_moved = bool(first.all())
+        if not self.only_moved:
+            self.distinct = SentList(number(), rows[first])
+            self._which = np.empty(len(rows), np.int64)
+            self._which[self.order] = np.cumsum(first) - 1
 
-    def to_read(self, parts: int) -> tuple[SentList, Array | None]:
-        """What to ask for, and for each row number that the caller gave its place among these; None: they are the same.
-
-        Where one ps answers, it can put distinct rows in the caller's order as well.
-        """
-        if parts == 1 and self._in_order is not None:
-            return self._in_order, None
+    def which(self) -> Array | None:
+        """For each of `asked` the place of its row in `distinct`; None where they are the same."""
         if self._which is None and self.order is not None:
             self._which = np.empty(len(self.order), np.int64)
             self._which[self.order] = np.arange(len(self.order))
-        return self.distinct, self._which
-
-    def of_part(self, part: Part, values: Array) -> RowsOfPart:
-        """What a part gets of a gradient for these rows; what comes several times stays so, for the ps to add up:
-        numpy takes three times as long for it as the ps's kernel."""
-        return RowsOfPart(part, self.every, *self.every.range_of(part), values, self.order)
+        return self._which
 
 
 class RowLists:
@@ -133,16 +167,17 @@ class RowLists:
     def of(self, rows: Array) -> RowList:
         """The list of these row numbers, integers (n,). A copy is kept, so the caller may change his."""
         n = len(rows)
+        if n < self._least:
+            return RowList(np.array(rows, np.int64), self._numbers, self._least)
         key = (n, int(rows[0]), int(rows[n // 2]), int(rows[-1])) if n else (0,)
         found = self._lists.get(key)
         if found is not None and np.array_equal(found.asked, rows):
             self._lists.move_to_end(key)
             return found
         made = RowList(np.array(rows, np.int64), self._numbers, self._least)
-        if n >= self._least:
-            self._lists[key] = made
-            if len(self._lists) > KEPT:
-                self._lists.popitem(last=False)
+        self._lists[key] = made
+        if len(self._lists) > KEPT:
+            self._lists.popitem(last=False)
         return made
 
 

@@ -21,7 +21,7 @@ def parts(*sizes: int) -> list[Part]:
 @given(ASKED, st.sampled_from([(10,), (3, 7), (1, 8, 1)]))
 def test_rows_that_come_part_by_part_are_put_in_the_callers_order(asked: np.ndarray, sizes: tuple[int, ...]) -> None:
     table = np.arange(20.0).reshape(10, 2)
-    sent, which = RowLists().of(asked).to_read(len(sizes))
+    sent, which = RowLists(1).of(asked).to_read(len(sizes))
     came = [table[part.row0 : part.row0 + part.shape[0]][sent.within(part)] for part in parts(*sizes)]
     rows = np.concatenate(came)
     np.testing.assert_array_equal(rows if which is None else rows[which], table[asked])
@@ -37,7 +37,7 @@ def test_values_go_with_their_rows_and_equal_rows_in_the_order_in_which_they_cam
     wanted = sorted(zip(asked.tolist(), range(len(asked)), strict=True))
     got = []
     for part in parts(*sizes):
-        gradient = RowLists().of(asked).of_part(part, values)
+        gradient = RowLists(1).of(asked).of_part(part, values, len(sizes))
         out = np.empty((gradient.last - gradient.first, 2))
         gradient.fill(out)
         assert (gradient.sent.within(part) + part.row0).tolist() == out[:, 0].tolist()
@@ -48,8 +48,10 @@ def test_values_go_with_their_rows_and_equal_rows_in_the_order_in_which_they_cam
 def test_row_numbers_beyond_what_fits_beside_a_position_are_sorted_all_the_same() -> None:
     asked = np.array([(1 << 62) + i % 7 for i in range(LEAST)])
     found = RowLists().of(asked)
-    assert found.every.rows.tolist() == sorted(asked.tolist())
-    assert found.distinct.rows.tolist() == [(1 << 62) + i for i in range(7)]
+    assert found.ends() == (1 << 62, (1 << 62) + 6)
+    sent, which = found.to_read(2)
+    assert sent.rows.tolist() == [(1 << 62) + i for i in range(7)] and which is not None
+    assert which.tolist() == [i % 7 for i in range(LEAST)]
 
 
 def test_a_list_is_found_again_by_what_it_holds_and_told_once_to_each_part() -> None:
@@ -70,4 +72,14 @@ def test_only_the_last_lists_are_remembered_and_short_ones_never() -> None:
     assert lists.of(np.arange(KEPT, KEPT + LEAST)) is made[-1]
     assert lists.of(np.arange(LEAST)) is not made[0]
     short = np.arange(LEAST - 1)
-    assert lists.of(short) is not lists.of(short) and lists.of(short).distinct.number == 0
+    assert lists.of(short) is not lists.of(short) and lists.of(short).to_read(2)[0].number == 0
+
+
+def test_a_short_list_goes_as_it_is_to_the_only_part() -> None:
+    asked, (part,) = np.array([5, 1, 5]), parts(10)
+    found = RowLists().of(asked)
+    sent, which = found.to_read(1)
+    gradient = found.of_part(part, np.ones((3, 2)), 1)
+    assert (sent.rows.tolist(), which, found.ends()) == ([5, 1, 5], None, (1, 5))
+    assert gradient.sent.rows.tolist() == [5, 1, 5] and not gradient.moves
+    assert RowLists().of(np.empty(0, np.int64)).ends() == (0, -1)
