@@ -101,11 +101,11 @@ class RowList:
         return self._sorted().distinct, self._sorted().which()
 
     def of_part(self, part: Part, values: Array, parts: int) -> RowsOfPart:
-        """What one of `parts` gets of a gradient for these rows, rising where that is worth it.
+        """What one of `parts` gets of a gradient for these rows, rising where that spares the ps work.
 
-        What comes several times stays so, for the ps to add up: numpy takes three times as long for it as its kernel.
+        Rows that repeat are left for the ps to add up: numpy takes three times as long for it as its kernel.
         """
-        if parts == 1 and self._is_short:
+        if parts == 1 and (self._is_short or self._sorted().repeats):
             return RowsOfPart(part, self._in_order(), 0, len(self.asked), values, None)
         every = self._sorted().every
         return RowsOfPart(part, every, *every.range_of(part), values, self._sorted().order)
@@ -132,6 +132,7 @@ class _Rising:
         """Positions in `asked` by row number, equal ones in order of occurrence; None where `asked` rises already."""
         self.only_moved = False
         """Whether `asked` does not rise and names no row twice."""
+        self.repeats = False
         self._which: Array | None = None
         if len(asked) < 2 or bool((asked[1:] > asked[:-1]).all()):
             self.distinct = self.every = SentList(number(), asked)
@@ -142,7 +143,8 @@ class _Rising:
         np.not_equal(rows[1:], rows[:-1], out=first[1:])
         self.distinct = self.every = SentList(number(), rows)
         self.only_moved = bool(first.all())
-        if not self.only_moved:
+        self.repeats = not self.only_moved
+        if self.repeats:
             self.distinct = SentList(number(), rows[first])
             self._which = np.empty(len(rows), np.int64)
             self._which[self.order] = np.cumsum(first) - 1
