@@ -78,6 +78,8 @@ class Connection:
         self.row_lists = RowLists(1 if runtime.simulated else LEAST)
         self.aborted = False
         """A ps has said that this epoch or incarnation is over; `reopen` is due."""
+        self.abort: Callable[[], None]
+        """Called for such an answer."""
         self.leads = False
         self._values: dict[str, Array] = {}
         self._wire_plan: dict[str, Any] = {}
@@ -122,6 +124,7 @@ class Connection:
             self.epoch, self.step = opened.epoch, opened.step
             self.local_step = opened.step
             self.caller.incarnation = opened.incarnation
+            self.abort = self._aborter(opened.incarnation)
             self.lanes.open(self.refs, self.epoch, self._worth_sharing)
             try:
                 if self._wire_plan or not self.sync:
@@ -129,6 +132,14 @@ class Connection:
                 return
             except Aborted:
                 continue
+
+    def _aborter(self, incarnation: int) -> Callable[[], None]:
+        """What a ps's refusal calls: it counts only while the incarnation that was refused is this session's."""
+
+        def abort() -> None:
+            self.aborted = self.aborted or self.caller.incarnation == incarnation
+
+        return abort
 
     def _worth_sharing(self, ps: int) -> bool:
         return self.plan.layouts[ps].nbytes >= max(1, self.runtime.shared_nbytes)
@@ -277,15 +288,6 @@ class Connection:
         return answers[0]
 
     # -- while it is open -------------------------------------------------------------------------------------
-
-    def aborter(self) -> Callable[[], None]:
-        """What a ps's refusal calls: it counts only while the incarnation that was refused is this session's."""
-        incarnation = self.caller.incarnation
-
-        def abort() -> None:
-            self.aborted = self.aborted or self.caller.incarnation == incarnation
-
-        return abort
 
     def check_node(self) -> None:
         """Raise TaskLost when this node was told to end while the session still works."""

@@ -16,6 +16,7 @@ from dps.protocol import Probe, Probed, Release
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.probing import marked, starts_with
 from dps.transport.wire import Array, Message
+from dps.variables.plan import ShardLayout
 
 log = logging.getLogger("dps")
 
@@ -27,16 +28,21 @@ class Lane:
     """Memory shared with one ps in one run epoch. Off until both have read the other's; then values and gradients
     are read where they were written, and only their places travel."""
 
-    def __init__(self, runtime: Runtime, caller: Caller, ref: Ref, epoch: int) -> None:
-        self.on = False
+    def __init__(self, runtime: Runtime, caller: Caller, ref: Ref, epoch: int, worth: bool) -> None:
+        """`worth`: the shard is large enough; else only small messages take a shorter way."""
+        self.on, self._worth = False, worth
         self._runtime, self._caller, self._ref, self._epoch = runtime, caller, ref, epoch
         self._attached: dict[tuple[int, ...], Array] = {}
+        self._reading: set[int] = set()
 
     def heard(self, answer: Message) -> bool:
         """The ps's answer to the probe."""
         if isinstance(answer, Probed) and answer.memory:
             try:
-                self.on = starts_with(self._runtime, answer.memory, answer.token)
+                here = starts_with(self._runtime, answer.memory, answer.token)
+                self.on = here and self._worth
+                if here:
+                    self._caller.pair(self._ref.address, answer.direct)
             except DpsError as error:
                 self.give_up(error)
         return isinstance(answer, Probed | Failed)
@@ -48,9 +54,28 @@ class Lane:
             found = self._attached[tuple(name)] = self._runtime.attach(name)
         return found
 
-    def release(self, number: int) -> None:
-        """Tell the ps that the values under a pull's number are read; told again until it has heard it."""
-        self._caller.start(self._ref, Release(self._epoch, [number]), lambda _: True)
+    def reads(self, number: int) -> None:
+        """A pull under this number may be answered with a place."""
+        self._reading.add(number)
+
+    def over(self, number: int) -> None:
+        """That pull was answered otherwise."""
+        self._reading.discard(number)
+
+    def release(self, number: int, nbytes: int) -> None:
+        """The values under a pull's number, so many bytes, are read.
+
+        Of a few bytes the ps hears with the session's next pull; of many at once, and again until it has heard it.
+        """
+        self._reading.discard(number)
+        if nbytes > self._runtime.small_nbytes:
+            self._caller.start(self._ref, Release(self._epoch, [number]), lambda _: True)
+
+    def all_released_below(self) -> int:
+        """Under all lower numbers nothing is read any more; 0 where the lane is off."""
+        if not self.on:
+            return 0
+        return min(self._reading) if self._reading else self._caller.next_number
 
     def give_up(self, error: Exception) -> None:
         """Go on over the socket."""
@@ -71,14 +96,15 @@ class Lanes:
         self._lanes: dict[int, Lane] = {}
 
     def open(self, refs: dict[int, Ref], epoch: int, worth: Callable[[int], bool]) -> None:
-        """Ask each ps that holds enough for it (`worth`) whether it is on this machine. Blocks for a moment."""
+        """Ask each ps whether it is on this machine; those that hold enough (`worth`) share memory then. Blocks for a
+        moment."""
         for request in self._asked:
             self._caller.drop(request)
         self._asked, self._lanes = [], {}
         for ps, ref in refs.items():
-            self._lanes[ps] = lane = Lane(self._runtime, self._caller, ref, epoch)
-            if self.wanted and worth(ps) and (own := self._mark()) is not None:
-                probe = Probe(own.name, own.array.tobytes())
+            self._lanes[ps] = lane = Lane(self._runtime, self._caller, ref, epoch, worth(ps))
+            if self.wanted and (own := self._mark()) is not None:
+                probe = Probe(own.name, own.array.tobytes(), self._caller.direct)
                 self._asked.append(self._caller.start(ref, probe, lane.heard))
         self._caller.wait(self._asked, PROBE_S)
 
@@ -98,24 +124,26 @@ class Lanes:
         return bool(self._lanes) and all(lane.on for lane in self._lanes.values())
 
 
-def nobody() -> bool:
-    """Nobody reads the run."""
-    return False
-
-
 class Run:
     """A run of bytes of a session's own for one shard, shared with its ps where the lane is on."""
 
-    def __init__(self, runtime: Runtime, lane: Lane, nbytes: int) -> None:
+    def __init__(self, runtime: Runtime, lane: Lane, layout: ShardLayout) -> None:
         self.memory: Memory | None = None
         if lane.on:
             try:
-                self.memory = runtime.share(nbytes)
+                self.memory = runtime.share(layout.nbytes)
             except Unavailable as error:
                 lane.give_up(error)
-        self.bytes: Array = np.zeros(nbytes, np.uint8) if self.memory is None else self.memory.array
-        self.in_use: Callable[[], bool] = nobody
+        self.bytes: Array = np.zeros(layout.nbytes, np.uint8) if self.memory is None else self.memory.array
+        self.views = layout.views(self.bytes)
+        """The shard's parts in it, by index."""
+        self.reader: Request | None = None
+        """The push that was made of it."""
+
+    @property
+    def in_use(self) -> bool:
         """Whether a push that was made of it is still on its way."""
+        return self.reader is not None and not self.reader.complete
 
 
 class Runs:
@@ -125,14 +153,14 @@ class Runs:
         self._runtime, self._lanes = runtime, lanes
         self._made: dict[int, list[Run]] = {}
 
-    def take(self, ps: int, nbytes: int) -> Run:
+    def take(self, ps: int, layout: ShardLayout) -> Run:
         """A run that nobody reads; its bytes are what they were."""
         made = self._made.setdefault(ps, [])
-        run = next((run for run in made if not run.in_use()), None)
-        if run is None:
-            run = Run(self._runtime, self._lanes[ps], nbytes)
-            made.append(run)
-        return run
+        for run in made:
+            if not run.in_use:
+                return run
+        made.append(Run(self._runtime, self._lanes[ps], layout))
+        return made[-1]
 
     def forget(self) -> None:
         """After a rollback: a ps may still read the old ones, which go when it has done so."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +15,6 @@ from dps.connection import Connection
 from dps.errors import DpsError, Unavailable
 from dps.lanes import Lane
 from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
-from dps.pulling import Recycled
 from dps.transport.wire import Array, Message
 from dps.variables.layout import check_rows
 from dps.variables.plan import Part, VariableSpec
@@ -30,7 +31,7 @@ class Lookups:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._recycled = Recycled()
+        self._recycled = _Recycled()
         self._open: set[int] = set()
         self._last = 0
 
@@ -62,7 +63,7 @@ class Lookups:
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if nbytes < RECYCLED_NBYTES:
             return np.empty(shape, dtype)
-        return self._recycled.take(-(-nbytes // 4096) * 4096)[:nbytes].view(dtype).reshape(shape)
+        return self._recycled.take(nbytes).view(dtype).reshape(shape)
 
     def roll_back(self) -> None:
         """Under a new incarnation nothing is read that the last one asked for."""
@@ -80,6 +81,26 @@ class Lookups:
     def closed(self, number: int) -> None:
         """That memory is read, or nobody wants it any more."""
         self._open.discard(number)
+
+
+class _Recycled:
+    """Memory for rows: what nobody refers to any more is used again. Fresh memory costs as much as the copy into it."""
+
+    KEPT = 4
+    _OWN_REFERENCES = 3  # the list's, the loop's and getrefcount's
+
+    def __init__(self) -> None:
+        self._made: list[Array] = []
+
+    def take(self, nbytes: int) -> Array:
+        """So many bytes, undefined, for the caller to keep for as long as he likes."""
+        size = -(-nbytes // 4096) * 4096
+        for made in self._made:
+            if len(made) == size and sys.getrefcount(made) <= self._OWN_REFERENCES:
+                return made[:nbytes]
+        found: Array = np.empty(size, np.uint8)
+        self._made = [*self._made[1 - self.KEPT :], found]
+        return found[:nbytes]
 
 
 class LookupOp:
@@ -107,6 +128,7 @@ class LookupOp:
         asked = [(part, first, last) for part, first, last in found if first < last]
         whole = len(asked) == 1
         self._parts = [_PartLookup(self, self._lookups, part, first, last, whole) for part, first, last in asked]
+        connection.caller.flush()
 
     @property
     def complete(self) -> bool:
@@ -114,8 +136,8 @@ class LookupOp:
             part.complete for part in self._parts
         )
 
-    def requests(self) -> list[Request]:
-        return [part.request for part in self._parts]
+    def requests(self) -> Sequence[Request]:
+        return self._parts
 
     def waits_for(self) -> list[str]:
         return [part.waits_for for part in self._parts if not part.complete]
@@ -161,7 +183,7 @@ class _PartLookup(Transfer):
 
     def __init__(self, operation: LookupOp, lookups: Lookups, part: Part, first: int, last: int, whole: bool) -> None:
         connection = lookups.connection
-        super().__init__(part.ps, connection.aborter())
+        super().__init__(connection.caller, part.ps, connection.abort)
         self._operation, self._lookups, self._part = operation, lookups, part
         self._first, self._count, self._whole = first, last - first, whole
         self._lane: Lane = connection.lanes[part.ps]
@@ -176,17 +198,16 @@ class _PartLookup(Transfer):
             connection.epoch, connection.local_step if connection.sync else 0, part.index, rows.number,
             lookups.read_to(), shared, () if told else (rows.within(part),),
         )  # fmt: skip
-        self._caller = connection.caller
-        resend_s = 0.25 + self._nbytes / 100e6
-        self.request = self._caller.start(
-            connection.refs[part.ps], self._message, self._feed, lambda: self._message, resend_s
-        )
-        lookups.opened(self.request.number)
+        self._caller.open(connection.refs[part.ps], self._message, self, 0.25 + self._nbytes / 100e6)
+        lookups.opened(self.number)
 
-    def _feed(self, message: Message) -> bool:
+    def again(self) -> Message:
+        return self._message
+
+    def feed(self, message: Message) -> bool:
         over = self._over(message)
         if over:
-            self._lookups.closed(self.request.number)
+            self._lookups.closed(self.number)
         return over
 
     def _over(self, message: Message) -> bool:
@@ -194,15 +215,15 @@ class _PartLookup(Transfer):
         if common is not None:
             return common
         if isinstance(message, RowsUnknown):
-            self._again(replace(self._message, arrays=(self._operation.sent.within(self._part),)))
+            self._change(replace(self._message, arrays=(self._operation.sent.within(self._part),)))
             return False
         if isinstance(message, SharedRows):
             return self._read(message)
         return isinstance(message, Rows) and len(message.arrays) == 1 and self._take(message, message.arrays[0])
 
-    def _again(self, message: Lookup) -> None:
+    def _change(self, message: Lookup) -> None:
         self._message = message
-        self._caller.send(self.request, message)
+        self._caller.send(self, message)
 
     def _read(self, message: SharedRows) -> bool:
         """Out of the ps's memory; where that fails the rows are asked for over the socket, under the same number."""
@@ -212,7 +233,7 @@ class _PartLookup(Transfer):
                 raise Unavailable(f"the ps's memory has {len(memory)} bytes for an answer of {self._nbytes}")
         except DpsError as error:
             self._lane.give_up(error)
-            self._again(replace(self._message, shared=False))
+            self._change(replace(self._message, shared=False))
             return False
         rows = self._steady(memory[: self._nbytes]).view(self._dtype).reshape(self._count, self._part.row_size)
         if self._whole:
@@ -249,5 +270,5 @@ class _PartLookup(Transfer):
 
     def drop(self) -> None:
         """Late answers are for nobody."""
-        self._caller.drop(self.request)
-        self._lookups.closed(self.request.number)
+        self._caller.drop(self)
+        self._lookups.closed(self.number)

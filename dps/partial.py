@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from dps.actors.requests import Request
 from dps.connection import Connection
-from dps.lanes import Run
+from dps.errors import Unavailable
+from dps.lanes import Lane
 from dps.protocol import DENSE, EMPTY, LISTED, PARTS, ROWS, Push
+from dps.transport.endpoint import Memory, Runtime
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, parts_of_shard
 from dps.variables.rowlists import RowsOfPart
+from dps.variables.transfers import About
 
 ALIGNED = 64
 """Bytes: where the arrays of a run may begin."""
@@ -31,21 +35,41 @@ class _Sent:
     """In the run; -1: not there."""
 
 
+class PartRun:
+    """Bytes for the values of one push, shared with its ps where the lane is on."""
+
+    def __init__(self, runtime: Runtime, lane: Lane, nbytes: int) -> None:
+        self.memory: Memory | None = None
+        if lane.on:
+            try:
+                self.memory = runtime.share(nbytes)
+            except Unavailable as error:
+                lane.give_up(error)
+        self.bytes: Array = np.empty(nbytes, np.uint8) if self.memory is None else self.memory.array
+        self.reader: Request | None = None
+        """The push that was made of it."""
+
+    @property
+    def in_use(self) -> bool:
+        """Whether that push is still on its way."""
+        return self.reader is not None and not self.reader.complete
+
+
 class PartRuns:
     """Runs for such pushes: one is used again when its push is answered."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._made: dict[int, list[Run]] = {}
+        self._made: dict[int, list[PartRun]] = {}
 
-    def take(self, ps: int, nbytes: int) -> Run:
+    def take(self, ps: int, nbytes: int) -> PartRun:
         """A run of at least so many bytes that nobody reads."""
         made, lane = self._made.setdefault(ps, []), self._connection.lanes[ps]
-        idle = [run for run in made if not run.in_use()]
+        idle = [run for run in made if not run.in_use]
         fits = (run for run in idle if len(run.bytes) >= nbytes and (run.memory is not None or not lane.on))
         run = next(fits, None)
         if run is None:
-            run = Run(self._connection.runtime, lane, 1 << (nbytes - 1).bit_length())
+            run = PartRun(self._connection.runtime, lane, 1 << (nbytes - 1).bit_length())
             made[:] = [other for other in made if other not in idle] + [run]  # those were too small, or not shared
         return run
 
@@ -58,12 +82,11 @@ class PartsPush:
     """One shard's part of a push, under one number, however often it is sent."""
 
     def __init__(
-        self, connection: Connection, gradients: Mapping[int, Gradient], ps: int, about: tuple[int, int, int, int],
-        clock: int, runs: PartRuns,
+        self, connection: Connection, gradients: Mapping[int, Gradient], ps: int, about: About, runs: PartRuns,
     ) -> None:  # fmt: skip
-        """`about`: epoch, number, step and counter as of the message. The values are gathered here, once."""
-        self._connection, self._ps, self._about, self._clock = connection, ps, about, clock
-        self.run: Run | None = None
+        """The values are gathered here, once."""
+        self._connection, self._ps, self._about = connection, ps, about
+        self.run: PartRun | None = None
         self._in_full = False
         plan = connection.plan
         self._parts = [
@@ -100,23 +123,24 @@ class PartsPush:
 
     def messages(self) -> list[Push]:
         """What is sent, one message: with places instead of values, and without row numbers that the ps has."""
+        epoch, number, step, counter, clock = self._about
         if not self._parts:
-            return [Push(*self._about, EMPTY, 0, [], [], self._clock)]
+            return [Push(epoch, number, step, counter, EMPTY, 0, [], [], clock)]
         memory = self.run.memory if self.run is not None and self._connection.lanes[self._ps].on else None
         described: list[Any] = []
         arrays: list[Array] = []
         nbytes = 0
         for sent in self._parts:
-            how, number = DENSE, 0
+            how, listed = DENSE, 0
             if sent.rows is not None:
-                how, number = self._rows(sent.rows, arrays)
+                how, listed = self._rows(sent.rows, arrays)
                 nbytes += 8 * len(sent.values)
             nbytes += sent.values.nbytes
             place = [memory.name, sent.offset] if memory is not None and sent.offset >= 0 else []
-            described.append([sent.index, how, number, place])
+            described.append([sent.index, how, listed, place])
             if not place:
                 arrays.append(sent.values)
-        return [Push(*self._about, PARTS, nbytes, [], described, self._clock, tuple(arrays))]
+        return [Push(epoch, number, step, counter, PARTS, nbytes, [], described, clock, tuple(arrays))]
 
     def _rows(self, rows: RowsOfPart, arrays: list[Array]) -> tuple[int, int]:
         told = rows.sent.is_told(rows.part, self._connection.caller.incarnation)

@@ -41,6 +41,8 @@ class Pull(Message):
     """The asker's session waits for so long; 0: for ever. In bounded mode no worker keeps it waiting for longer."""
     shared: bool = False
     """The asker can read the ps's memory: answer with SharedValues where that is possible."""
+    released: int = 0
+    """All SharedValues under lower request numbers are read, whatever became of their Release."""
 
 
 @kind(11)
@@ -137,19 +139,23 @@ class Release(Message):
 @kind(17)
 @dataclass(frozen=True, slots=True)
 class Probe(Message):
-    """Is the ps on the asker's machine? `memory` names some of the asker's, which begins with `token`."""
+    """Is the ps on the asker's machine? `memory` names some of the asker's, which begins with `token`; `direct` is its
+    way for small messages."""
 
     memory: list[int]
     token: bytes
+    direct: bytes = b""
 
 
 @kind(18)
 @dataclass(frozen=True, slots=True)
 class Probed(Message):
-    """Some memory of the ps's, which begins with `token`; no name where the asker's could not be read."""
+    """Some memory of the ps's, which begins with `token`, and its `direct`; no names where the asker's could not be
+    read."""
 
     memory: list[int]
     token: bytes
+    direct: bytes = b""
 
 
 # -- push -------------------------------------------------------------------------------------------------

@@ -9,48 +9,71 @@ from typing import Any
 
 import numpy as np
 
-from dps.actors.requests import Request
 from dps.connection import Connection
 from dps.protocol import Pull
 from dps.pushing import Pushes
 from dps.reply import Version
 from dps.transport.wire import Array
 from dps.variables.layout import assemble
-from dps.variables.transfers import PullTransfer
+from dps.variables.plan import ShardLayout
+from dps.variables.transfers import PullTransfer, Taken
 from dps.variables.tree import builder, leaves, nested
 from dps.waiting import Waiter
 
 
 class PullOp:
-    """One pull. `names`: variable indices, None for all; `conditional`: unchanged shards move nothing."""
+    """One pull: a transfer per ps. `names`: variable indices, None for all.
 
-    def __init__(self, names: list[int] | None, conditional: bool, launch: Callable[[], Shards]) -> None:
+    `conditional`: unchanged shards move nothing. `launch` gives the messages of now.
+    """
+
+    def __init__(
+        self, connection: Connection, names: list[int] | None, conditional: bool, launch: Callable[[], dict[int, Pull]],
+        take: Callable[[ShardLayout], Taken], hold: bool,
+    ) -> None:  # fmt: skip
         self.names, self.conditional = names, conditional
-        self._launch = launch
-        self._shards: Shards | None = None
+        self._connection, self._launch, self._take, self._hold = connection, launch, take, hold
+        self._incarnation = -1
+        self._messages: dict[int, Pull] = {}
+        """Those not yet sent."""
+        self.transfers: dict[int, PullTransfer] = {}
 
     def start(self) -> None:
-        """Send what is not sent yet; after a rollback all of it again."""
-        if self._shards is None or self._shards.epoch_over():
-            if self._shards is not None:
-                self._shards.drop()
-            self._shards = self._launch()
-        self._shards.start_more()
+        """Send what is not sent yet; after a rollback all of it again. Leaves at the next flush or wait."""
+        if self._incarnation != self._connection.caller.incarnation:
+            self.drop()
+            self.transfers = {}
+            self._messages = self._launch()
+            self._incarnation = self._connection.caller.incarnation
+        if self._messages:
+            self._start_more()
 
-    @property
-    def transfers(self) -> dict[int, PullTransfer]:
-        assert self._shards is not None
-        return self._shards.transfers
+    def _start_more(self) -> None:
+        """In bounded mode the step ps answers before the others are asked."""
+        connection = self._connection
+        first = connection.step_ps
+        if connection.bounded:
+            if first in self.transfers and not self.transfers[first].complete:
+                return
+            due = [first] if first in self._messages else list(self._messages)
+        else:
+            due = list(self._messages)
+        for ps in due:
+            self.transfers[ps] = PullTransfer(
+                connection.caller, connection.refs[ps], ps, connection.plan.layouts[ps], self._messages.pop(ps),
+                connection.abort, connection.lanes[ps], self._take, self._hold,
+            )  # fmt: skip
 
     @property
     def complete(self) -> bool:
-        if self._shards is None:
-            return False
-        self._shards.start_more()
-        return self._shards.complete
-
-    def requests(self) -> list[Request]:
-        return [t.request for t in self.transfers.values()]
+        if self._messages:
+            self._start_more()
+            if self._messages:
+                return False
+        for transfer in self.transfers.values():
+            if not transfer.complete:
+                return False
+        return self._incarnation >= 0
 
     def waits_for(self) -> list[str]:
         return [t.waits_for for t in self.transfers.values() if not t.complete]
@@ -64,27 +87,34 @@ class PullOp:
         """The parts that were pulled, by index; shards that were not newer come as copies from `cache`."""
         found: dict[int, Array] = {}
         for ps, transfer in self.transfers.items():
-            run = transfer.run if transfer.newer else (cache or {})[ps].copy()
-            if run is not None:
-                found |= transfer.layout.views(run)
+            if transfer.taken is not None:
+                for index, view in transfer.taken.views.items():
+                    found[index] = view.view()  # the caller's own, whatever it does with it
+            elif not transfer.newer:
+                found |= transfer.layout.views((cache or {})[ps].copy())
             elif transfer.held is not None:
                 found |= transfer.layout.views_of(transfer.held)
         return found
 
+    def drop(self) -> None:
+        """Forget the requests; their late answers are for nobody."""
+        for transfer in self.transfers.values():
+            transfer.drop()
+
     def release(self) -> None:
         """Give what is held in place back to the ps."""
-        for transfer in self._shards.transfers.values() if self._shards is not None else ():
+        for transfer in self.transfers.values():
             if transfer.held is not None:
                 transfer.release()
 
     def forget_runs(self) -> None:
-        """The values are the caller's alone from here on (a transfer and its request would keep each other alive)."""
+        """The values are the caller's alone from here on."""
         for transfer in self.transfers.values():
-            transfer.run = None
+            transfer.taken = None
 
     def kept_runs(self, cache: Mapping[int, Array]) -> dict[int, Array]:
         """Private copies of the runs, for the next conditional pull."""
-        return {ps: t.run.copy() if t.newer and t.run is not None else cache[ps] for ps, t in self.transfers.items()}
+        return {ps: cache[ps] if t.taken is None else t.taken.bytes.copy() for ps, t in self.transfers.items()}
 
 
 class Recycled:
@@ -94,78 +124,25 @@ class Recycled:
     """
 
     KEPT = 4
-    _OWN_REFERENCES = 3  # the list's, the loop's and getrefcount's
 
     def __init__(self) -> None:
-        self._runs: list[Array] = []
+        self._kept: dict[int, list[tuple[Taken, int]]] = {}
+        """By the layout's identity; with each the number of references to its bytes when it is the only user."""
 
-    def take(self, nbytes: int) -> Array:
+    def take(self, layout: ShardLayout) -> Taken:
         """A run, its bytes undefined, for the caller to keep for as long as it likes."""
-        for run in self._runs:
-            if len(run) == nbytes and sys.getrefcount(run) <= self._OWN_REFERENCES:
-                return run
-        made: Array = np.empty(nbytes, np.uint8)
-        self._runs = [*self._runs[1 - self.KEPT :], made]
+        kept = self._kept.setdefault(id(layout), [])
+        for made, alone in kept:
+            if sys.getrefcount(made.bytes) == alone:
+                return made
+        made = Taken(layout)
+        kept.append((made, sys.getrefcount(made.bytes)))
+        del kept[: -self.KEPT]
         return made
 
-
-class Shards:
-    """The transfers of one pull in one run epoch. In bounded mode the step ps answers before the others are asked."""
-
-    def __init__(
-        self, connection: Connection, messages: dict[int, Pull], take: Callable[[int], Array], hold: bool
-    ) -> None:
-        self.connection, self.incarnation = connection, connection.caller.incarnation
-        self._messages, self._take, self._hold = messages, take, hold
-        self.transfers: dict[int, PullTransfer] = {}
-
-    def drop(self) -> None:
-        """Forget the requests; their late answers are for nobody."""
-        for transfer in self.transfers.values():
-            transfer.drop()
-
-    def epoch_over(self) -> bool:
-        return self.incarnation != self.connection.caller.incarnation
-
-    @property
-    def complete(self) -> bool:
-        return not self._messages and all(t.complete for t in self.transfers.values())
-
-    def start_more(self) -> None:
-        if not self._messages:
-            return
-        connection = self.connection
-        first = connection.step_ps
-        gate = connection.bounded and first in self._messages
-        waiting = connection.bounded and first in self.transfers and not self.transfers[first].complete
-        if waiting:
-            return
-        for ps in [first] if gate else list(self._messages):
-            message = self._messages.pop(ps)
-            self.transfers[ps] = PullTransfer(
-                connection.caller, connection.refs[ps], ps, connection.plan.layouts[ps], message, connection.aborter(),
-                connection.lanes[ps], self._take, self._hold,
-            )  # fmt: skip
-
-
-def pull_shards(
-    connection: Connection, names: list[int] | None, newer_than: Mapping[int, int], after: Mapping[int, int],
-    clock: int, patience_ms: int, take: Callable[[int], Array], hold: bool,
-) -> Shards:  # fmt: skip
-    """A pull from all ps, or from those that have the named variables; see PullTransfer for `take` and `hold`."""
-    messages: dict[int, Pull] = {}
-    plan = connection.plan
-    min_step = connection.local_step if connection.sync else 0
-    for ps in plan.ps:
-        parts = [] if names is None else [p.index for i in names for p in plan.parts_of[i] if p.ps == ps]
-        if names is None or parts:
-            messages[ps] = Pull(
-                connection.epoch, 0 if after else min_step, after.get(ps, 0), clock, newer_than.get(ps, -1), parts,
-                patience_ms, connection.lanes[ps].on and not parts,
-            )  # fmt: skip
-    if connection.bounded and connection.step_ps in messages:
-        messages = {connection.step_ps: messages.pop(connection.step_ps), **messages}
-    return Shards(connection, messages, take, hold)
+    def forget(self) -> None:
+        """Another plan has been agreed on."""
+        self._kept = {}
 
 
 class Pulls:
@@ -182,6 +159,7 @@ class Pulls:
     def roll_back(self) -> None:
         """A new run epoch has begun: nothing is known of its values."""
         self._cache = {}
+        self._recycled.forget()
 
     def start(self, names: Sequence[str] | None, newer_than: Version | None, after: bool, hold: bool = False) -> PullOp:
         """A pull; `after`: it is answered when the pushes on their way have been applied. Does not block.
@@ -190,7 +168,15 @@ class Pulls:
         """
         self._waiter.check_open()
         known = None if names is None else self._indices(names)
-        return PullOp(known, newer_than is not None, lambda: self._launch(known, newer_than, after, hold))
+        return PullOp(
+            self._connection, known, newer_than is not None, lambda: self._launch(known, newer_than, after),
+            self._recycled.take, hold,
+        )  # fmt: skip
+
+    @property
+    def sync(self) -> bool:
+        """Whether the run's update mode is sync."""
+        return self._connection.sync
 
     @property
     def may_follow_a_push(self) -> bool:
@@ -200,15 +186,24 @@ class Pulls:
             return update["replicas_to_aggregate"] is None and not update["initial_tokens"]
         return not (self._connection.bounded and len(self._connection.plan.ps) > 1)
 
-    def _launch(self, names: list[int] | None, newer_than: Version | None, after: bool, hold: bool) -> Shards:
-        """Ask the ps, with what holds in the run epoch of now: a pull that outlives a rollback is launched again."""
+    def _launch(self, names: list[int] | None, newer_than: Version | None, after: bool) -> dict[int, Pull]:
+        """What to ask the ps, with what holds in the run epoch of now: after a rollback a pull is launched again."""
         connection, pushes = self._connection, self._pushes
         counters = dict(newer_than.counters) if newer_than and newer_than.epoch == connection.epoch else {}
         behind = after and pushes.under_way
         clock = pushes.acknowledged + (1 if behind else 0)
-        numbers = pushes.numbers if behind else {}
-        patience_ms = self._waiter.patience_ms
-        return pull_shards(connection, names, counters, numbers, clock, patience_ms, self._recycled.take, hold)
+        min_step = connection.local_step if connection.sync and not behind else 0
+        patience_ms, plan = self._waiter.patience_ms, connection.plan
+        messages: dict[int, Pull] = {}
+        for ps in plan.ps:
+            parts = [] if names is None else [p.index for i in names for p in plan.parts_of[i] if p.ps == ps]
+            if names is None or parts:
+                lane = connection.lanes[ps]
+                messages[ps] = Pull(
+                    connection.epoch, min_step, pushes.numbers[ps] if behind else 0, clock, counters.get(ps, -1),
+                    parts, patience_ms, lane.on and not parts, lane.all_released_below(),
+                )  # fmt: skip
+        return messages
 
     def _indices(self, names: Sequence[str]) -> list[int]:
         by_name = self._connection.plan.by_name

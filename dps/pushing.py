@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dps.actors.caller import Caller
-from dps.actors.requests import Request
 from dps.connection import Connection
-from dps.lanes import Run, Runs, nobody
+from dps.lanes import Run, Runs
 from dps.partial import PartRuns, PartsPush
 from dps.protocol import APPLIED, REFUSED, WINDOW
 from dps.protocol import Push as PushMessage
 from dps.reply import Push
-from dps.transport.wire import Array
 from dps.variables.layout import Gradient, fill_run, is_whole
-from dps.variables.plan import Plan
-from dps.variables.transfers import PushTransfer, run_pieces, shared_message
+from dps.variables.plan import Plan, ShardLayout
+from dps.variables.transfers import About, PushTransfer, run_pieces, shared_message
 from dps.variables.tree import Rows
 from dps.waiting import Waiter
 
@@ -33,42 +31,38 @@ class PushOp:
         self._connection, self.loss = connection, loss
         self._sync, self._step_ps = connection.sync, connection.step_ps
         self.transfers: dict[int, PushTransfer] = {}
+        self._deciding: list[PushTransfer] = []
         self.rolled_back = False
         self.outcome: Push | None = None
         """The result, once the session has taken note of it."""
+        self.refusal = ""
+        """With the result: why the gradient was refused, "" when it was not."""
         self._restored_step = 0
 
     def start(self) -> None:
         """Pushes are sent when they are made."""
 
+    def sent(self, ps: int, transfer: PushTransfer) -> None:
+        """One shard's part of it is on its way."""
+        self.transfers[ps] = transfer
+        if not self._sync or ps == self._step_ps:
+            self._deciding.append(transfer)
+
     @property
     def complete(self) -> bool:
-        if self.rolled_back:
-            return True
-        if self._sync:
-            return self.transfers[self._step_ps].complete
-        return all(t.complete for t in self.transfers.values())
+        if not self.rolled_back:
+            for transfer in self._deciding:
+                if not transfer.complete:
+                    return False
+        return True
 
     @property
     def accepted(self) -> bool | None:
         """Whether it counts; None while that is not known."""
         if self.rolled_back:
             return False
-        answers = (
-            [self.transfers[self._step_ps].accepted] if self._sync else [t.accepted for t in self.transfers.values()]
-        )
+        answers = [transfer.accepted for transfer in self._deciding]
         return None if None in answers else all(answers)
-
-    @property
-    def refusal(self) -> str:
-        """Why the gradient was refused; "" when it was not."""
-        if self.rolled_back:
-            return ""
-        results = [t.result for t in self.transfers.values() if t.result is not None]
-        return next((r.reason or "refused" for r in results if r.status == REFUSED), "")
-
-    def requests(self) -> list[Request]:
-        return [t.request for t in self.transfers.values()]
 
     def waits_for(self) -> list[str]:
         return [t.waits_for for t in self.transfers.values() if not t.complete]
@@ -89,21 +83,29 @@ class PushOp:
         self.rolled_back = True
         self._restored_step = self._connection.step
         for transfer in self.transfers.values():
-            caller.drop(transfer.request)
+            caller.drop(transfer)
 
-    def result(self, step: int) -> Push:
-        """The result; complete operations only."""
+    def settle(self, step: int) -> Push:
+        """Note the result of a complete operation; `step`: the session's, for one without a part on the step ps."""
         if self.rolled_back:
-            return Push(self._restored_step, False)
-        for transfer in self.transfers.values():
-            self._connection.caller.drop(transfer.request)
-        answers = {ps: t.result for ps, t in self.transfers.items() if t.result is not None}
-        leading = answers.get(self._step_ps)
-        deciding = [leading] if self._sync and leading is not None else list(answers.values())
-        accepted = all(a.status == APPLIED for a in deciding)
-        return Push(
-            step if leading is None else leading.step, accepted, max((a.staleness for a in deciding), default=0)
-        )
+            self.outcome = Push(self._restored_step, False)
+            return self.outcome
+        accepted, staleness = True, 0
+        for transfer in self._deciding:
+            result = transfer.result
+            if result is not None:
+                accepted = accepted and result.status == APPLIED
+                staleness = max(staleness, result.staleness)
+                if result.status == REFUSED:
+                    self.refusal = self.refusal or result.reason or "refused"
+        if self._sync:
+            for transfer in self.transfers.values():
+                self._connection.caller.drop(transfer)  # beside the step ps nothing more is to be heard
+        leading = self.transfers.get(self._step_ps)
+        if leading is not None and leading.result is not None:
+            step = leading.result.step
+        self.outcome = Push(step, accepted, staleness)
+        return self.outcome
 
 
 class Pushes:
@@ -151,19 +153,24 @@ class Pushes:
     def account(self) -> None:
         """Take note of the pushes that are complete, once each and in the run epoch that they belong to."""
         connection = self._connection
-        while (operation := next((p for p in self._under_way if p.complete), None)) is not None:
+        while self._under_way and (operation := self._first_complete()) is not None:
             self._under_way.remove(operation)
-            result = operation.result(connection.step)
+            result = operation.settle(connection.step)
             self.acknowledged += 1
             connection.step = max(connection.step, result.step)
             if connection.sync:
                 connection.local_step = max(connection.local_step, result.step)
-            self._settle(operation)
+            self._tell(operation)
 
-    def _settle(self, operation: PushOp) -> None:
+    def _first_complete(self) -> PushOp | None:
+        for operation in self._under_way:
+            if operation.complete:
+                return operation
+        return None
+
+    def _tell(self, operation: PushOp) -> None:
         """Last of all, for `settled` runs hooks, and these may push, wait and roll back."""
-        operation.outcome = operation.result(self._connection.step)
-        if not operation.refusal and operation.error is None:
+        if not operation.refusal and operation.error is None and operation.outcome is not None:
             self._settled(operation.outcome, operation.loss)
 
     def finish(self, operation: PushOp, timeout: float | None) -> Push:
@@ -196,21 +203,19 @@ class Pushes:
         self._part_runs.forget()
         for runs in self._buffers:
             for run in runs.values():
-                run.in_use = nobody  # every ps has forgotten the incarnation that lent it
+                run.reader = None  # every ps has forgotten the incarnation that lent it
         told()
         for operation in given_up:
-            self._settle(operation)
+            operation.settle(self._connection.step)
+            self._tell(operation)
 
     def gradients(self, build: Callable[[Callable[[str], Any]], Any]) -> Any:
         """Arrays to fill, in the nesting that `build` makes, which are pushed without being gathered first."""
         plan = self._connection.plan
         runs = {
-            ps: Run(self._connection.runtime, self._connection.lanes[ps], layout.nbytes)
-            for ps, layout in plan.layouts.items()
+            ps: Run(self._connection.runtime, self._connection.lanes[ps], layout) for ps, layout in plan.layouts.items()
         }
-        views: dict[int, Array] = {}
-        for ps, layout in plan.layouts.items():
-            views |= layout.views(runs[ps].bytes)
+        views = {index: view for run in runs.values() for index, view in run.views.items()}
         self._buffers.append(runs)
         del self._buffers[:-4]
 
@@ -232,67 +237,61 @@ def push_shards(
     make_room: Callable[[], int],
     loss: Any = None,
 ) -> PushOp:
-    """Send gradients to the ps that have their variables; in sync every ps gets at least an empty part."""
+    """Write gradients to the ps that have their variables; in sync every ps gets at least an empty part.
+
+    They leave at the next flush or wait."""
     if not connection.sync and len(connection.plan.ps) > 1 and connection.settings.get("check_finite", True):
         _check_finite(connection.plan, gradients)
     clock = make_room()
     operation = PushOp(connection, loss)
     step = connection.local_step if connection.sync else connection.step
     for ps in connection.plan.ps:
-        about = connection.epoch, numbers[ps] + 1, step, counters[ps]
+        about = About(connection.epoch, numbers[ps] + 1, step, counters[ps], clock if ps == connection.step_ps else 0)
         run = _filled_run(connection, gradients, ps, runs, buffers)
         if run is None:
-            told = clock if connection.bounded and ps == connection.step_ps else 0
-            parts = PartsPush(connection, gradients, ps, about, told, part_runs)
+            parts = PartsPush(connection, gradients, ps, about, part_runs)
             if parts.empty and not connection.sync and ps != connection.step_ps:
                 continue
             numbers[ps] += 1
-            operation.transfers[ps] = _sent_parts(connection, ps, parts)
+            operation.sent(ps, _sent_parts(connection, ps, parts))
             continue
         pieces = _pieces(connection, ps, run, about)
-        if connection.bounded and ps == connection.step_ps:
-            pieces = [replace(piece, clock=clock) for piece in pieces]
         numbers[ps] += 1
-        operation.transfers[ps] = _sent(connection, ps, pieces, run, about)
+        operation.sent(ps, _sent(connection, ps, pieces, run, about))
     return operation
 
 
-def _sent(
-    connection: Connection, ps: int, pieces: list[PushMessage], run: Run | None, about: tuple[int, int, int, int]
-) -> PushTransfer:
+def _sent(connection: Connection, ps: int, pieces: list[PushMessage], run: Run | None, about: About) -> PushTransfer:
     """One shard's part of a push, on its way; its run is in use until that is over."""
-
-    def over_the_socket(error: Exception) -> list[PushMessage]:
-        assert run is not None
-        connection.lanes[ps].give_up(error)
-        run.memory = None
-        return _pieces(connection, ps, run, about)
-
-    only_held = connection.sync and ps != connection.step_ps
+    otherwise = None
+    if run is not None and run.memory is not None:
+        otherwise = partial(_over_the_socket, connection, ps, run, about)
     transfer = PushTransfer(
-        connection.caller, connection.refs[ps], ps, pieces, _nothing if only_held else None, connection.aborter(),
-        over_the_socket if run is not None and run.memory is not None else None,
+        connection.caller, connection.refs[ps], ps, pieces, connection.sync and ps != connection.step_ps,
+        connection.abort, otherwise,
     )  # fmt: skip
     if run is not None:
-        run.in_use = lambda: not transfer.complete
+        run.reader = transfer
     return transfer
 
 
 def _sent_parts(connection: Connection, ps: int, parts: PartsPush) -> PushTransfer:
-    """One shard's part of a push of some variables, on its way."""
-    only_held = connection.sync and ps != connection.step_ps
+    """One shard's part of a push of some variables, on its way: large ones at once, while the next is gathered."""
     shared = parts.run is not None and parts.run.memory is not None
     transfer = PushTransfer(
-        connection.caller, connection.refs[ps], ps, parts.messages(), _nothing if only_held else None,
-        connection.aborter(), parts.over_the_socket if shared else None, parts.in_full,
+        connection.caller, connection.refs[ps], ps, parts.messages(), connection.sync and ps != connection.step_ps,
+        connection.abort, parts.over_the_socket if shared else None, parts.in_full,
     )  # fmt: skip
     if parts.run is not None:
-        parts.run.in_use = lambda: not transfer.complete
+        parts.run.reader = transfer
+        connection.caller.flush()
     return transfer
 
 
-def _nothing() -> None:
-    return None
+def _over_the_socket(connection: Connection, ps: int, run: Run, about: About, error: Exception) -> list[PushMessage]:
+    connection.lanes[ps].give_up(error)
+    run.memory = None
+    return _pieces(connection, ps, run, about)
 
 
 def _filled_run(
@@ -300,32 +299,34 @@ def _filled_run(
 ) -> Run | None:
     """A run with a shard's gradients in it, the user's own where they lie there already; None when some are missing."""
     plan, layout = connection.plan, connection.plan.layouts[ps]
-    if not layout.gradient_nbytes or not is_whole(plan, layout, gradients):
+    if not layout.trained or not is_whole(layout, gradients):
         return None
-    run = _own_run(plan, ps, gradients, buffers)
-    if run is None or run.in_use():
-        run = runs.take(ps, layout.nbytes)
-    fill_run(plan, layout, gradients, run.bytes)
+    run = _own_run(layout, ps, gradients, buffers)
+    if run is None or run.in_use:
+        run = runs.take(ps, layout)
+    fill_run(plan, layout, gradients, run.views)
     return run
 
 
-def _pieces(connection: Connection, ps: int, run: Run, about: tuple[int, int, int, int]) -> list[PushMessage]:
+def _pieces(connection: Connection, ps: int, run: Run, about: About) -> list[PushMessage]:
     """The messages for a dense push: its place in shared memory, or all of its bytes."""
     layout = connection.plan.layouts[ps]
     if run.memory is not None and connection.lanes[ps].on:
-        return shared_message(layout, run.memory.name, *about)
-    return run_pieces(layout, run.bytes, connection.runtime.piece_nbytes, *about)
+        return shared_message(layout, run.memory.name, about)
+    return run_pieces(layout, run.bytes, connection.runtime.piece_nbytes, about)
 
 
-def _own_run(plan: Plan, ps: int, gradients: Mapping[int, Gradient], buffers: list[dict[int, Run]]) -> Run | None:
+def _own_run(
+    layout: ShardLayout, ps: int, gradients: Mapping[int, Gradient], buffers: list[dict[int, Run]]
+) -> Run | None:
     """The buffer of `session.gradients()` in which these gradients already lie, if any."""
+    first = layout.trained[0]
+    gradient = gradients[first.variable]
     for runs in buffers:
-        views = plan.layouts[ps].views(runs[ps].bytes)
-        for index, view in views.items():
-            gradient = gradients.get(plan.parts[index].variable)
-            if isinstance(gradient, np.ndarray) and gradient.base is not None and np.shares_memory(gradient, view):
-                return runs[ps]
-            break
+        run = runs[ps]
+        view = run.views[first.index]
+        if gradient is view or (gradient.base is not None and np.may_share_memory(gradient, view)):  # type: ignore[union-attr]
+            return run
     return None
 
 

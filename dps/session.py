@@ -17,6 +17,7 @@ from dps.hooks import Chain, CheckpointSaver, Hook
 from dps.hooks.scalars import Scalars
 from dps.lookup import Lookups
 from dps.optim import Optimizer, checked
+from dps.prefetching import prefetched
 from dps.protocol import Restore, Save, Saved
 from dps.pulling import Pulls
 from dps.pushing import Pushes, PushOp
@@ -170,9 +171,21 @@ class Session:
     def pull_async(self, names: Sequence[str] | None = None) -> Reply[Any]:
         """As `pull`, but returns at once with a Reply."""
         operation = self._pulls.start(names, None, after=False)
+        operation.start()
+        self._connection.caller.flush()
         return Reply(
             lambda t: self._pulls.finish(operation, None, t), lambda: self._waiter.poll(operation), lambda: None
         )
+
+    def prefetch(self, names: Sequence[str] | None = None) -> Iterator[Any]:
+        """For loops: values as of `pull`, the next of them always on their way while the loop computes.
+
+        `for values in session.prefetch(): session.push_async(gradients(values))` hides the time of a pull behind the
+        computing. Values do not have the loop's own last push in them: its staleness is one more, and pushes say so.
+        Ends when `should_stop`. Blocks while the next values are not there. Raises ConfigError in sync mode.
+        """
+        self._waiter.check_open()
+        return prefetched(self._pulls, names, self.should_stop, self._connection.caller.flush)
 
     @contextmanager
     def view(self) -> Iterator[Any]:
@@ -232,6 +245,7 @@ class Session:
         Hooks hear of the result when it is asked for, or at a later push or the end of the block.
         """
         operation = self._start_push(grads, loss, None)
+        self._connection.caller.flush()
         return Reply(
             lambda t: self._pushes.finish(operation, t),
             lambda: self._waiter.poll(operation),
@@ -267,12 +281,13 @@ class Session:
     def _settled(self, result: Push, loss: Any) -> None:
         """A push has its result: tell who listens."""
         now = self.runtime.now()
-        telemetry.progress(
-            {
-                "worker": self.name, "step": result.step, "loss": None if loss is None else float(loss),
-                "accepted": result.accepted, "staleness": result.staleness, "seconds": now - self._last_at,
-            }
-        )  # fmt: skip
+        if telemetry.on_progress:
+            telemetry.progress(
+                {
+                    "worker": self.name, "step": result.step, "loss": None if loss is None else float(loss),
+                    "accepted": result.accepted, "staleness": result.staleness, "seconds": now - self._last_at,
+                }
+            )  # fmt: skip
         self._last_at = now
         self._hooks.call("after_run", self, result, loss)
 

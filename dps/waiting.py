@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from dps.actors.requests import Request
 from dps.connection import SLICE_S, Connection
 from dps.errors import Aborted, DeadlineExceeded
 
@@ -24,8 +23,6 @@ class Operation(Protocol):
 
     @property
     def complete(self) -> bool: ...
-
-    def requests(self) -> list[Request]: ...
 
     def waits_for(self) -> list[str]:
         """What the ps that have not answered said they wait for; "" where they said nothing."""
@@ -68,25 +65,28 @@ class Waiter:
         """Pump until an operation is complete. Raises DeadlineExceeded, which names who did not answer."""
         self.check_open()
         connection, deadline = self._connection, self.deadline(timeout)
-        started = reported = connection.runtime.now()
         operation.start()
+        started = now = connection.runtime.now()
+        look_at, report_at = started + SLICE_S, started + REPORT_S
         while not operation.complete:
             if connection.aborted:
                 self.recover(deadline)
                 operation.start()
                 continue
             connection.check_node()
-            now = connection.runtime.now()
             if now >= deadline:
+                connection.caller.poll()
+                if operation.complete:
+                    break
                 raise DeadlineExceeded(self._late(operation, what, now - started), operation)
-            if now - reported >= REPORT_S:
-                reported = now
-                log.warning("%s", self._late(operation, what, now - started))
-            if now - started >= SLICE_S:
+            if now >= look_at:
                 connection.look_at_chief()
-            connection.caller.wait(
-                operation.requests(), min(deadline - now, SLICE_S), lambda: connection.aborted or operation.complete
-            )
+                look_at = now + SLICE_S
+                if now >= report_at:
+                    report_at = now + REPORT_S
+                    log.warning("%s", self._late(operation, what, now - started))
+            connection.caller.turn(max(0.0, min(deadline, look_at) - now))
+            now = connection.runtime.now()
         operation.raise_error()
 
     def _late(self, operation: Operation, what: str, waited_s: float) -> str:

@@ -57,6 +57,24 @@ def test_push_applies_and_counts_the_step(server: dps.Server) -> None:
         np.testing.assert_array_equal(s.pull()["w"], params()["w"] - np.float32(0.5))
 
 
+def test_prefetched_values_are_those_from_before_the_last_push(server: dps.Server) -> None:
+    with session(server) as s:
+        seen, pushes = [], []
+        for values in s.prefetch():
+            seen.append(float(values["w"][0, 0]))
+            pushes.append(s.push(ones()))
+            if len(seen) == 4:
+                s.request_stop()
+        assert seen == [0.0, 0.0, -0.5, -1.0]
+        assert [push.staleness for push in pushes] == [0, 1, 1, 1]
+        assert s.pull(["w"])["w"][0, 0] == -2.0  # nothing is left in the way
+
+
+def test_prefetch_is_refused_in_sync(server: dps.Server) -> None:
+    with session(server, update="sync") as s, pytest.raises(ConfigError, match="prefetch in sync mode"):
+        s.prefetch()
+
+
 def test_missing_keys_and_none_mean_no_gradient(server: dps.Server) -> None:
     with session(server) as s:
         s.push({"b": [np.ones(2), None]})

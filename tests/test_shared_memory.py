@@ -21,6 +21,7 @@ from dps.actors.ref import Ref
 from dps.errors import ProtocolError, Unavailable
 from dps.protocol import PS, SHARED, Push
 from dps.transport.current import runtime
+from dps.transport.real import RealRuntime
 from dps.transport.shared import SharedMemory
 from tests.in_process import cluster, on_all
 
@@ -90,6 +91,30 @@ with dps.Session(sys.argv[1], timeout=20) as s, s.view() as values:
         assert s.stats()["ps:0"]["leases"] == 0
 
 
+@pytest.fixture
+def counts_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a ps keeps few versions of, so that its readers return them at once."""
+    monkeypatch.setattr(RealRuntime, "small_nbytes", 0)
+
+
+def test_who_has_read_a_small_shard_returns_it_with_the_next_pull_and_finds_many_versions_kept() -> None:
+    with cluster(1, 1) as (server,), session(server) as s:
+        readers = [session(server.target) for _ in range(8)]
+        try:
+            for step, reader in enumerate(readers):
+                reader.pull()
+                assert s.push(gradients(step)).accepted
+            assert s.stats()["ps:0"]["leases"] == 8 and s.stats()["ps:0"]["copied_pulls"] == 0
+            for reader in readers:
+                reader.pull()
+                assert reader.pull(if_newer_than=reader.version) is None
+            assert s.stats()["ps:0"]["leases"] == 0
+        finally:
+            for reader in readers:
+                reader.close()
+
+
+@pytest.mark.usefixtures("counts_as_large")
 def test_a_pull_into_the_callers_arrays_holds_nothing_afterwards() -> None:
     with cluster(1, 1) as (server,), session(server) as s:
         mine = {"a": np.zeros((200, 200), np.float32), "b": [np.zeros(77), np.zeros(5, np.int32)]}
@@ -156,6 +181,7 @@ def test_a_push_that_names_other_memory_is_refused_and_the_ps_lives(what: str) -
         assert s.push(gradients(0)).accepted
 
 
+@pytest.mark.usefixtures("counts_as_large")
 def test_a_stalled_reader_keeps_its_version_and_holds_nobody_up() -> None:
     with cluster(1, 1) as (server,), session(server) as s, session(server.target) as stalled:
         with stalled.view() as values:
@@ -167,6 +193,7 @@ def test_a_stalled_reader_keeps_its_version_and_holds_nobody_up() -> None:
         assert s.stats()["ps:0"]["leases"] == 0
 
 
+@pytest.mark.usefixtures("counts_as_large")
 def test_many_stalled_readers_are_sent_copies_when_no_buffer_remains() -> None:
     with cluster(1, 1) as (server,), session(server) as s:
         readers = [session(server.target) for _ in range(5)]

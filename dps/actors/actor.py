@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dps.actors.ref import Sender
@@ -21,6 +23,8 @@ class Actor:
 
     node: Node
     name: str
+    _handlers: Mapping[type[Message], Callable[[Any, Sender], None]] = MappingProxyType({})
+    """Those found so far."""
 
     def started(self) -> None:
         """The node has begun to run; nothing was handled yet."""
@@ -36,7 +40,11 @@ class Actor:
 
     def handle(self, message: Message, sender: Sender) -> None:
         """Dispatch to `on_<MessageClass>`."""
-        handler: Any = getattr(self, f"on_{type(message).__name__}", None)
+        kind = message.__class__
+        handler = self._handlers.get(kind)
         if handler is None:
-            raise ProtocolError(f"{self.name} does not understand {type(message).__name__}")
+            handler = getattr(self, f"on_{kind.__name__}", None)
+            if handler is None:
+                raise ProtocolError(f"{self.name} does not understand {kind.__name__}")
+            self._handlers = {**self._handlers, kind: handler}
         handler(message, sender)

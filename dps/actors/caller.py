@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 
 from dps.actors.messages import Failed, Waiting
+from dps.actors.outbox import Outbox
 from dps.actors.ref import Ref
-from dps.actors.requests import Feed, Request, Requests
+from dps.actors.requests import Feed, Question, Request, Requests
 from dps.errors import DeadlineExceeded, ProtocolError
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Runtime
-from dps.transport.wire import Envelope, Message, decode, encode
+from dps.transport.wire import Envelope, Message, decode, unbundle
 
 log = logging.getLogger("dps")
 NEVER = float("inf")
@@ -32,6 +33,7 @@ class Caller:
     def __init__(self, runtime: Runtime, name: str) -> None:
         self.runtime, self.name, self.incarnation = runtime, name, 0
         self._endpoint = runtime.endpoint(None)
+        self._outbox = Outbox(self._endpoint, runtime.together)
         self._requests = Requests()
         self.away: dict[str, float] = {}
         """Addresses whose connection broke, and when, on the runtime's clock."""
@@ -45,16 +47,33 @@ class Caller:
         resend_s: float | None = None,
     ) -> Request:
         """Send a request; `feed` gets each answer and says when it is complete. Does not block."""
-        request = self._requests.open(
-            self.runtime.now(), to, again or (lambda: message), feed, lambda: None, NEVER, resend_s
-        )
-        self.send(request, message)
+        request = Question(feed, again or (lambda: message), _nothing)
+        self.open(to, message, request, resend_s)
+        self._outbox.flush()
         return request
 
+    def open(self, to: Ref, message: Message, request: Request, resend_s: float | None = None) -> None:
+        """As `start`, but the message leaves at the next `flush`, `wait` or `poll`, with others to the same node."""
+        self._requests.open(self.runtime.now(), to, request, NEVER, resend_s)
+        self.send(request, message)
+
     def send(self, request: Request, message: Message) -> None:
-        """Send a (further) message under a request's number."""
-        header, arrays = encode(Envelope(message, request.to.actor, request.number, self.name, self.incarnation))
-        self._endpoint.send(request.to.address, header, arrays)
+        """Write a (further) message under a request's number; it leaves as those of `open`."""
+        to = request.to
+        self._outbox.put(to.address, Envelope(message, to.actor, request.number, self.name, self.incarnation))
+
+    def tell(self, to: Ref, message: Message) -> None:
+        """Write a message that has no answer; it leaves as those of `open`."""
+        self._outbox.put(to.address, Envelope(message, to.actor, 0, self.name, self.incarnation))
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next request gets."""
+        return self._requests.next_number
+
+    def flush(self) -> None:
+        """Send what was written."""
+        self._outbox.flush()
 
     def ask(self, to: Ref, message: Message, timeout_s: float) -> Message:
         """Send until an answer comes and return it, or raise what it carries. Blocks up to `timeout_s`."""
@@ -86,13 +105,13 @@ class Caller:
                 return _all_complete(requests)
             next_at = self._requests.next_at()
             until = deadline if next_at is None or next_at > deadline else next_at
-            self._turn(min(max(0.0, until - now), 10.0))
+            self.turn(min(max(0.0, until - now), 10.0))
             now = self.runtime.now()
         return True
 
     def poll(self) -> None:
         """Take what has arrived, without waiting."""
-        while self._turn(0.0):
+        while self.turn(0.0):
             pass
 
     def drop(self, request: Request) -> None:
@@ -103,30 +122,52 @@ class Caller:
         """Open a connection ahead of its first message."""
         self._endpoint.connect(address)
 
+    @property
+    def direct(self) -> bytes:
+        """What a node on this machine can pair with."""
+        return self._endpoint.direct
+
+    def pair(self, address: str, name: bytes) -> None:
+        """A node on this machine has paired with this caller: small messages go past the sockets."""
+        self._endpoint.pair(address, name, True)
+
     def disconnect(self, address: str) -> None:
         self.away.pop(address, None)
+        self._outbox.flush()
         self._endpoint.disconnect(address)
 
     def close(self) -> None:
-        self._endpoint.close()
+        try:
+            self._outbox.flush()
+        finally:
+            self._endpoint.close()
 
-    def _turn(self, wait_s: float) -> bool:
+    def turn(self, wait_s: float) -> bool:
+        """Send what was written and take one event; False when none came in time. Blocks up to `wait_s`."""
+        self._outbox.flush()
         event = self._endpoint.receive(wait_s)
-        if isinstance(event, Delivery):
-            try:
-                envelope = decode(event.header, event.frames)
-            except ProtocolError as error:
-                log.debug("%s: refused an answer: %s", self.name, error)
-                return True
-            if not envelope.actor:
-                self._requests.answer(envelope.request, envelope.message, self.runtime.now())
-                return True
+        now = self.runtime.now()
+        if event.__class__ is Delivery:
+            self._take(event, now)
         elif isinstance(event, Connected):
             if self.away.pop(event.address, None) is not None:
                 for request, message in self._requests.to_address(event.address):
                     self.send(request, message)
         elif isinstance(event, Disconnected):
-            self.away.setdefault(event.address, self.runtime.now())
-        for request, message in self._requests.due(self.runtime.now()):
+            self.away.setdefault(event.address, now)
+        for request, message in self._requests.due(now):
             self.send(request, message)
         return event is not None
+
+    def _take(self, delivery: Delivery, now: float) -> None:
+        try:
+            for header, frames in unbundle(delivery.header, delivery.frames):
+                envelope = decode(header, frames)
+                if not envelope.actor:
+                    self._requests.answer(envelope.request, envelope.message, now)
+        except ProtocolError as error:
+            log.debug("%s: refused an answer: %s", self.name, error)
+
+
+def _nothing() -> None:
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dps.transport.endpoint import Route
 
@@ -18,8 +19,7 @@ class Ref:
         return f"{self.actor} at {self.address}"
 
 
-@dataclass(frozen=True, slots=True)
-class Sender:
+class Sender(NamedTuple):
     """Who sent the message in hand, and how to answer: `request` is 0 where no answer is wanted."""
 
     route: Route

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from dps.actors.ref import Ref
 from dps.transport.wire import Message
@@ -22,25 +21,40 @@ Feed = Callable[[Message], bool]
 """Takes one answer; True when the request has all it wanted."""
 
 
-@dataclass(slots=True)
 class Request:
-    """One question on its way. `again` gives the message for a resend, or None to only keep waiting."""
+    """One question on its way; what becomes of its answers is for the class of it."""
 
-    number: int
+    number = 0
     to: Ref
-    again: Callable[[], Message | None]
-    feed: Feed
-    expired: Callable[[], None]
-    deadline: float
-    sent_at: float
-    resend_s: float
-    next_at: float
-    complete: bool = False
-    heard_at: float | None = field(default=None)
+    complete = False
+    deadline = resend_s = next_at = 0.0
 
-    def silent_s(self, now: float) -> float:
-        """Seconds since an answer came, or since it was first sent."""
-        return now - (self.sent_at if self.heard_at is None else self.heard_at)
+    def feed(self, message: Message) -> bool:
+        """Take one answer; True when the request has all it wanted."""
+        raise NotImplementedError
+
+    def again(self) -> Message | None:
+        """The message for a resend, or None to only keep waiting."""
+        raise NotImplementedError
+
+    def expired(self) -> None:
+        """The deadline has passed."""
+
+
+class Question(Request):
+    """A request whose parts are functions."""
+
+    def __init__(self, feed: Feed, again: Callable[[], Message | None], expired: Callable[[], None]) -> None:
+        self._feed, self._again, self._expired = feed, again, expired
+
+    def feed(self, message: Message) -> bool:
+        return self._feed(message)
+
+    def again(self) -> Message | None:
+        return self._again()
+
+    def expired(self) -> None:
+        self._expired()
 
 
 class Requests:
@@ -52,33 +66,28 @@ class Requests:
         self._open: dict[int, Request] = {}
         self._timers: list[tuple[float, int]] = []
 
+    @property
+    def next_number(self) -> int:
+        """The number that the next request gets."""
+        return self._last + 1
+
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(
-        self,
-        now: float,
-        to: Ref,
-        again: Callable[[], Message | None],
-        feed: Feed,
-        expired: Callable[[], None],
-        deadline: float,
-        resend_s: float | None = None,
-    ) -> Request:
+    def open(self, now: float, to: Ref, request: Request, deadline: float, resend_s: float | None = None) -> None:
         """Number a request; the caller sends it. `deadline` is on the clock of `now`, seconds."""
-        self._last += 1
-        resend_s = self.first_resend_s if resend_s is None else resend_s
-        request = Request(self._last, to, again, feed, expired, deadline, now, resend_s, now + resend_s)
+        self._last = request.number = self._last + 1
+        request.to, request.deadline = to, deadline
+        request.resend_s = self.first_resend_s if resend_s is None else resend_s
+        request.next_at = now + request.resend_s
         self._open[request.number] = request
         heapq.heappush(self._timers, (min(request.next_at, deadline), request.number))
-        return request
 
     def answer(self, number: int, message: Message, now: float) -> None:
         """Feed an answer to its request; answers to requests that are over are dropped."""
         request = self._open.get(number)
         if request is None:
             return
-        request.heard_at = now
         if request.feed(message):
             request.complete = True
             self._open.pop(number, None)
@@ -89,6 +98,8 @@ class Requests:
 
     def due(self, now: float) -> list[tuple[Request, Message]]:
         """What is to be sent again now; requests past their deadline end here and are told so."""
+        if not self._timers or self._timers[0][0] > now:
+            return []
         resend: list[tuple[Request, Message]] = []
         while self._timers and self._timers[0][0] <= now:
             _, number = heapq.heappop(self._timers)

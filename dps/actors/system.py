@@ -13,12 +13,13 @@ from weakref import WeakKeyDictionary
 
 from dps.actors.actor import Actor
 from dps.actors.messages import Done, Failed, Waiting
+from dps.actors.outbox import Outbox
 from dps.actors.ref import Ref, Sender
-from dps.actors.requests import Requests
+from dps.actors.requests import Question, Requests
 from dps.actors.watch import Watch
 from dps.errors import DeadlineExceeded, DpsError, ProtocolError, Unavailable
-from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Event, Runtime, Task
-from dps.transport.wire import Envelope, Message, decode, encode, peek
+from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Event, Route, Runtime, Task
+from dps.transport.wire import Envelope, Message, decode, encode, peek, unbundle
 
 log = logging.getLogger("dps")
 
@@ -26,6 +27,7 @@ Then = Callable[[Message | Exception], None]
 
 HELD_UP_S = 0.2
 """A turn of a node's thread that took longer than this does not count against those who are away."""
+NEVER = float("inf")
 DRAINED = 1000
 """Events that a node reads at most before it judges who is late."""
 
@@ -60,6 +62,7 @@ class Node:
         """Binds at once: raises Unavailable, naming the address, when it is taken."""
         self.runtime, self.name, self.incarnation = runtime, name, incarnation
         self._endpoint: Endpoint = runtime.endpoint(bind)
+        self._outbox = Outbox(self._endpoint, runtime.together)
         self.address = self._endpoint.address
         self.actors: dict[str, Actor] = {}
         self.refused_messages = 0
@@ -124,7 +127,8 @@ class Node:
             error = DeadlineExceeded(f"{to} did not answer {type(message).__name__} for {timeout_s:.1f} s")
             self._guard(lambda: then(error))
 
-        request = self._requests.open(now, to, lambda: message, feed, expired, now + timeout_s)
+        request = Question(feed, lambda: message, expired)
+        self._requests.open(now, to, request, now + timeout_s)
         self._send(to.address, Envelope(message, to.actor, request.number, self.name, self.incarnation))
         return lambda: self._requests.close(request)
 
@@ -141,6 +145,12 @@ class Node:
         elif done is not None:
             done()
 
+    def pair(self, route: Route, name: bytes) -> bytes:
+        """A peer on this machine may write past the sockets, and is written to so once it has. Returns what this node
+        is reached by that way."""
+        self._endpoint.pair(route, name, False)
+        return self._endpoint.direct
+
     def after(self, seconds: float, call: Callable[[], None]) -> Timer:
         """Call something later on this thread."""
         timer = Timer(self.runtime.now() + seconds, next(self._order), call)
@@ -153,6 +163,7 @@ class Node:
             self._watch.add(address, grace_s, self.runtime.now())
             if address in self._up:  # only a new connection tells that it is there
                 self._up.discard(address)
+                self._outbox.flush()
                 self._endpoint.disconnect(address)
             self._endpoint.connect(address)
 
@@ -160,6 +171,7 @@ class Node:
         self._watch.remove(address)
         self._up.discard(address)
         if address != self.address:
+            self._outbox.flush()
             self._endpoint.disconnect(address)
 
     # -- the thread ------------------------------------------------------------------------------------------
@@ -174,6 +186,7 @@ class Node:
             for actor in list(self.actors.values()):
                 self._guard(actor.stopping)
             self._answer_mailbox()
+            self._outbox.flush()
         except Exception:
             log.critical("%s: the node failed\n%s", self.name, traceback.format_exc())
         finally:
@@ -183,32 +196,35 @@ class Node:
     def _wait_s(self) -> float:
         if self._posted:
             return 0.0
-        times = [self._requests.next_at(), self._watch.next_at(), self._timers[0].at if self._timers else None]
-        known = [t for t in times if t is not None]
-        return 10.0 if not known else max(0.0, min(known) - self.runtime.now())
+        at = min(self._judges_at(), self._timers[0].at if self._timers else NEVER)
+        return 10.0 if at == NEVER else max(0.0, at - self.runtime.now())
+
+    def _judges_at(self) -> float:
+        """When somebody who was not heard of since is to be asked again, or counts as lost."""
+        asked, watched = self._requests.next_at(), self._watch.next_at()
+        return min(NEVER if asked is None else asked, NEVER if watched is None else watched)
 
     def _turn(self, wait_s: float) -> None:
         event = self._endpoint.receive(wait_s)
-        self._take(event)
+        if event is not None:
+            self._take(event)
         # A thread that was held up finds news and passed deadlines at once: the news first, or who is there is lost.
+        now = self.runtime.now()
         for _ in range(DRAINED):
-            if not self._is_late() or (event := self._endpoint.receive(0)) is None:
+            if self._judges_at() > now or (event := self._endpoint.receive(0)) is None:
                 break
             self._take(event)
-        now = self.runtime.now()
+            now = self.runtime.now()
         took_s, self._turned_at = now - self._turned_at, now
         if took_s - wait_s > HELD_UP_S:
             self._watch.forgive(took_s, now)
         while self._posted and not self._stop_asked:
             self._guard(self._posted.popleft())
-        self._clockwork()
+        if self._timers or self._judges_at() <= now:
+            self._clockwork()
+        self._outbox.flush()
 
-    def _is_late(self) -> bool:
-        """Whether somebody is to be judged now by when they were last heard."""
-        times = [t for t in (self._requests.next_at(), self._watch.next_at()) if t is not None]
-        return bool(times) and min(times) <= self.runtime.now()
-
-    def _take(self, event: Event | None) -> None:
+    def _take(self, event: Event) -> None:
         if isinstance(event, Delivery):
             self._deliver(event)
         elif isinstance(event, Connected):
@@ -244,13 +260,17 @@ class Node:
             self._send(address, Envelope(message, request.to.actor, request.number, self.name, self.incarnation))
 
     def _deliver(self, event: Delivery) -> None:
-        envelope = self._decode(event)
-        if envelope is None:
-            return
-        if not envelope.actor:
-            self._guard(lambda: self._requests.answer(envelope.request, envelope.message, self.runtime.now()))
-            return
-        sender = Sender(event.route, envelope.request, envelope.sender, envelope.incarnation)
+        for envelope in self._envelopes(event):
+            if envelope.actor:
+                self._hand_over(event.route, envelope)
+            else:
+                self._answered(envelope)
+
+    def _answered(self, envelope: Envelope) -> None:
+        self._guard(lambda: self._requests.answer(envelope.request, envelope.message, self.runtime.now()))
+
+    def _hand_over(self, route: Route, envelope: Envelope) -> None:
+        sender = Sender(route, envelope.request, envelope.sender, envelope.incarnation)
         actor = self.actors.get(envelope.actor)
         if actor is None:
             self.answer(sender, Unavailable(f"{self.name} hosts no {envelope.actor!r}, only {sorted(self.actors)}"))
@@ -267,16 +287,25 @@ class Node:
             log.error("%s: %s failed on %s\n%s", self.name, envelope.actor, type(envelope.message).__name__, text)
             self.answer(sender, Failed.of(error, self.name, text))
 
-    def _decode(self, event: Delivery) -> Envelope | None:
+    def _envelopes(self, event: Delivery) -> list[Envelope]:
+        """The messages in what was received; those that are malformed are counted, and their senders told."""
+        found = []
         try:
-            return decode(event.header, event.frames)
+            for header, frames in unbundle(event.header, event.frames):
+                try:
+                    found.append(decode(header, frames))
+                except ProtocolError as error:
+                    self._refuse(event.route, header, error)
         except ProtocolError as error:
-            self.refused_messages += 1
-            log.debug("%s: refused a message: %s", self.name, error)
-            known = peek(event.header)
-            if known is not None and known[1] and known[0] > 0:
-                self.answer(Sender(event.route, known[0], "", 0), error)
-            return None
+            self._refuse(event.route, event.header, error)
+        return found
+
+    def _refuse(self, route: Route, header: bytes, error: ProtocolError) -> None:
+        self.refused_messages += 1
+        log.debug("%s: refused a message: %s", self.name, error)
+        known = peek(header)
+        if known is not None and known[1] and known[0] > 0:
+            self.answer(Sender(route, known[0], "", 0), error)
 
     def _guard(self, call: Callable[[], None]) -> None:
         try:
@@ -287,15 +316,17 @@ class Node:
     def _answer_mailbox(self) -> None:
         gone = Unavailable(f"{self.name} has stopped")
         while (event := self._endpoint.receive(0)) is not None:
-            if isinstance(event, Delivery) and (envelope := self._decode(event)) is not None and envelope.actor:
-                self.answer(Sender(event.route, envelope.request, envelope.sender, envelope.incarnation), gone)
+            if not isinstance(event, Delivery):
+                continue
+            for envelope in self._envelopes(event):
+                if envelope.actor:
+                    self.answer(Sender(event.route, envelope.request, envelope.sender, envelope.incarnation), gone)
 
     def _send(self, route: str | bytes, envelope: Envelope, done: Callable[[], None] | None = None) -> None:
         if route == self.address:
             self._posted.append(lambda: self._deliver_local(envelope, done))
             return
-        header, arrays = encode(envelope)
-        self._endpoint.send(route, header, arrays, done)
+        self._outbox.put(route, envelope, done)
 
     def _deliver_local(self, envelope: Envelope, done: Callable[[], None] | None) -> None:
         header, arrays = encode(envelope)

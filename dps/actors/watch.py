@@ -62,5 +62,9 @@ class Watch:
 
     def next_at(self) -> float | None:
         """When the next grace passes; None while all are there or told."""
-        times = [w.away_since + w.grace_s for w in self._watched.values() if w.away_since is not None and not w.told]
-        return min(times, default=None)
+        first = None
+        for watched in self._watched.values():
+            if watched.away_since is not None and not watched.told:
+                at = watched.away_since + watched.grace_s
+                first = at if first is None or at < first else first
+        return first

@@ -20,7 +20,8 @@ from dps.variables.plan import Arena, Part
 
 log = logging.getLogger("dps")
 
-BUFFERS = 3
+BUFFERS, SMALL_BUFFERS = 3, 32
+"""The most buffers of one arena; more where they are small, for their readers return them late."""
 WHOLE = (0, -1)
 
 
@@ -50,6 +51,7 @@ class ArenaMemory:
     def __init__(self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None = None) -> None:
         """`runtime`: shares the values with readers on this machine; None keeps them to this process."""
         self.arena, self.optimizer, self._runtime = arena, optimizer, runtime
+        self._most = SMALL_BUFFERS if runtime is not None and arena.nbytes <= runtime.small_nbytes else BUFFERS
         self.buffers = [self._buffer()]
         self.current = 0
         self.slots = self._initial_slots()
@@ -87,7 +89,7 @@ class ArenaMemory:
 
     def may_lease(self) -> bool:
         """Whether a writer would still find a free buffer with one more lease on the current one."""
-        return len(self.buffers) < BUFFERS or any(
+        return len(self.buffers) < self._most or any(
             b.leases == 0 for i, b in enumerate(self.buffers) if i != self.current
         )
 
@@ -98,7 +100,7 @@ class ArenaMemory:
                 if buffer.abandoned:
                     self.buffers[index] = self._empty()
                 return index
-        if len(self.buffers) < BUFFERS:
+        if len(self.buffers) < self._most:
             self.buffers.append(self._empty())
             return len(self.buffers) - 1
         return None

@@ -23,6 +23,8 @@ class Borrowed:
         self.rows = RowLists()
         """The row lists that its messages name."""
         self._attached: OrderedDict[tuple[int, ...], Array] = OrderedDict()
+        self._runs: dict[tuple[int, ...], Array] = {}
+        """What was named before and is still attached: by memory, offset and length."""
 
     def run(self, parts: list[object], nbytes: int) -> Array:
         """`nbytes` of a memory: `parts` is its name and an offset. ProtocolError for what is not inside it,
@@ -32,9 +34,15 @@ class Borrowed:
         name, offset = parts
         assert isinstance(name, list) and isinstance(offset, int)
         memory = self._memory(name)
-        if offset < 0 or offset % 64 or offset + nbytes > len(memory):
-            raise ProtocolError(f"bytes {offset} to {offset + nbytes} are not in a memory of {len(memory)} bytes")
-        return writable(memory[offset : offset + nbytes])
+        place = (*name, offset, nbytes)
+        found = self._runs.get(place)
+        if found is None:
+            if offset < 0 or offset % 64 or offset + nbytes > len(memory):
+                raise ProtocolError(f"bytes {offset} to {offset + nbytes} are not in a memory of {len(memory)} bytes")
+            if len(self._runs) >= 8 * KEPT:
+                self._runs.clear()
+            found = self._runs[place] = writable(memory[offset : offset + nbytes])
+        return found
 
     def _memory(self, name: list[int]) -> Array:
         key = tuple(name) if all(type(part) is int for part in name) else None
@@ -44,7 +52,8 @@ class Borrowed:
             assert key is not None
             self._attached[key] = found
             while len(self._attached) > KEPT:
-                self._attached.popitem(last=False)
+                gone, _ = self._attached.popitem(last=False)
+                self._runs = {place: run for place, run in self._runs.items() if place[: len(gone)] != gone}
         else:
             self._attached.move_to_end(tuple(name))
         return found

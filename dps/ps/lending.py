@@ -17,6 +17,8 @@ class Lending:
         self._store = store
         self._open: dict[tuple[int, int], Lease] = {}
         self._over: dict[int, OrderedDict[int, None]] = {}
+        self._below: dict[int, int] = {}
+        """For each session: under lower numbers it reads nothing any more."""
 
     def lend(self, incarnation: int, number: int) -> Lease | None:
         """A lease for a pull; None when there is none to be had."""
@@ -31,7 +33,14 @@ class Lending:
 
     def is_over(self, incarnation: int, number: int) -> bool:
         """Whether this pull has had its answer and has returned it."""
-        return number in self._over.get(incarnation, ())
+        return number < self._below.get(incarnation, 0) or number in self._over.get(incarnation, ())
+
+    def give_back_below(self, incarnation: int, number: int) -> None:
+        """A session has told that it reads nothing under lower numbers."""
+        if number > self._below.get(incarnation, 0):
+            self._below[incarnation] = number
+            for key in [key for key in self._open if key[0] == incarnation and key[1] < number]:
+                self._open.pop(key).release()
 
     def give_back(self, incarnation: int, number: int) -> None:
         """End a lease; what was returned before is left."""
@@ -48,3 +57,4 @@ class Lending:
         for key in [key for key in self._open if key[0] == incarnation]:
             self._open.pop(key).release(abandon=True)
         self._over.pop(incarnation, None)
+        self._below.pop(incarnation, None)

@@ -160,8 +160,11 @@ class PsActor(Actor):
             self._probe = self._probe or marked(self.node.runtime)
         except Unavailable:
             reached = False
-        found = self._probe if reached else None
-        self.node.answer(sender, Probed([], b"") if found is None else Probed(found.name, found.array.tobytes()))
+        if not reached or self._probe is None:
+            self.node.answer(sender, Probed([], b""))
+            return
+        direct = self.node.pair(sender.route, message.direct)
+        self.node.answer(sender, Probed(self._probe.name, self._probe.array.tobytes(), direct))
 
     def on_Lookup(self, message: Lookup, sender: Sender) -> None:
         self._shard(message.epoch).lookups.ask(sender, message)

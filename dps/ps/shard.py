@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from dps.protocol import WINDOW, Members, NotNewer, Pull, Pushed, Release, Share
 from dps.ps.borrowed import Borrowed
 from dps.ps.lending import Lending
 from dps.ps.lookups import Lookups
+from dps.ps.notices import Notices
 from dps.ps.saving import Saving
 from dps.ps.staging import Ledger, Staged
 from dps.ps.store import Lease, Store
@@ -54,7 +56,6 @@ class Mode(Protocol):
 class _Read:
     sender: Sender
     pull: Pull
-    pieces: list[list[tuple[int, int]]]
 
 
 class Shard:
@@ -83,6 +84,7 @@ class Shard:
         self.staleness: dict[str, int] = {}
         self.lending = Lending(self.store)
         self.lookups = Lookups(self)
+        self.notices = Notices(node)
         self._reads: dict[tuple[Any, int], _Read] = {}
 
     @property
@@ -135,13 +137,22 @@ class Shard:
     def read(self, sender: Sender, pull: Pull) -> None:
         """Answer a pull now, or keep it until it may be answered."""
         self.ledger(sender, pull.epoch)
-        read = _Read(sender, pull, self._pieces(pull))
-        reason = self._not_yet(sender, pull)
-        if reason:
-            self._reads[sender.route, sender.request] = read
-            self.node.answer(sender, Waiting(reason))
+        if pull.released:
+            self.lending.give_back_below(sender.incarnation, pull.released)
+        read = _Read(sender, pull)
+        if pull.parts:
+            self._pieces(pull)  # refused at once where a part is not here
+        if self._has_to_wait(sender, pull):
+            key = sender.route, sender.request
+            self._reads[key] = read
+            self.notices.add(partial(self._say_why, key))
         else:
             self._answer(read)
+
+    def _say_why(self, key: tuple[Any, int]) -> None:
+        read = self._reads.get(key)
+        if read is not None:
+            self.node.answer(read.sender, Waiting(self._not_yet(read.sender, read.pull)))
 
     def waits(self, sender: Sender) -> bool:
         """Whether a read still has no answer."""
@@ -149,13 +160,22 @@ class Shard:
 
     def wake_reads(self) -> None:
         """Answer the reads that waited for what has just happened."""
+        if not self._reads:
+            return
         for key, read in list(self._reads.items()):
             if read.sender.incarnation not in self.ledgers:
                 del self._reads[key]
-            elif not self._not_yet(read.sender, read.pull):
+            elif not self._has_to_wait(read.sender, read.pull):
                 del self._reads[key]
                 self._answer(read)
         self.lookups.wake()
+
+    def _has_to_wait(self, sender: Sender, pull: Pull) -> bool:
+        return (
+            self.store.step < pull.min_step
+            or (pull.after > 0 and not self.ledgers[sender.incarnation].decided(pull.after))
+            or bool(self.mode.may_read(sender, pull))
+        )
 
     def _not_yet(self, sender: Sender, pull: Pull) -> str:
         if self.store.step < pull.min_step:
@@ -186,7 +206,7 @@ class Shard:
             self.counts["copied_pulls"] += 1
             lease = _Copy(store)
         self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=store.counter)
-        self._send(sender, lease, read.pieces)
+        self._send(sender, lease, self._pieces(read.pull))
 
     def _lend(self, sender: Sender) -> bool:
         """Let a reader on this machine read in place; False when it has to be sent the values."""

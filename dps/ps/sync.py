@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from dps.actors.messages import Waiting
@@ -40,6 +41,8 @@ class SyncMode:
         self._askers: dict[tuple[int, int], Sender] = {}
         self._granted: dict[tuple[int, int], Pushed] = {}
         self._cuts: list[str] = []
+        self._accepted: list[tuple[int, int]] = []
+        """Pushes that count, by incarnation and number, whose askers do not know it yet."""
 
     # -- Mode -------------------------------------------------------------------------------------------------
 
@@ -48,8 +51,14 @@ class SyncMode:
         if self.quorum is None:
             staged.own()  # the session is told that it is held, and goes on when the step ps lets it
         self._report([[staged.incarnation, staged.number, staged.step, staged.problem]])
-        if (staged.incarnation, staged.number) in self._askers:
-            self.shard.node.answer(sender, self._held(staged.number))
+        if self.quorum is None:
+            self._say_held(sender, staged.number)
+        elif (staged.incarnation, staged.number) in self._askers:
+            self.shard.notices.add(partial(self._say_held, sender, staged.number))
+
+    def _say_held(self, sender: Sender, number: int) -> None:
+        if (sender.incarnation, number) in self._askers:
+            self.shard.node.answer(sender, self._held(number))
 
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
         result = self._granted.get((sender.incarnation, number)) if self.quorum else ledger.results.get(number)
@@ -135,7 +144,16 @@ class SyncMode:
             else:
                 self._grant(action)
         if actions:
+            self._say_accepted()
             self.shard.wake_reads()
+
+    def _say_accepted(self) -> None:
+        """To those whose push counts and whose token is yet to come."""
+        for incarnation, number in self._accepted:
+            asker = self._askers.get((incarnation, number))
+            if asker is not None:
+                self.shard.node.answer(asker, PushHeld(number, True, "waits for its token"))
+        self._accepted.clear()
 
     def _issue(self, decision: Decision, cut: str = "") -> None:
         """Number a decision, tell it to the others, carry it out here."""
@@ -184,7 +202,7 @@ class SyncMode:
             del self._askers[push[1], push[2]]
             self.shard.node.answer(asker, result)
         elif status == APPLIED and asker is not None:
-            self.shard.node.answer(asker, PushHeld(push[2], True, "waits for its token"))
+            self._accepted.append((push[1], push[2]))
 
     def _grant(self, grant: Grant) -> None:
         asker = self._askers.pop((grant.incarnation, grant.number), None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,7 @@ Buffer = Any
 """Anything with the buffer protocol and C-contiguous bytes: bytes, memoryview, numpy array."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """One message that arrived: `route` is where an answer goes; the frames belong to the receiver."""
 
     route: Route
@@ -59,6 +58,14 @@ class Endpoint(Protocol):
 
     address: str
     """Where peers reach this endpoint, with the port that was really taken; "" when it is not bound."""
+
+    @property
+    def direct(self) -> bytes:
+        """What a peer on this machine can `pair` with; b"" where there is no such way."""
+
+    def pair(self, route: Route, name: bytes, hears: bool) -> None:
+        """The peer at a route is on this machine, and its `direct` is this name: small messages may go to it past the
+        sockets. `hears`: it has done the same; else it is written to that way once it has written."""
 
     def connect(self, address: str) -> None:
         """Open a connection to a node and watch it; a second call does nothing. Never blocks."""
@@ -117,6 +124,10 @@ class Runtime(Protocol):
     """Runs longer than this travel as several messages of this size, bytes (1 MiB on ZeroMQ)."""
     shared_nbytes: int
     """Runs from this size on go through shared memory where both ends are on one machine."""
+    small_nbytes: int
+    """Of a shard up to this size a ps keeps many versions: who has read one need not say so at once."""
+    together: int
+    """So many small messages to one node may travel as one."""
 
     def now(self) -> float:
         """Monotonic seconds."""

@@ -53,6 +53,8 @@ class RealRuntime:
     simulated = False
     piece_nbytes = 1 << 20
     shared_nbytes = 1 << 16
+    small_nbytes = 1 << 18
+    together = 64
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name or f"pid {os.getpid()}"

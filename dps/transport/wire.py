@@ -9,10 +9,13 @@ that comes from outside is checked before it is used: kinds, field types, dtypes
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import msgpack
 import numpy as np
@@ -37,8 +40,7 @@ class Message:
     """Root of all messages; a subclass is registered with `@kind(number)`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(NamedTuple):
     """A message with its addressing. `actor` is "" for an answer; `request` is 0 where no answer is wanted."""
 
     message: Message
@@ -55,6 +57,10 @@ class _Form:
     types: tuple[frozenset[type] | None, ...]
     """The classes that a field's value may have; None: any."""
     has_arrays: bool
+    values: Callable[[Any], Any]
+    """The fields of a message, without `arrays`."""
+    usual: tuple[type | None, ...]
+    """The classes that the fields have most of the time, for one comparison."""
 
 
 _FORMS: dict[int, _Form] = {}
@@ -76,27 +82,63 @@ def kind(number: int) -> Callable[[type[_M]], type[_M]]:
         hints = get_type_hints(cls)
         names = tuple(f.name for f in dataclasses.fields(cls) if f.name != "arrays")
         types = tuple(_PLAIN[getattr(hints[name], "__origin__", hints[name])] for name in names)
-        _FORMS[number] = _Form(cls, names, types, "arrays" in hints)
+        usual = tuple(None if t is None else next(iter(t)) if len(t) == 1 else float for t in types)
+        _FORMS[number] = _Form(cls, names, types, "arrays" in hints, _getter(names), usual)
         _KINDS[cls] = number
         return cls
 
     return register
 
 
+def _getter(names: tuple[str, ...]) -> Callable[[Any], Any]:
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return (lambda message: (getattr(message, names[0]),)) if names else lambda _: ()
+
+
 def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
     """Header bytes and the arrays that follow as frames; arrays are not copied."""
-    message = envelope.message
-    number = _KINDS[type(message)]
+    message, actor, request, sender, incarnation = envelope
+    number = _KINDS[message.__class__]
     form = _FORMS[number]
     arrays: tuple[Array, ...] = message.arrays if form.has_arrays else ()  # type: ignore[attr-defined]
-    header = msgpack.packb(
-        (
-            VERSION, number, envelope.request, envelope.sender, envelope.incarnation, envelope.actor,
-            [getattr(message, name) for name in form.names],
-            [(a.dtype.str, *a.shape) for a in arrays],
-        )
-    )  # fmt: skip
-    return header, arrays
+    shapes = [(a.dtype.str, *a.shape) for a in arrays] if arrays else ()
+    return _pack((VERSION, number, request, sender, incarnation, actor, form.values(message), shapes)), arrays
+
+
+_pack = msgpack.Packer().pack
+
+
+_unpack = functools.partial(msgpack.unpackb, strict_map_key=False, use_list=True)
+
+BUNDLE = 0xC1
+"""First byte of a bundle; no msgpack header begins with it."""
+_COUNT, _ENTRY = struct.Struct("<BH"), struct.Struct("<IH")
+
+
+def bundle(headers: Sequence[tuple[bytes, int]]) -> bytes:
+    """Several headers as one, each with the number of frames that are its own."""
+    entries = [_ENTRY.pack(len(header), frames) for header, frames in headers]
+    return b"".join((_COUNT.pack(BUNDLE, len(headers)), *entries, *[header for header, _ in headers]))
+
+
+def unbundle(header: bytes, frames: Sequence[Buffer]) -> list[tuple[bytes, Sequence[Buffer]]]:
+    """The headers in one that may be a bundle, each with its frames. Raises ProtocolError for a malformed bundle."""
+    if not header or header[0] != BUNDLE:
+        return [(header, frames)]
+    try:
+        _, count = _COUNT.unpack_from(header)
+        entries = [_ENTRY.unpack_from(header, _COUNT.size + i * _ENTRY.size) for i in range(count)]
+    except struct.error:
+        raise ProtocolError("a bundle of messages is cut off") from None
+    at, taken = _COUNT.size + count * _ENTRY.size, 0
+    if len(header) != at + sum(e[0] for e in entries) or len(frames) != sum(e[1] for e in entries):
+        raise ProtocolError(f"a bundle of {count} messages does not have the bytes and frames that it names")
+    found = []
+    for nbytes, own in entries:
+        found.append((header[at : at + nbytes], frames[taken : taken + own]))
+        at, taken = at + nbytes, taken + own
+    return found
 
 
 def decode(header: bytes, frames: Sequence[Buffer]) -> Envelope:
@@ -107,10 +149,10 @@ def decode(header: bytes, frames: Sequence[Buffer]) -> Envelope:
     if len(header) > MAX_HEADER_NBYTES or len(frames) > MAX_FRAMES:
         raise ProtocolError(f"header of {len(header)} bytes and {len(frames)} frames is over the limits")
     try:
-        parts = msgpack.unpackb(header, strict_map_key=False, use_list=True)
+        parts = _unpack(header)
     except Exception as error:
         raise ProtocolError(f"not a message: {type(error).__name__}") from None
-    if not isinstance(parts, list) or not parts or parts[0] != VERSION or isinstance(parts[0], bool):
+    if parts.__class__ is not list or not parts or parts[0] != VERSION or parts[0].__class__ is not int:
         got = parts[0] if isinstance(parts, list) and parts and isinstance(parts[0], int) else "something else"
         raise ProtocolError(
             f"got protocol version {got}, this task speaks {VERSION}; install the same dps version on all tasks"
@@ -134,7 +176,7 @@ def peek(header: bytes) -> tuple[int, str] | None:
     if len(header) > MAX_HEADER_NBYTES:
         return None
     try:
-        parts = msgpack.unpackb(header, strict_map_key=False, use_list=True)
+        parts = _unpack(header)
     except Exception:
         return None
     if type(parts) is not list or len(parts) < 6:
@@ -146,9 +188,10 @@ def peek(header: bytes) -> tuple[int, str] | None:
 def _message(form: _Form, fields: list[Any], shapes: list[Any], frames: Sequence[Buffer]) -> Message:
     if len(fields) != len(form.names):
         raise ProtocolError(f"{form.cls.__name__} has {len(form.names)} fields, got {len(fields)}")
-    for name, types, value in zip(form.names, form.types, fields, strict=True):
-        if types is not None and value.__class__ not in types:
-            raise ProtocolError(f"{form.cls.__name__}.{name} cannot be a {type(value).__name__}")
+    if tuple(map(type, fields)) != form.usual:
+        for name, types, value in zip(form.names, form.types, fields, strict=True):
+            if types is not None and value.__class__ not in types:
+                raise ProtocolError(f"{form.cls.__name__}.{name} cannot be a {type(value).__name__}")
     if not form.has_arrays:
         if shapes or frames:
             raise ProtocolError(f"{form.cls.__name__} carries no arrays, got {len(frames)}")

@@ -18,7 +18,8 @@ import zmq
 from dps.errors import Unavailable
 from dps.transport.address import parse, url
 from dps.transport.dealer import Dealer, new_identity
-from dps.transport.endpoint import Buffer, Connected, Delivery, Disconnected, Event
+from dps.transport.direct import Direct
+from dps.transport.endpoint import Buffer, Connected, Delivery, Disconnected, Event, Route
 from dps.transport.incoming import Malformed, take
 from dps.transport.inproc import Names
 from dps.transport.listener import Listener
@@ -26,6 +27,8 @@ from dps.transport.outgoing import Loans, finish, large_frames
 from dps.transport.wake import Wake
 
 _LONGEST_POLL_S = 3600.0
+IN_A_ROW = 16
+"""Messages that are taken from the direct way before the sockets are looked at."""
 
 
 class ZmqEndpoint:
@@ -46,6 +49,8 @@ class ZmqEndpoint:
         self._by_url: dict[str, Dealer] = {}
         self._by_socket: dict[zmq.Socket[bytes], Dealer] = {}
         self._loans = Loans()
+        self._direct = Direct()
+        self._heard_direct = 0
         self._events: deque[Event] = deque()
         self._ready: deque[zmq.Socket[bytes]] = deque()
         self._told: deque[tuple[str, bool]] = deque()
@@ -55,6 +60,8 @@ class ZmqEndpoint:
         self._signals.register(self._wake.fd, selectors.EVENT_READ, None)
         self._poller = zmq.Poller()
         self._poller.register(cast(Any, self._signals).fileno(), zmq.POLLIN)  # epoll and kqueue have one
+        if self._direct.fd >= 0:
+            self._poller.register(self._direct.fd, zmq.POLLIN)
         self._inproc = self._listener is not None and self._listener.inproc
         if self._listener is not None:
             self.address = self._listener.address
@@ -83,8 +90,18 @@ class ZmqEndpoint:
         self._attend()
         return dealer
 
+    @property
+    def direct(self) -> bytes:
+        """See `Endpoint.direct`."""
+        return self._direct.name
+
+    def pair(self, route: Route, name: bytes, hears: bool) -> None:
+        """See `Endpoint.pair`."""
+        self._direct.pair(route, name, hears)
+
     def disconnect(self, address: str) -> None:
         """Close the connection to a node; what is still queued for it is dropped."""
+        self._direct.forget(address)
         dealer = self._dealers.get(address)
         if dealer is None:
             return
@@ -107,6 +124,10 @@ class ZmqEndpoint:
             self._loans.reap()
         if not header:
             raise ValueError("a message needs a header of at least one byte, got none")
+        if self._direct.knows(route) and self._direct.send(route, header, frames):
+            if done is not None:
+                finish(done)
+            return
         large = large_frames(frames) if frames else []
         if isinstance(route, str):
             dealer = self._dealers.get(route) or self._connect(route)
@@ -131,6 +152,10 @@ class ZmqEndpoint:
             delivery = self._take(self._ready.popleft())
             if delivery is not None:
                 return delivery
+        if self._heard_direct < IN_A_ROW and (delivery := self._direct.receive()) is not None:
+            self._heard_direct += 1  # the others have their turn, too
+            return delivery
+        self._heard_direct = 0
         return self._wait(timeout_s)
 
     def _wait(self, timeout_s: float) -> Event | None:
@@ -149,6 +174,8 @@ class ZmqEndpoint:
                 delivery = self._take(self._ready.popleft())
                 if delivery is not None:
                     return delivery
+            if (delivery := self._direct.receive()) is not None:
+                return delivery
             if self._loans.open:
                 self._loans.reap()
             if self._woken:
@@ -162,7 +189,8 @@ class ZmqEndpoint:
         """Wait for anything; fills `_ready` with readable sockets and `_events` with what the monitors say."""
         for socket, _ in self._poller.poll(math.ceil(1000 * wait_s) if wait_s > 0 else 0):
             if isinstance(socket, int):
-                self._attend()
+                if socket != self._direct.fd:
+                    self._attend()
             elif not socket.closed:  # looking at the monitors may have replaced it
                 self._ready.append(socket)
 
@@ -201,6 +229,7 @@ class ZmqEndpoint:
             self._events.append(Connected(dealer.address))
             dealer.rise(self._loans)
             return
+        self._direct.forget(dealer.address)
         dealer.fall()
         socket = dealer.socket
         while socket is not None and socket.poll(0):  # its last words come before its end
@@ -272,6 +301,7 @@ class ZmqEndpoint:
         if self._listener is not None:
             self._listener.close(linger_s)
         self._loans.close(linger_s)
+        self._direct.close()
         self._signals.close()
         self._wake.close()
 

@@ -15,6 +15,9 @@ from dps.variables.tree import Rows, to_array
 
 Gradient = Array | Rows
 
+WORTH_A_LOOK_NBYTES = 1 << 16
+"""Whether a gradient lies in its run already costs as much to find out as to copy fewer bytes."""
+
 
 def specs_of(
     found: list[tuple[str, Array, dict[str, Any] | None, bool]],
@@ -30,6 +33,9 @@ def split(array: Array, part: Part, parts: int) -> Array:
 
 def assemble(plan: Plan, views: Mapping[int, Array], names: Mapping[str, int]) -> Callable[[str], Array]:
     """A function from a variable's name to its array, out of the parts in `views` (part index to array)."""
+    single = plan.only_parts
+    if single is not None:
+        return lambda name: views[single[name]]
 
     def leaf(name: str) -> Array:
         parts = plan.parts_of[names[name]]
@@ -54,6 +60,12 @@ def check_gradients(plan: Plan, found: list[tuple[str, Any]]) -> dict[int, Gradi
             known = ", ".join(list(plan.by_name)[:10])
             raise ValueError(f"a gradient came for {name!r}, which is no variable; there are {known}")
         spec = plan.variables[index]
+        if (
+            value.__class__ is np.ndarray and value.dtype == plan.dtypes[index] and value.shape == spec.shape
+            and spec.optimizer is not None and value.flags.c_contiguous
+        ):  # fmt: skip
+            gradients[index] = value
+            continue
         if spec.optimizer is None:
             raise ValueError(f"a gradient came for {name!r}, which is not trained; leave it out or pass None")
         if isinstance(value, Rows):
@@ -97,25 +109,22 @@ def check_rows(spec: VariableSpec, indices: Array) -> None:
         )
 
 
-def is_whole(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
+def is_whole(layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
     """Whether every trained part of a shard has a dense gradient."""
-    return all(
-        isinstance(gradients.get(part.variable), np.ndarray)
-        for arena in layout.arenas
-        if arena.optimizer is not None
-        for part in arena.parts
-    )
+    for part in layout.trained:
+        if gradients.get(part.variable).__class__ is not np.ndarray:
+            return False
+    return True
 
 
-def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array) -> None:
-    """Copy dense gradients into a shard's run; those that lie there already are left."""
-    for index, view in layout.views(run).items():
-        part = plan.parts[index]
-        gradient = gradients.get(part.variable)
-        if not isinstance(gradient, np.ndarray):
+def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], views: Mapping[int, Array]) -> None:
+    """Copy dense gradients, of all trained parts, into the views of a shard's run; those that lie there are left."""
+    for part in layout.trained:
+        gradient, view = gradients[part.variable], views[part.index]
+        if gradient is view or not isinstance(gradient, np.ndarray):
             continue
         source = split(gradient, part, len(plan.parts_of[part.variable]))
-        if source.__array_interface__["data"][0] != view.__array_interface__["data"][0]:
+        if view.nbytes < WORTH_A_LOOK_NBYTES or not np.may_share_memory(source, view):
             view[...] = source
 
 

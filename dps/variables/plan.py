@@ -121,6 +121,18 @@ class Plan:
         return {spec.name: index for index, spec in enumerate(self.variables)}
 
     @functools.cached_property
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        """The dtype of each variable."""
+        return tuple(np.dtype(spec.dtype) for spec in self.variables)
+
+    @functools.cached_property
+    def only_parts(self) -> dict[str, int] | None:
+        """The part that each variable is, by its name; None where some variable has several."""
+        if any(len(parts) != 1 for parts in self.parts_of):
+            return None
+        return {spec.name: parts[0].index for spec, parts in zip(self.variables, self.parts_of, strict=True)}
+
+    @functools.cached_property
     def parts_of(self) -> tuple[tuple[Part, ...], ...]:
         """The parts of each variable, in row order."""
         found: list[list[Part]] = [[] for _ in self.variables]
@@ -208,7 +220,7 @@ class Arena:
     device: str = ""
     """As `Part.device`."""
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         return self.size * np.dtype(self.dtype).itemsize
 
@@ -263,6 +275,11 @@ class ShardLayout:
     def gradient_nbytes(self) -> int:
         """Bytes of the arenas that are trained: what a dense push moves."""
         return sum(arena.nbytes for arena in self.arenas if arena.optimizer is not None)
+
+    @functools.cached_property
+    def trained(self) -> tuple[Part, ...]:
+        """The parts that take gradients, in the order of the run."""
+        return tuple(part for arena in self.arenas if arena.optimizer is not None for part in arena.parts)
 
     def pieces(self, piece_nbytes: int, trained_only: bool = False) -> list[list[tuple[int, int]]]:
         """The run cut for travel: each piece is a list of (offset, nbytes), at most `piece_nbytes` in all."""

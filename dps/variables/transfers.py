@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,18 +36,13 @@ SIMULATED_BLOCK = 64
 """Bytes that are copied in the simulator before other tasks may run."""
 
 
-class Transfer:
+class Transfer(Request):
     """A request to one ps. `aborted` is called when the ps says that epoch or incarnation has ended."""
 
-    def __init__(self, ps: int, aborted: Callable[[], None]) -> None:
-        self.ps, self._aborted = ps, aborted
-        self.request: Request
+    def __init__(self, caller: Caller, ps: int, aborted: Callable[[], None]) -> None:
+        self.ps, self._caller, self._aborted = ps, caller, aborted
         self.error: Exception | None = None
         self.waits_for = ""
-
-    @property
-    def complete(self) -> bool:
-        return self.request.complete
 
     def _common(self, message: Message) -> bool | None:
         """What all transfers do with an answer: True, False: it ends the request or not; None: it is for others."""
@@ -70,11 +65,25 @@ class Reader(Protocol):
     def attach(self, name: list[int]) -> Array:
         """The memory, bytes. Raises Unavailable."""
 
-    def release(self, number: int) -> None:
-        """The values under a pull's number are read."""
+    def reads(self, number: int) -> None:
+        """A pull under this number may be answered with a place in the ps's memory."""
+
+    def over(self, number: int) -> None:
+        """That pull was answered otherwise."""
+
+    def release(self, number: int, nbytes: int) -> None:
+        """The values under a pull's number, so many bytes, are read."""
 
     def give_up(self, error: Exception) -> None:
         """It does not work; the socket is used from now on."""
+
+
+class Taken:
+    """A run of bytes that a shard's values are put into, and its parts as arrays, by index."""
+
+    def __init__(self, layout: ShardLayout) -> None:
+        self.bytes: Array = np.empty(layout.nbytes, np.uint8)
+        self.views = layout.views(self.bytes)
 
 
 class PullTransfer(Transfer):
@@ -93,31 +102,39 @@ class PullTransfer(Transfer):
         message: Pull,
         aborted: Callable[[], None],
         reader: Reader | None = None,
-        take: Callable[[int], Array] = lambda nbytes: np.empty(nbytes, np.uint8),
+        take: Callable[[ShardLayout], Taken] = Taken,
         hold: bool = False,
     ) -> None:
-        """`take(nbytes)` gives the run; without a `reader` the message is not `shared`."""
-        super().__init__(ps, aborted)
+        """`take(layout)` gives the run; without a `reader` the message is not `shared`. Leaves at the next flush."""
+        super().__init__(caller, ps, aborted)
         self.layout = layout
-        self.run: Array | None = None
+        self.taken: Taken | None = None
         self.held: list[Array] | None = None
         self.counter, self.step, self.newer = -1, 0, True
         self._got: dict[int, int] = {}
-        self._caller, self._message, self._reader = caller, message, reader
+        self._message, self._reader = message, reader
         self._take_run, self._hold = take, hold
-        resend_s = 0.25 + layout.nbytes / 100e6
-        self.request = caller.start(ref, message, self._feed, lambda: self._message, resend_s)
+        caller.open(ref, message, self, 0.25 + layout.nbytes / 100e6)
+        if reader is not None and message.shared:
+            reader.reads(self.number)
 
-    def _feed(self, message: Message) -> bool:
-        common = self._common(message)
-        if common is not None:
-            return common
-        if isinstance(message, NotNewer):
+    def again(self) -> Message:
+        return self._message
+
+    def feed(self, message: Message) -> bool:
+        reader = self._reader
+        if isinstance(message, SharedValues) and reader is not None:
+            return self._read(message, reader)
+        if isinstance(message, Values):
+            complete = self._take(message)
+        elif isinstance(message, NotNewer):
             self.counter, self.step, self.newer = message.counter, message.step, False
-            return True
-        if isinstance(message, SharedValues) and self._reader is not None:
-            return self._read(message, self._reader)
-        return isinstance(message, Values) and self._take(message)
+            complete = True
+        else:
+            complete = bool(self._common(message))
+        if complete and reader is not None:
+            reader.over(self.number)
+        return complete
 
     def _read(self, message: SharedValues, reader: Reader) -> bool:
         """Read in place; where that fails the values are asked for over the socket, under the same number."""
@@ -128,50 +145,54 @@ class PullTransfer(Transfer):
         except DpsError as error:
             reader.give_up(error)
             self._message = replace(self._message, shared=False)
-            self._caller.send(self.request, self._message)
+            self._caller.send(self, self._message)
             return False
         self.counter, self.step = message.counter, message.step
         if self._hold:
-            self.held, self.run = memories, None  # pieces of an earlier answer are for nothing
+            self.held, self.taken = memories, None  # pieces of an earlier answer are for nothing
             return True
-        self.run = self._take_run(self.layout.nbytes)
+        self.taken = self._take_run(self.layout)
+        run = self.taken.bytes
         for arena, memory in zip(self.layout.arenas, memories, strict=True):
-            self._copy(self.run[arena.offset : arena.offset + arena.nbytes], memory)
+            self._copy(run[arena.offset : arena.offset + arena.nbytes], memory)
         self.release()
         return True
 
     def _copy(self, target: Array, source: Array) -> None:
         """In the simulator in blocks, so that a writer who does not wait for readers is found out."""
         runtime = self._caller.runtime
-        block = SIMULATED_BLOCK if runtime.simulated else max(1, len(source))
-        for at in range(0, len(source), block):
-            target[at : at + block] = source[at : at + block]
+        if not runtime.simulated:
+            target[:] = source
+            return
+        for at in range(0, len(source), SIMULATED_BLOCK):
+            target[at : at + SIMULATED_BLOCK] = source[at : at + SIMULATED_BLOCK]
             runtime.preempt()
 
     def release(self) -> None:
         """Give what is held back to the ps."""
         self.held = None
         if self._reader is not None:
-            self._reader.release(self.request.number)
+            self._reader.release(self.number, self.layout.nbytes)
 
     def drop(self) -> None:
         """Forget the request; values that the ps lends to a late answer are given back at once."""
-        self._caller.drop(self.request)
-        if self._message.shared and (not self.request.complete or self.held is not None):
+        self._caller.drop(self)
+        if self._message.shared and (not self.complete or self.held is not None):
             self.release()
 
     def _take(self, piece: Values) -> bool:
         """Pieces of two versions, after a resend, are never mixed: a higher one starts anew."""
         if piece.counter < self.counter or len(piece.offsets) != len(piece.arrays):
             return False
-        if piece.counter > self.counter or self.run is None:
+        if piece.counter > self.counter or self.taken is None:
             self.counter, self.step = piece.counter, piece.step
             self._got = {}
-            if self.run is None:
-                self.run = self._take_run(self.layout.nbytes)
+            if self.taken is None:
+                self.taken = self._take_run(self.layout)
+        run = self.taken.bytes
         for offset, data in zip(piece.offsets, piece.arrays, strict=True):
             self.layout.check_range(offset, data.nbytes)
-            self.run[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
+            run[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
             self._got[offset] = data.nbytes
         return sum(self._got.values()) >= piece.nbytes
 
@@ -189,41 +210,27 @@ class PushTransfer(Transfer):
         ref: Ref,
         ps: int,
         pieces: list[Push],
-        held: Callable[[], None] | None,
+        only_held: bool,
         aborted: Callable[[], None],
         otherwise: Callable[[Exception], list[Push]] | None = None,
         in_full: Callable[[], list[Push]] | None = None,
     ) -> None:
-        """`held`: that the ps has the push whole is all that this transfer is for (sync, not the step ps).
+        """`only_held`: that the ps has the push whole is all that this transfer is for (sync, not the step ps).
         `otherwise` gives other pieces where the ps cannot reach the memory that `pieces` name, `in_full` where it does
-        not have a row list that they name."""
-        super().__init__(ps, aborted)
+        not have a row list that they name. Leaves at the next flush."""
+        super().__init__(caller, ps, aborted)
         self._otherwise, self._in_full = otherwise, in_full
-        self._caller, self._pieces, self._held = caller, pieces, held
-        self.number, self._epoch = pieces[0].number, pieces[0].epoch
+        self._pieces, self._only_held = pieces, only_held
+        self._push, self._epoch = pieces[0].number, pieces[0].epoch
         self.result: Pushed | None = None
         self.accepted: bool | None = None
         self._credit = len(pieces) == 1
-        first: Message = pieces[0] if self._credit else Credit(self._epoch, self.number)
-        self.request = caller.start(ref, first, self._feed, self._again)
+        caller.open(ref, pieces[0] if self._credit else Credit(self._epoch, self._push), self)
 
-    def _again(self) -> Message:
-        return PushStatus(self._epoch, self.number) if self._credit else Credit(self._epoch, self.number)
+    def again(self) -> Message:
+        return PushStatus(self._epoch, self._push) if self._credit else Credit(self._epoch, self._push)
 
-    def _feed(self, message: Message) -> bool:
-        if isinstance(message, Failed) and self._otherwise is not None:
-            error = message.exception()
-            if isinstance(error, Unavailable):
-                self._pieces, self._otherwise, self._credit = self._otherwise(error), None, False
-                self._caller.send(self.request, self._again())
-                return False
-        common = self._common(message)
-        if common is not None:
-            return common
-        if isinstance(message, RowsUnknown) and self._in_full is not None:
-            self._pieces = self._in_full()
-            self._caller.send(self.request, self._pieces[0])
-            return False
+    def feed(self, message: Message) -> bool:
         if isinstance(message, Pushed):
             self.result = message
             self.accepted = message.status == APPLIED
@@ -231,39 +238,58 @@ class PushTransfer(Transfer):
         if isinstance(message, PushHeld):
             self.waits_for = message.reason
             self.accepted = True if message.accepted else self.accepted
-            return self._held is not None
+            return self._only_held
+        if isinstance(message, Failed) and self._otherwise is not None:
+            error = message.exception()
+            if isinstance(error, Unavailable):
+                self._pieces, self._otherwise, self._credit = self._otherwise(error), None, False
+                self._caller.send(self, self.again())
+                return False
+        if isinstance(message, RowsUnknown) and self._in_full is not None:
+            self._pieces = self._in_full()
+            self._caller.send(self, self._pieces[0])
+            return False
         if isinstance(message, PushMissing) or (isinstance(message, Done) and not self._credit):
             self._send()
-        return False
+            return False
+        return bool(self._common(message))
 
     def _send(self) -> None:
         """After a credit, or when the ps has lost sight of the push."""
         if isinstance(self._pieces, list) and not self._credit:
             self._credit = True
             for piece in self._pieces:
-                self._caller.send(self.request, piece)
+                self._caller.send(self, piece)
         elif len(self._pieces) == 1:
-            self._caller.send(self.request, self._pieces[0])
+            self._caller.send(self, self._pieces[0])
         else:
             self._credit = False
-            self._caller.send(self.request, Credit(self._epoch, self.number))
+            self._caller.send(self, Credit(self._epoch, self._push))
 
 
-def run_pieces(
-    layout: ShardLayout, run: Array, piece_nbytes: int, epoch: int, number: int, step: int, counter: int
-) -> list[Push]:
+class About(NamedTuple):
+    """What all messages of one push to one shard say: see `Push`."""
+
+    epoch: int
+    number: int
+    step: int
+    counter: int
+    clock: int = 0
+
+
+def run_pieces(layout: ShardLayout, run: Array, piece_nbytes: int, about: About) -> list[Push]:
     """A dense push of a shard's run (uint8), cut into messages."""
+    epoch, number, step, counter, clock = about
     return [
         Push(
-            epoch, number, step, counter, RUN, layout.gradient_nbytes, [offset for offset, _ in piece], [],
-            arrays=tuple(run[offset : offset + n] for offset, n in piece),
+            epoch, number, step, counter, RUN, layout.gradient_nbytes, [offset for offset, _ in piece], [], clock,
+            tuple([run[offset : offset + n] for offset, n in piece]),
         )
         for piece in layout.pieces(piece_nbytes, trained_only=True)
     ]  # fmt: skip
 
 
-def shared_message(
-    layout: ShardLayout, memory: list[int], epoch: int, number: int, step: int, counter: int
-) -> list[Push]:
+def shared_message(layout: ShardLayout, memory: list[int], about: About) -> list[Push]:
     """A dense push whose run lies in shared memory."""
-    return [Push(epoch, number, step, counter, SHARED, layout.gradient_nbytes, [], [memory, 0])]
+    epoch, number, step, counter, clock = about
+    return [Push(epoch, number, step, counter, SHARED, layout.gradient_nbytes, [], [memory, 0], clock)]

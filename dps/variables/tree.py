@@ -44,7 +44,18 @@ def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
 
     Raises TypeError for keys that are no strings and ValueError for keys that are empty or contain "/".
     """
-    yield from _walk(tree, "")
+    flat = _flat(tree)
+    return _walk(tree, "") if flat is None else iter(flat)
+
+
+def _flat(tree: Any) -> list[tuple[str, Any]] | None:
+    """The leaves of a plain dict of arrays, which most models are; None for any other nesting."""
+    if tree.__class__ is not dict:
+        return None
+    for key, leaf in tree.items():
+        if leaf.__class__ is not np.ndarray or key.__class__ is not str or not key or "/" in key or "@" in key:
+            return None
+    return list(tree.items())
 
 
 def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -67,32 +78,27 @@ def _join(path: str, key: object) -> str:
 
 
 def builder(tree: Any) -> Callable[[Callable[[str], Any]], Any]:
-    """A function that builds the same nesting anew, asking for each leaf by its path."""
-
-    def build(node: Any, path: str, leaf: Callable[[str], Any]) -> Any:
-        if isinstance(node, Mapping):
-            return {key: build(child, _join(path, key), leaf) for key, child in node.items()}
-        if isinstance(node, list | tuple):
-            children = [build(child, _join(path, str(i)), leaf) for i, child in enumerate(node)]
-            if isinstance(node, list):
-                return children
-            return type(node)(*children) if hasattr(node, "_fields") else tuple(children)
-        return leaf(path or "value")
-
-    shape = _skeleton(tree)
-    return lambda leaf: build(shape, "", leaf)
+    """A function that builds the same nesting anew, asking for each leaf by its path. Keeps no array alive."""
+    return _builder(tree, "")
 
 
-def _skeleton(node: Any) -> Any:
-    """The nesting without its arrays, so that a builder does not keep them alive."""
+def _builder(node: Any, path: str) -> Callable[[Callable[[str], Any]], Any]:
     if isinstance(node, Mapping):
-        return {key: _skeleton(child) for key, child in node.items()}
+        if not any(isinstance(child, Mapping | list | tuple) for child in node.values()):
+            flat = [(key, _join(path, key)) for key in node]
+            return lambda leaf: {key: leaf(where) for key, where in flat}
+        named = [(key, _builder(child, _join(path, key))) for key, child in node.items()]
+        return lambda leaf: {key: build(leaf) for key, build in named}
     if isinstance(node, list | tuple):
-        children = [_skeleton(child) for child in node]
+        children = [_builder(child, _join(path, str(i))) for i, child in enumerate(node)]
         if isinstance(node, list):
-            return children
-        return type(node)(*children) if hasattr(node, "_fields") else tuple(children)
-    return None
+            return lambda leaf: [build(leaf) for build in children]
+        made = type(node)
+        if hasattr(node, "_fields"):
+            return lambda leaf: made(*[build(leaf) for build in children])
+        return lambda leaf: tuple([build(leaf) for build in children])
+    where = path or "value"
+    return lambda leaf: leaf(where)
 
 
 def nested(names: list[str]) -> Any:

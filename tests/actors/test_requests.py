@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dps.actors.ref import Ref
-from dps.actors.requests import FIRST_RESEND_S, LAST_RESEND_S, Request, Requests
+from dps.actors.requests import FIRST_RESEND_S, LAST_RESEND_S, Question, Request, Requests
 from dps.protocol import Enter, Token
 from dps.transport.wire import Message
 
@@ -34,7 +34,9 @@ class Asker:
 
         number = self.requests._last + 1
         again = more.pop("again", lambda: Enter(number))
-        return self.requests.open(now, to, again, feed, lambda: self.expired.append(number), deadline, **more)
+        request = Question(feed, again, lambda: self.expired.append(number))
+        self.requests.open(now, to, request, deadline, **more)
+        return request
 
 
 def test_numbers_are_dense_from_one() -> None:
@@ -104,14 +106,6 @@ def test_when_a_connection_is_back_what_waits_for_that_address_is_sent_at_once()
     here, _, also_here = asker.open(), asker.open(to=Ref("127.0.0.1:2", "ps")), asker.open(to=Ref(PS.address, "chief"))
     asker.open(again=lambda: None)
     assert asker.requests.to_address(PS.address) == [(here, Enter(1)), (also_here, Enter(3))]
-
-
-def test_silence_is_counted_from_the_last_answer_or_from_the_first_message() -> None:
-    asker = Asker()
-    request = asker.open(now=10.0, wanted=3)
-    assert request.silent_s(12.0) == 2.0
-    asker.requests.answer(1, Token(1), 15.0)
-    assert request.silent_s(18.0) == 3.0
 
 
 class AnyOrder(RuleBasedStateMachine):

@@ -18,7 +18,7 @@ from dps.ps.staging import Staged
 from dps.transport.current import runtime
 from dps.update import Async, Bounded, Update
 from dps.variables.plan import VariableSpec, make_plan
-from dps.variables.transfers import run_pieces
+from dps.variables.transfers import About, run_pieces
 from tests.variables.models import SGD
 
 PLAN = make_plan([VariableSpec("w", (2,), "<f8", SGD)], (0,), lambda *_: 0, None)
@@ -26,11 +26,21 @@ LAYOUT = PLAN.layouts[0]
 
 
 class Desk:
-    """Stands for the node: notes every answer."""
+    """Stands for the node: notes every answer, and runs its timers when a `moment` is over."""
 
     def __init__(self) -> None:
         self.name, self.runtime = "ps:0", runtime()
         self.answers: list[tuple[int, Any]] = []
+        self.timers: list[Any] = []
+
+    def after(self, seconds: float, call: Any) -> None:
+        self.timers.append(call)
+
+    def moment(self) -> list[tuple[int, Any]]:
+        due, self.timers = self.timers, []
+        for call in due:
+            call()
+        return self.take()
 
     def answer(self, sender: Sender, message: Any = None, done: Any = None) -> None:
         self.answers.append((sender.incarnation, message))
@@ -65,7 +75,7 @@ class Ps:
     def push(self, incarnation: int, number: int, value: float = 1.0, counter: int = -1, step: int = 0) -> list[Any]:
         run = np.zeros(LAYOUT.nbytes, np.uint8)
         LAYOUT.views(run)[0][...] = value
-        (piece,) = run_pieces(LAYOUT, run, 1000, 1, number, step, counter)
+        (piece,) = run_pieces(LAYOUT, run, 1000, About(1, number, step, counter))
         staged = Staged(incarnation - 1, incarnation, number, step, counter, piece.form, piece.nbytes)
         staged.add(piece, LAYOUT, True)
         self.shard.ledgers[incarnation].staged[number] = staged
@@ -190,7 +200,8 @@ def test_a_pull_that_has_the_version_moves_nothing() -> None:
 
 def test_a_pull_after_a_push_waits_for_its_result() -> None:
     ps = Ps(Async())
-    ((_, waits),) = ps.pull(1, after=1)
+    assert ps.pull(1, after=1) == []
+    ((_, waits),) = ps.desk.moment()
     assert isinstance(waits, Waiting) and waits.reason == "push 1 has no result on ps:0: "
     pushed, values = ps.push(1, 1)
     assert pushed[1].status == APPLIED and isinstance(values[1], Values) and values[1].counter == 1
@@ -200,7 +211,8 @@ def test_bounded_lets_a_pull_wait_until_the_slowest_is_within_the_bound() -> Non
     ps = Ps(Bounded(1))
     for number in (1, 2):
         assert ps.push(1, number)[0][1].status == APPLIED
-    assert ps.pull(1, clock=2) == [(1, Waiting("waits for worker:1 to come within 1 steps"))]
+    assert ps.pull(1, clock=2) == []
+    assert ps.desk.moment() == [(1, Waiting("waits for worker:1 to come within 1 steps"))]
     assert [(who, type(what)) for who, what in ps.push(2, 1)] == [(2, Pushed), (1, Values)]
     assert [(who, type(what)) for who, what in ps.pull(2, clock=1)] == [(2, Values)]
 
@@ -211,3 +223,4 @@ def test_bounded_lets_a_pull_go_on_when_the_slowest_leaves() -> None:
     ps.pull(1, clock=1)
     ps.members(1)
     assert [type(what) for _, what in ps.desk.take()] == [Values]
+    assert ps.desk.moment() == []  # who was answered before is not told that it waits

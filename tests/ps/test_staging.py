@@ -19,7 +19,7 @@ from dps.ps.staging import Ledger, Staged, run_arrays
 from dps.ps.store import RowGradient
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
-from dps.variables.transfers import run_pieces
+from dps.variables.transfers import About, run_pieces
 from tests.variables.models import SGD
 
 SPECS = [
@@ -55,7 +55,7 @@ def take(pieces: list[Push], check_finite: bool = True) -> Staged:
 
 
 def pieces(size: int, bad: Any = None) -> list[Push]:
-    return run_pieces(LAYOUT, run_of(bad), size, 1, 1, 0, 0)
+    return run_pieces(LAYOUT, run_of(bad), size, About(1, 1, 0, 0))
 
 
 @settings(max_examples=50)

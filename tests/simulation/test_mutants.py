@@ -101,10 +101,13 @@ def test_a_rollback_that_restores_nothing_is_caught(monkeypatch: pytest.MonkeyPa
 
 def test_a_push_that_is_said_to_have_survived_a_rollback_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def accepted(self: pushing.PushOp, step: int) -> Push:
-        return Push(step, True) if self.rolled_back else told(self, step)
+        told = settle(self, step)
+        if self.rolled_back:
+            told = self.outcome = Push(step, True)
+        return told
 
-    told: Callable[..., Push] = pushing.PushOp.result
-    monkeypatch.setattr(pushing.PushOp, "result", accepted)
+    settle: Callable[..., Push] = pushing.PushOp.settle
+    monkeypatch.setattr(pushing.PushOp, "settle", accepted)
     caught("async", "was acknowledged and is not on")
 
 

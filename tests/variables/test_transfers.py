@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.ref import Ref
-from dps.actors.requests import Feed, Request, Requests
+from dps.actors.requests import Request, Requests
 from dps.errors import Aborted, ProtocolError
 from dps.protocol import (
     APPLIED,
@@ -30,7 +29,7 @@ from dps.protocol import (
 )
 from dps.transport.wire import Message
 from dps.variables.plan import Plan, VariableSpec, make_plan
-from dps.variables.transfers import PullTransfer, PushTransfer, run_pieces
+from dps.variables.transfers import About, PullTransfer, PushTransfer, run_pieces
 from tests.variables.models import SGD, plans, values_of
 
 PS = Ref("127.0.0.1:1", "ps")
@@ -44,12 +43,9 @@ class Wire:
         self.requests = Requests()
         self.aborted = 0
 
-    def start(
-        self, to: Ref, message: Message, feed: Feed, again: Callable[[], Message | None] | None = None,
-        resend_s: float | None = None,
-    ) -> Request:  # fmt: skip
+    def open(self, to: Ref, message: Message, request: Request, resend_s: float | None = None) -> None:
         self.sent.append(message)
-        return self.requests.open(0.0, to, again or (lambda: message), feed, lambda: None, 1e9, resend_s)
+        self.requests.open(0.0, to, request, 1e9, resend_s)
 
     def send(self, request: Request, message: Message) -> None:
         self.sent.append(message)
@@ -104,8 +100,8 @@ def test_pieces_in_any_order_and_doubled_make_the_run(plan: Plan, size: int, dat
         assert not transfer.complete
         wire.answer(doubled[-1])
         assert transfer.complete and (transfer.counter, transfer.step, transfer.newer) == (5, 3, True)
-        assert transfer.run is not None
-        got, wanted = transfer.layout.views(transfer.run), transfer.layout.views(run_of(plan, ps))
+        assert transfer.taken is not None
+        got, wanted = transfer.taken.views, transfer.layout.views(run_of(plan, ps))
         for index, value in wanted.items():
             np.testing.assert_array_equal(got[index], value)
 
@@ -117,14 +113,15 @@ def test_pieces_of_two_versions_are_never_mixed() -> None:
     wire.answer(old[0], new[1], old[1])  # the older version is complete, but a newer one has begun
     assert not transfer.complete
     wire.answer(new[0])
-    assert transfer.complete and transfer.counter == 6 and transfer.run is not None
-    np.testing.assert_array_equal(transfer.run, run_of(plan, 0, 100))
+    assert transfer.complete and transfer.counter == 6 and transfer.taken is not None
+    np.testing.assert_array_equal(transfer.taken.bytes, run_of(plan, 0, 100))
 
 
 def test_nothing_newer_is_an_answer_without_values() -> None:
     wire, transfer = pull(small(), 0)
     wire.answer(NotNewer(1, 9, 4))
-    assert transfer.complete and (transfer.newer, transfer.counter, transfer.step, transfer.run) == (False, 9, 4, None)
+    assert transfer.complete and transfer.taken is None
+    assert (transfer.newer, transfer.counter, transfer.step) == (False, 9, 4)
 
 
 def test_a_piece_that_lies_beside_the_run_is_refused() -> None:
@@ -153,8 +150,8 @@ def test_an_epoch_that_is_over_is_told_and_does_not_end_the_transfer() -> None:
 def push(size: int, held: bool = False) -> tuple[Wire, PushTransfer, list[Push]]:
     """A push of 32 bytes in pieces of `size`, as number 4 of epoch 1."""
     plan, wire = small(), Wire()
-    pieces = run_pieces(plan.layouts[0], run_of(plan, 0), size, 1, 4, 2, 7)
-    transfer = PushTransfer(wire, PS, 0, pieces, (lambda: None) if held else None, wire.abort)  # type: ignore[arg-type]
+    pieces = run_pieces(plan.layouts[0], run_of(plan, 0), size, About(1, 4, 2, 7))
+    transfer = PushTransfer(wire, PS, 0, pieces, held, wire.abort)  # type: ignore[arg-type]
     return wire, transfer, pieces
 
 
@@ -165,19 +162,19 @@ def pushed(status: str) -> Pushed:
 def test_a_short_push_goes_at_once_and_a_resend_only_asks_what_became_of_it() -> None:
     wire, transfer, pieces = push(64)
     assert wire.sent == pieces and len(pieces) == 1
-    assert transfer.request.again() == PushStatus(1, 4)
+    assert transfer.again() == PushStatus(1, 4)
     wire.answer(pushed(APPLIED))
     assert transfer.complete and transfer.accepted is True and transfer.result == pushed(APPLIED)
 
 
 def test_a_long_push_asks_for_credit_and_then_sends_all_pieces() -> None:
     wire, transfer, pieces = push(8)
-    assert wire.sent == [Credit(1, 4)] and transfer.request.again() == Credit(1, 4)
+    assert wire.sent == [Credit(1, 4)] and transfer.again() == Credit(1, 4)
     wire.answer(Waiting("takes 2 large pushes at a time"))
     assert len(wire.sent) == 1
     wire.answer(Done(), Done())
     assert wire.sent == [Credit(1, 4), *pieces] and len(pieces) == 4  # a second leave is none
-    assert transfer.request.again() == PushStatus(1, 4)
+    assert transfer.again() == PushStatus(1, 4)
 
 
 def test_a_push_that_the_ps_does_not_have_is_sent_again_under_its_number() -> None:

@@ -18,6 +18,8 @@ class SimEndpoint(Port):
     seen changed. What a killed process sends goes nowhere, and its calls that could block raise GreenletExit.
     """
 
+    direct = b""
+
     def __init__(self, fabric: Fabric, scheduler: Scheduler, owner: Group, bind: str | None) -> None:
         super().__init__(owner, fabric.new_identity(), scheduler.rouse)
         self._fabric = fabric
@@ -25,6 +27,9 @@ class SimEndpoint(Port):
         self._woken = False
         if bind is not None:
             fabric.bind(self, bind)
+
+    def pair(self, route: Route, name: bytes, hears: bool) -> None:
+        """There is one way only."""
 
     def connect(self, address: str) -> None:
         """As Endpoint.connect. `Connected` comes a link's delay after somebody is there and in reach."""

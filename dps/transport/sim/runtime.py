@@ -54,6 +54,9 @@ class SimRuntime(Group):
         self.incarnation = incarnation
         self.random = Random(f"{setting.seed}/random/{name}/{incarnation}")
         self.piece_nbytes = setting.piece_nbytes
+        self.together = Random(f"{setting.seed}/together").choice((1, 64))
+        """In half of all worlds messages travel one by one, and are lost and reordered one by one."""
+        self.small_nbytes = Random(f"{setting.seed}/small").choice((0, 1 << 18))
         self.storage: Storage = ProcessDisk(setting.storage, self)
         self.endpoints: list[SimEndpoint] = []
         self._setting = setting

@@ -1,0 +1,79 @@
+"""Messages on their way out: those to one node that are written in one turn travel as one.
+
+A message costs the receiver a wake-up, which takes longer than most messages take to handle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dps.transport.endpoint import Endpoint, Route
+from dps.transport.wire import Array, Envelope, bundle, encode
+
+TOGETHER_NBYTES = 16 * 1024
+"""Messages with longer arrays travel alone."""
+
+_Letter = tuple[bytes, tuple[Array, ...], Callable[[], None] | None]
+
+
+class Outbox:
+    """What one endpoint is to send at the next `flush`, in the order of `put` for each route."""
+
+    def __init__(self, endpoint: Endpoint, together: int) -> None:
+        """`together`: the most messages that travel as one."""
+        self._endpoint, self._together = endpoint, together
+        self._waiting: dict[Route, list[_Letter]] = {}
+
+    def put(self, route: Route, envelope: Envelope, done: Callable[[], None] | None = None) -> None:
+        """Take a message; large ones leave at once. `done`: its arrays may change again.
+
+        Raises what `Endpoint.send` would: ValueError for an array that is not contiguous, ConfigError for a malformed
+        address, Unavailable for a host that is not known or a closed endpoint.
+        """
+        header, arrays = encode(envelope)
+        waiting = self._waiting.get(route)
+        if waiting is None:
+            if route.__class__ is str:
+                self._endpoint.connect(route)
+            waiting = self._waiting[route] = []
+        nbytes = 0
+        for array in arrays:
+            nbytes += array.nbytes
+            if not array.flags.c_contiguous:
+                raise ValueError(f"a frame of shape {array.shape} is not C-contiguous; send ascontiguousarray(array)")
+        if nbytes > TOGETHER_NBYTES:
+            self._send(route, waiting)
+            self._endpoint.send(route, header, arrays, done)
+            return
+        waiting.append((header, arrays, done))
+        if len(waiting) >= self._together:
+            self._send(route, waiting)
+
+    def flush(self) -> None:
+        """Send all that waits."""
+        if self._waiting:
+            for route, waiting in self._waiting.items():
+                if waiting:
+                    self._send(route, waiting)
+            self._waiting = {}
+
+    def _send(self, route: Route, waiting: list[_Letter]) -> None:
+        if not waiting:
+            return
+        if len(waiting) == 1:
+            header, arrays, done = waiting[0]
+        else:
+            header = bundle([(letter[0], len(letter[1])) for letter in waiting])
+            arrays = tuple(array for letter in waiting for array in letter[1])
+            dones = [letter[2] for letter in waiting if letter[2] is not None]
+            done = _all(dones) if dones else None
+        waiting.clear()
+        self._endpoint.send(route, header, arrays, done)
+
+
+def _all(calls: list[Callable[[], None]]) -> Callable[[], None]:
+    def done() -> None:
+        for call in calls:
+            call()
+
+    return done

@@ -1,0 +1,143 @@
+"""The direct way between two processes of one machine: small messages as datagrams, past ZeroMQ.
+
+A message through ZeroMQ wakes a thread of its own in each process on the way; a datagram wakes only who it is for.
+It is taken where both ends know each other and while there is room in the receiver's queue; else ZeroMQ carries the
+message. ZeroMQ alone connects and tells who is there, and the layers above count on no order between the two.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import struct
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from dps.transport.endpoint import Buffer, Delivery, Route
+
+LONGEST_NBYTES = 32 * 1024
+"""Longer messages go through ZeroMQ. The system's own limit is some 200 KB."""
+PEERS = 4096
+"""Peers that an endpoint knows at one time; the one that was made known first goes."""
+
+_COUNT = struct.Struct("<H")
+
+
+class Direct:
+    """One socket of an endpoint. `name` is what peers reach it by; b"" where the system has no such sockets.
+
+    Linux has them. Only peers that were made known by `pair` are heard and written to.
+    """
+
+    def __init__(self) -> None:
+        self.name = b""
+        self.fd = -1
+        self._socket: socket.socket | None = None
+        self._routes: OrderedDict[bytes, Route] = OrderedDict()
+        self._names: dict[Route, bytes] = {}
+        """Of those that may be written to."""
+        self._buffer = memoryview(bytearray(LONGEST_NBYTES + 1))
+        if sys.platform == "linux":
+            self._open()
+
+    def _open(self) -> None:
+        try:
+            made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        except OSError:
+            return
+        try:
+            made.setblocking(False)
+            made.bind(b"\0dps-" + secrets.token_bytes(16))  # in no folder, and nobody guesses it or has it again
+            self.name, self.fd, self._socket = made.getsockname(), made.fileno(), made
+        except OSError:
+            made.close()
+
+    def pair(self, route: Route, name: bytes, hears: bool) -> None:
+        """The peer at a route has this name. `hears`: it knows this endpoint's; else it is written to once it has
+        written."""
+        if self._socket is None or not name:
+            return
+        self._routes[name] = route
+        if hears:
+            self._names[route] = name
+        while len(self._routes) > PEERS:
+            _, gone = self._routes.popitem(last=False)
+            self._names.pop(gone, None)
+
+    def forget(self, route: Route) -> None:
+        """The peer at a route is gone, or may be another one from now on."""
+        name = self._names.pop(route, None)
+        if name is not None:
+            self._routes.pop(name, None)
+
+    def knows(self, route: Route) -> bool:
+        """Whether the peer at a route may be written to."""
+        return route in self._names
+
+    def send(self, route: Route, header: bytes, frames: Sequence[Buffer]) -> bool:
+        """Hand a message over; False where it has to go through ZeroMQ. Never blocks."""
+        parts: list[Buffer] = [header]
+        lengths = [len(header)]
+        nbytes = lengths[0]
+        for frame in frames:
+            view = memoryview(frame)
+            if not view.c_contiguous:
+                return False
+            lengths.append(view.nbytes)
+            nbytes += view.nbytes
+            parts.append(view.cast("B") if view.nbytes else b"")
+        if nbytes > LONGEST_NBYTES - 4 * len(parts) - 2 or self._socket is None:
+            return False
+        prefix = struct.pack(f"<H{len(parts)}I", len(parts), *lengths)
+        try:
+            self._socket.sendto(b"".join((prefix, *parts)), self._names[route])
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.forget(route)
+            return False
+        return True
+
+    def receive(self) -> Delivery | None:
+        """The next message of a peer that is known; None where there is none. Malformed ones are thrown away."""
+        while self._socket is not None:
+            try:
+                nbytes, name = self._socket.recvfrom_into(self._buffer)
+            except BlockingIOError:
+                return None
+            except OSError:
+                continue
+            route = self._routes.get(name)
+            if route is None:
+                continue
+            if route not in self._names:
+                self._names[route] = name
+            parts = _parts(self._buffer, nbytes)
+            if parts is not None:
+                return Delivery(route, parts[0], [memoryview(part) for part in parts[1:]])
+        return None
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._names.clear()
+        self._routes.clear()
+
+
+def _parts(buffer: memoryview, nbytes: int) -> list[bytes] | None:
+    """Header and frames of a datagram, copied out; None for one that is cut or wrong."""
+    try:
+        (count,) = _COUNT.unpack_from(buffer)
+        lengths = struct.unpack_from(f"<{count}I", buffer, 2)
+    except struct.error:
+        return None
+    at = 2 + 4 * count
+    if not count or not lengths[0] or at + sum(lengths) != nbytes:
+        return None
+    parts = []
+    for length in lengths:
+        parts.append(bytes(buffer[at : at + length]))
+        at += length
+    return parts

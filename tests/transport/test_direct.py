@@ -1,0 +1,128 @@
+"""The direct way between two processes of one machine: who is heard, what fits, and what falls back to ZeroMQ."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from dps.transport.direct import LONGEST_NBYTES, Direct
+from dps.transport.endpoint import Connected, Delivery
+from dps.transport.real import RealRuntime
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such sockets")
+
+
+Make = Callable[[], Direct]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(contextlib.closing(Direct()))
+
+
+def pair(make: Make) -> tuple[Direct, Direct]:
+    """A client that knows its node as "node", and the node that knows it as b"client"."""
+    client, node = make(), make()
+    client.pair("node", node.name, hears=True)
+    node.pair(b"client", client.name, hears=False)
+    return client, node
+
+
+def test_a_message_arrives_with_its_frames_and_the_route_that_its_sender_has(make: Make) -> None:
+    client, node = pair(make)
+    assert client.send("node", b"head", [np.arange(3, dtype=np.float32), b"", b"xy"])
+    got = node.receive()
+    assert got is not None and (got.route, got.header) == (b"client", b"head")
+    assert [bytes(frame) for frame in got.frames] == [np.arange(3, dtype=np.float32).tobytes(), b"", b"xy"]
+    assert node.receive() is None
+
+
+def test_who_has_not_written_is_not_written_to(make: Make) -> None:
+    client, node = pair(make)
+    assert client.knows("node") and not node.knows(b"client")
+    client.send("node", b"head", [])
+    node.receive()
+    assert node.knows(b"client") and node.send(b"client", b"back", [])
+    assert client.receive() == Delivery("node", b"back", [])
+
+
+def test_strangers_are_not_heard(make: Make) -> None:
+    stranger, node = make(), make()
+    stranger.pair("node", node.name, hears=True)
+    assert stranger.send("node", b"head", [])
+    assert node.receive() is None
+
+
+@pytest.mark.parametrize(
+    "datagram",
+    [
+        b"", b"\x01", struct.pack("<H", 0), struct.pack("<HI", 1, 0), struct.pack("<HI", 1, 5) + b"abc",
+        struct.pack("<HI", 1, 3) + b"abcd", struct.pack("<H", 65535) + b"x" * 100, b"x" * (LONGEST_NBYTES + 1),
+    ],
+)  # fmt: skip
+def test_malformed_datagrams_are_thrown_away_and_the_next_is_read(make: Make, datagram: bytes) -> None:
+    node = make()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.bind("")
+        node.pair(b"client", sender.getsockname(), hears=False)
+        sender.sendto(datagram, node.name)
+        sender.sendto(struct.pack("<HI", 1, 4) + b"good", node.name)
+    got = node.receive()
+    assert got is not None and got.header == b"good"
+
+
+def test_what_is_too_long_or_finds_no_room_or_nobody_goes_through_zeromq(make: Make) -> None:
+    client, node = pair(make)
+    assert not client.send("node", b"head", [bytes(LONGEST_NBYTES)])
+    sent = 0
+    while client.send("node", b"head", [bytes(30_000)]):
+        sent += 1
+        assert sent < 10_000
+    assert sent > 0 and client.knows("node")  # there may be room again
+    node.close()
+    assert not client.send("node", b"head", []) and not client.knows("node")
+
+
+def test_who_is_forgotten_is_neither_heard_nor_written_to(make: Make) -> None:
+    client, node = pair(make)
+    client.send("node", b"one", [])
+    node.receive()
+    node.forget(b"client")
+    client.send("node", b"two", [])
+    assert node.receive() is None and not node.knows(b"client")
+
+
+def test_endpoints_that_are_paired_use_it_and_fall_back_when_it_fails() -> None:
+    runtime = RealRuntime("test")
+    node, client = runtime.endpoint("127.0.0.1:0"), runtime.endpoint(None)
+
+    def delivery(endpoint: object) -> Delivery:
+        for _ in range(100):
+            event = endpoint.receive(1.0)  # type: ignore[attr-defined]
+            if isinstance(event, Delivery):
+                return event
+        raise AssertionError("nothing came")
+
+    try:
+        client.send(node.address, b"one")
+        assert client.receive(5.0) == Connected(node.address)
+        first = delivery(node)
+        node.pair(first.route, client.direct, False)
+        client.pair(node.address, node.direct, True)
+        client.send(node.address, b"two")
+        assert delivery(node) == Delivery(first.route, b"two", [])
+        node.send(first.route, b"back", [bytes(100_000)])
+        assert delivery(client).header == b"back"
+        node._direct.close()  # type: ignore[attr-defined]
+        client.send(node.address, b"three")
+        assert delivery(node) == Delivery(first.route, b"three", [])
+    finally:
+        client.close()
+        node.close()
