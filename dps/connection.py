@@ -37,6 +37,7 @@ from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array, Message
 from dps.variables.layout import split
 from dps.variables.plan import Plan
+from dps.variables.rowlists import LEAST, RowLists
 
 log = logging.getLogger("dps")
 
@@ -77,6 +78,7 @@ class Connection:
         self.lanes = Lanes(runtime, self.caller)
         self.compression: Compression | None = None
         """How the session's gradients and values travel; None: as they are."""
+        self.row_lists = RowLists(1 if runtime.simulated else LEAST)
         self.aborted = False
         """A ps has said that this epoch or incarnation is over; `reopen` is due."""
         self.abort: Callable[[], None]

@@ -1,71 +1,274 @@
-"""Rows of a variable, asked from the ps that have them."""
+"""Rows of a variable, asked from all ps that have some of them at once."""
 
 from __future__ import annotations
 
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dps.actors.messages import Failed, Waiting
 from dps.actors.requests import Request
-from dps.connection import SLICE_S, Connection
-from dps.errors import Aborted, DeadlineExceeded
-from dps.protocol import Lookup, Rows
+from dps.connection import Connection
+from dps.errors import DpsError, Unavailable
+from dps.lanes import Lane
+from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
 from dps.transport.wire import Array, Message
 from dps.variables.layout import check_rows
+from dps.variables.plan import Part, VariableSpec
+from dps.variables.rowlists import RowList
+from dps.variables.transfers import SIMULATED_BLOCK, Transfer
+
+NOTHING = np.empty(0)
+RECYCLED_NBYTES = 1 << 16
+"""Results from this size on lie in memory that is used again when nobody has them any more."""
 
 
-def lookup_rows(connection: Connection, name: str, rows: Any, deadline: float) -> Array:
-    """Rows of a variable from the ps that have them, in the caller's order. Raises Aborted for a new epoch."""
-    plan = connection.plan
-    if name not in plan.by_name:
-        raise ValueError(f"no variable {name!r}; there are {list(plan.by_name)[:10]}")
-    spec = plan.variables[plan.by_name[name]]
-    indices = np.asarray(rows)
-    if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
-        raise ValueError(f"rows are integers of shape (n,), got {indices.dtype} {indices.shape}")
-    if not spec.shape:
-        raise ValueError(f"{name} is a scalar; it has no rows")
-    check_rows(spec, indices)
-    indices = indices.astype(np.int64)
-    out = np.empty((len(indices), *spec.shape[1:]), spec.dtype)
-    min_step = connection.local_step if connection.sync else 0
-    waits: list[tuple[Request, _Found]] = []
-    for part in plan.parts_of[plan.by_name[name]]:
-        inside = np.flatnonzero((indices >= part.row0) & (indices < part.row0 + part.shape[0]))
-        if len(inside):
-            found = _Found(connection, out, inside)
-            message = Lookup(connection.epoch, min_step, part.index, (indices[inside] - part.row0,))
-            waits.append((connection.caller.start(connection.refs[part.ps], message, found.feed), found))
-    while not connection.caller.wait(
-        [r for r, _ in waits], min(SLICE_S, max(0.0, deadline - connection.runtime.now()))
-    ):
-        connection.check_node()
-        connection.look_at_chief()
-        if connection.aborted:
-            raise Aborted("the run epoch is over")
-        if connection.runtime.now() >= deadline:
-            raise DeadlineExceeded(f"looking up rows of {name}: {connection.silent() or 'no answer'}")
-    for _, found in waits:
-        if found.error is not None:
-            raise found.error
-    return out
+class Lookups:
+    """The lookups of one session: which of them may still read a ps's memory, and memory for their results."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._recycled = _Recycled()
+        self._open: set[int] = set()
+        self._last = 0
+
+    def start(self, name: str, rows: Any, out: Array | None) -> LookupOp:
+        """Ask for rows. Raises ValueError for what is no variable, no row of it, or no array to hold the rows."""
+        plan = self.connection.plan
+        if name not in plan.by_name:
+            raise ValueError(f"no variable {name!r}; there are {list(plan.by_name)[:10]}")
+        spec = plan.variables[plan.by_name[name]]
+        if not spec.shape:
+            raise ValueError(f"{name} is a scalar; it has no rows")
+        indices = np.asarray(rows)
+        if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
+            raise ValueError(f"rows are integers of shape (n,), got {indices.dtype} {indices.shape}")
+        found = self.connection.row_lists.of(indices)
+        lowest, highest = found.ends()
+        if lowest < 0 or highest >= spec.shape[0]:
+            check_rows(spec, indices)
+        shape = (len(found.asked), *spec.shape[1:])
+        if out is not None and not (isinstance(out, np.ndarray) and (out.shape, out.dtype.str) == (shape, spec.dtype)):
+            got = f"{getattr(out, 'dtype', type(out))} {getattr(out, 'shape', '')}"
+            raise ValueError(f"out is {got}; wanted an array of {np.dtype(spec.dtype)} {shape}")
+        operation = LookupOp(self, spec, found, self.array(shape, spec.dtype) if out is None else out)
+        operation.start()
+        return operation
+
+    def array(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """Memory for rows, its contents undefined."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if nbytes < RECYCLED_NBYTES:
+            return np.empty(shape, dtype)
+        return self._recycled.take(nbytes).view(dtype).reshape(shape)
+
+    def roll_back(self) -> None:
+        """Under a new incarnation nothing is read that the last one asked for."""
+        self._open.clear()
+
+    def read_to(self) -> int:
+        """All answers up to this request number are read, or never will be."""
+        return min(self._open) - 1 if self._open else self._last
+
+    def opened(self, number: int) -> None:
+        """A request may be answered with memory to read."""
+        self._open.add(number)
+        self._last = max(self._last, number)
+
+    def closed(self, number: int) -> None:
+        """That memory is read, or nobody wants it any more."""
+        self._open.discard(number)
 
 
-class _Found:
-    """The rows of one part, put where they belong."""
+class _Recycled:
+    """Memory for rows: what nobody refers to any more is used again. Fresh memory costs as much as the copy into it."""
 
-    def __init__(self, connection: Connection, out: Array, inside: Array) -> None:
-        self._connection, self._out, self._inside = connection, out, inside
-        self.error: Exception | None = None
+    KEPT = 4
+    _OWN_REFERENCES = 3  # the list's, the loop's and getrefcount's
+
+    def __init__(self) -> None:
+        self._made: list[Array] = []
+
+    def take(self, nbytes: int) -> Array:
+        """So many bytes, undefined, for the caller to keep for as long as he likes."""
+        size = -(-nbytes // 4096) * 4096
+        for made in self._made:
+            if len(made) == size and sys.getrefcount(made) <= self._OWN_REFERENCES:
+                return made[:nbytes]
+        found: Array = np.empty(size, np.uint8)
+        self._made = [*self._made[1 - self.KEPT :], found]
+        return found[:nbytes]
+
+
+class LookupOp:
+    """One lookup: its rows come part by part, each once, and are put in the caller's order where they are not yet."""
+
+    def __init__(self, lookups: Lookups, spec: VariableSpec, rows: RowList, out: Array) -> None:
+        self._lookups, self._spec, self._out = lookups, spec, out
+        self._parts: list[_PartLookup] = []
+        self._incarnation = -1
+        plan = lookups.connection.plan
+        self._of_variable = plan.parts_of[plan.by_name[spec.name]]
+        self.sent, self._which = rows.to_read(len(self._of_variable))
+        self._in_place = self._which is None and out.flags.c_contiguous
+        self._distinct: Array | None = None
+
+    def start(self) -> None:
+        """Send what is not sent yet; after a rollback all of it again."""
+        connection = self._lookups.connection
+        if self._incarnation == connection.caller.incarnation:
+            return
+        for part in self._parts:
+            part.drop()
+        self._incarnation = connection.caller.incarnation
+        found = [(part, *self.sent.range_of(part)) for part in self._of_variable]
+        asked = [(part, first, last) for part, first, last in found if first < last]
+        whole = len(asked) == 1
+        self._parts = [_PartLookup(self, self._lookups, part, first, last, whole) for part, first, last in asked]
+        connection.caller.flush()
+
+    @property
+    def complete(self) -> bool:
+        return self._incarnation == self._lookups.connection.caller.incarnation and all(
+            part.complete for part in self._parts
+        )
+
+    def requests(self) -> Sequence[Request]:
+        return self._parts
+
+    def waits_for(self) -> list[str]:
+        return [part.waits_for for part in self._parts if not part.complete]
+
+    def raise_error(self) -> None:
+        for part in self._parts:
+            if part.error is not None:
+                raise part.error
+
+    def drop(self) -> None:
+        """Nobody wants it any more."""
+        for part in self._parts:
+            part.drop()
+        self._out, self._parts = NOTHING, []
+
+    def target(self) -> Array:
+        """Where the rows go as they come, shape (rows, elements of one): the result itself where they are it."""
+        n, size = len(self.sent.rows), math.prod(self._spec.shape[1:])
+        if self._in_place:
+            return self._out.reshape(n, size)
+        if self._distinct is None:
+            self._distinct = self._lookups.array((n, size), self._spec.dtype)
+        return self._distinct
+
+    def put_all(self, rows: Array) -> None:
+        """All rows are there, in memory that is read now: into the result, in the caller's order."""
+        if self._which is None:
+            self._out[...] = rows.reshape(self._out.shape)
+        else:
+            np.take(rows.reshape(len(rows), *self._out.shape[1:]), self._which, axis=0, out=self._out, mode="clip")
+        self._distinct = None
+
+    def result(self) -> Array:
+        """The rows in the caller's order; complete operations only."""
+        if self._distinct is not None:
+            self.put_all(self._distinct)
+        found, self._out, self._parts = self._out, NOTHING, []
+        return found  # the caller's alone: a transfer and its request would keep it, and its memory from further use
+
+
+class _PartLookup(Transfer):
+    """The rows of one part: asked from its ps, over the socket or out of its memory."""
+
+    def __init__(self, operation: LookupOp, lookups: Lookups, part: Part, first: int, last: int, whole: bool) -> None:
+        connection = lookups.connection
+        super().__init__(connection.caller, part.ps, connection.abort)
+        self._operation, self._lookups, self._part = operation, lookups, part
+        self._first, self._count, self._whole = first, last - first, whole
+        self._lane: Lane = connection.lanes[part.ps]
+        self._dtype = np.dtype(connection.plan.variables[part.variable].dtype)
+        self._nbytes = self._count * part.row_size * self._dtype.itemsize
+        self._counter = -1
+        self._got: dict[int, int] = {}
+        rows = operation.sent
+        told = rows.is_told(part, connection.caller.incarnation)
+        shared = self._lane.on and 0 < self._nbytes >= connection.runtime.shared_nbytes
+        self._message = Lookup(
+            connection.epoch, connection.local_step if connection.sync else 0, part.index, rows.number,
+            lookups.read_to(), shared, () if told else (rows.within(part),),
+        )  # fmt: skip
+        self._caller.open(connection.refs[part.ps], self._message, self, 0.25 + self._nbytes / 100e6)
+        lookups.opened(self.number)
+
+    def again(self) -> Message:
+        return self._message
 
     def feed(self, message: Message) -> bool:
-        if isinstance(message, Waiting):
+        over = self._over(message)
+        if over:
+            self._lookups.closed(self.number)
+        return over
+
+    def _over(self, message: Message) -> bool:
+        common = self._common(message)
+        if common is not None:
+            return common
+        if isinstance(message, RowsUnknown):
+            self._change(replace(self._message, arrays=(self._operation.sent.within(self._part),)))
             return False
-        if isinstance(message, Failed):
-            self.error = message.exception()
+        if isinstance(message, SharedRows):
+            return self._read(message)
+        return isinstance(message, Rows) and len(message.arrays) == 1 and self._take(message, message.arrays[0])
+
+    def _change(self, message: Lookup) -> None:
+        self._message = message
+        self._caller.send(self, message)
+
+    def _read(self, message: SharedRows) -> bool:
+        """Out of the ps's memory; where that fails the rows are asked for over the socket, under the same number."""
+        try:
+            memory = self._lane.attach(message.memory)
+            if len(memory) < self._nbytes:
+                raise Unavailable(f"the ps's memory has {len(memory)} bytes for an answer of {self._nbytes}")
+        except DpsError as error:
+            self._lane.give_up(error)
+            self._change(replace(self._message, shared=False))
+            return False
+        rows = self._steady(memory[: self._nbytes]).view(self._dtype).reshape(self._count, self._part.row_size)
+        if self._whole:
+            self._operation.put_all(rows)
+        else:
+            self._operation.target()[self._first : self._first + self._count] = rows
+        return True
+
+    def _steady(self, memory: Array) -> Array:
+        """In the simulator a copy in blocks, so that a writer who does not wait for readers is found out."""
+        runtime = self._caller.runtime
+        if not runtime.simulated:
+            return memory
+        copied = np.empty_like(memory)
+        for at in range(0, len(memory), SIMULATED_BLOCK):
+            copied[at : at + SIMULATED_BLOCK] = memory[at : at + SIMULATED_BLOCK]
+            runtime.preempt()
+        return copied
+
+    def _take(self, message: Rows, rows: Array) -> bool:
+        """A piece. Pieces of two versions, after a resend, are never mixed: a higher one starts anew."""
+        fits = rows.ndim == 2 and rows.shape[1] == self._part.row_size and rows.dtype == self._dtype
+        if not fits or not 0 <= message.first <= self._count - len(rows) or message.counter < self._counter:
+            return False
+        if message.counter > self._counter:
+            self._counter, self._got = message.counter, {}
+        if self._whole and len(rows) == self._count:
+            self._operation.put_all(rows)
             return True
-        if isinstance(message, Rows) and len(message.arrays) == 1:
-            self._out[self._inside] = message.arrays[0]
-            return True
-        return False
+        first = self._first + message.first
+        self._operation.target()[first : first + len(rows)] = rows
+        self._got[message.first] = len(rows)
+        return sum(self._got.values()) >= self._count
+
+    def drop(self) -> None:
+        """Late answers are for nobody."""
+        self._caller.drop(self)
+        self._lookups.closed(self.number)

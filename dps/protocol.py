@@ -81,22 +81,48 @@ class NotNewer(Message):
 @kind(13)
 @dataclass(frozen=True, slots=True)
 class Lookup(Message):
-    """Rows of one part; `arrays` is one int64 array of row numbers within the part."""
+    """Rows of one part; `arrays` is one int64 array of row numbers within the part, or nothing where the part's ps has
+    the session's list of this number already (it answers with RowsUnknown where it does not)."""
 
     epoch: int
     min_step: int
     part: int
+    listed: int = 0
+    """The session's number for these row numbers; 0: they are not kept."""
+    read: int = 0
+    """All answers to lookups up to this request number are read, or never will be."""
+    shared: bool = False
+    """The asker can read the ps's memory: answer with SharedRows where that is possible."""
     arrays: tuple[Array, ...] = ()
 
 
 @kind(14)
 @dataclass(frozen=True, slots=True)
 class Rows(Message):
-    """The rows that were looked up, in their order, shape (rows, ...)."""
+    """Some of the rows that were looked up, in their order, from `first` on, shape (rows, elements of one)."""
 
     epoch: int
     counter: int
+    first: int
     arrays: tuple[Array, ...] = ()
+
+
+@kind(19)
+@dataclass(frozen=True, slots=True)
+class SharedRows(Message):
+    """All rows that were looked up lie at the beginning of this memory, until a Lookup says that they are read."""
+
+    epoch: int
+    counter: int
+    memory: list[int]
+
+
+@kind(28)
+@dataclass(frozen=True, slots=True)
+class RowsUnknown(Message):
+    """The list of this number is not here (any more); send the row numbers themselves."""
+
+    listed: int
 
 
 @kind(15)
@@ -141,7 +167,7 @@ class Probed(Message):
     direct: bytes = b""
 
 
-@kind(19)
+@kind(29)
 @dataclass(frozen=True, slots=True)
 class Changes(Message):
     """One piece of what changed in the values since the version `base`, as `dps.variables.deltas` describes."""
@@ -159,15 +185,20 @@ class Changes(Message):
 # -- push -------------------------------------------------------------------------------------------------
 
 EMPTY, RUN, PARTS, SHARED = 0, 1, 2, 3
+DENSE, ROWS, LISTED, PACKED = 0, 1, 2, 3
 
 
 @kind(20)
 @dataclass(frozen=True, slots=True)
 class Push(Message):
-    """One piece of a push. Form EMPTY: nothing for this shard; RUN: bytes of the dense run at `offsets`;
-    PARTS: `parts` lists [part index, rows?], each with one array (dense) or two (row numbers, values), or [part index,
-    and a form of `dps.variables.packed`], each with its bytes; SHARED: the dense run lies in the sender's memory,
-    `parts` is that memory's name and the offset in it."""
+    """One piece of a push. Form EMPTY: nothing for this shard; RUN: bytes of the dense run at `offsets`; PARTS:
+    `parts` lists [part index, how, list, place]; SHARED: the dense run lies in the sender's memory, `parts` is that
+    memory's name and the offset in it.
+
+    In PARTS `how` is DENSE, ROWS (an array of int64 row numbers comes first, kept as the session's list of that number,
+    0: not kept) or LISTED (the list was sent before). The values are the next array, or where `place` says, which is
+    a memory of the sender's and an offset in it, or empty. PACKED: the next array is bytes, `place` the form of
+    `dps.variables.packed` that they have."""
 
     epoch: int
     number: int

@@ -11,13 +11,14 @@ import numpy as np
 from dps.actors.caller import Caller
 from dps.connection import Connection
 from dps.lanes import Run, Runs
-from dps.protocol import APPLIED, EMPTY, REFUSED, WINDOW
+from dps.partial import PartRuns, PartsPush
+from dps.protocol import APPLIED, REFUSED, WINDOW
 from dps.protocol import Push as PushMessage
 from dps.reply import Push
-from dps.variables.layout import Gradient, fill_run, is_whole, parts_of_shard
+from dps.variables.layout import Gradient, fill_run, is_whole
 from dps.variables.packed import PackedGradient
 from dps.variables.plan import Plan, ShardLayout
-from dps.variables.transfers import About, PushTransfer, parts_message, run_pieces, shared_message
+from dps.variables.transfers import About, PushTransfer, run_pieces, shared_message
 from dps.variables.tree import Rows
 from dps.waiting import Waiter
 
@@ -124,6 +125,7 @@ class Pushes:
         self._connection, self._waiter, self._settled = connection, waiter, settled
         self._under_way: list[PushOp] = []
         self._runs = Runs(connection.runtime, connection.lanes)
+        self._part_runs = PartRuns(connection)
         self._buffers: list[dict[int, Run]] = []
         """Of `gradients`: the user's to fill."""
         self._begin_epoch()
@@ -141,7 +143,7 @@ class Pushes:
     def start(self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None) -> PushOp:
         """Send a push; blocks while the send window is full."""
         operation = push_shards(
-            self._connection, gradients, self.numbers, self.pulled, self._runs, self._buffers,
+            self._connection, gradients, self.numbers, self.pulled, self._runs, self._part_runs, self._buffers,
             lambda: self._make_room(timeout), loss,
         )  # fmt: skip
         self._under_way.append(operation)
@@ -209,6 +211,7 @@ class Pushes:
         if self._connection.compression is not None:
             self._connection.compression.forget()
         self._runs.forget()
+        self._part_runs.forget()
         for runs in self._buffers:
             for run in runs.values():
                 run.reader = None  # every ps has forgotten the incarnation that lent it
@@ -240,6 +243,7 @@ def push_shards(
     numbers: dict[int, int],
     counters: Mapping[int, int],
     runs: Runs,
+    part_runs: PartRuns,
     buffers: list[dict[int, Run]],
     make_room: Callable[[], int],
     loss: Any = None,
@@ -257,9 +261,14 @@ def push_shards(
     for ps in connection.plan.ps:
         about = About(connection.epoch, numbers[ps] + 1, step, counters[ps], clock if ps == connection.step_ps else 0)
         run = _filled_run(connection, gradients, ps, runs, buffers)
-        pieces = _parts(connection.plan, gradients, ps, about) if run is None else _pieces(connection, ps, run, about)
-        if pieces[0].form == EMPTY and not connection.sync and ps != connection.step_ps:
+        if run is None:
+            parts = PartsPush(connection, gradients, ps, about, part_runs)
+            if parts.empty and not connection.sync and ps != connection.step_ps:
+                continue
+            numbers[ps] += 1
+            operation.sent(ps, _sent_parts(connection, ps, parts))
             continue
+        pieces = _pieces(connection, ps, run, about)
         numbers[ps] += 1
         operation.sent(ps, _sent(connection, ps, pieces, run, about))
     return operation
@@ -276,6 +285,19 @@ def _sent(connection: Connection, ps: int, pieces: list[PushMessage], run: Run |
     )  # fmt: skip
     if run is not None:
         run.reader = transfer
+    return transfer
+
+
+def _sent_parts(connection: Connection, ps: int, parts: PartsPush) -> PushTransfer:
+    """One shard's part of a push of some variables, on its way: large ones at once, while the next is gathered."""
+    shared = parts.run is not None and parts.run.memory is not None
+    transfer = PushTransfer(
+        connection.caller, connection.refs[ps], ps, parts.messages(), connection.sync and ps != connection.step_ps,
+        connection.abort, parts.over_the_socket if shared else None, parts.in_full,
+    )  # fmt: skip
+    if parts.run is not None:
+        parts.run.reader = transfer
+        connection.caller.flush()
     return transfer
 
 
@@ -305,11 +327,6 @@ def _pieces(connection: Connection, ps: int, run: Run, about: About) -> list[Pus
     if run.memory is not None and connection.lanes[ps].on:
         return shared_message(layout, run.memory.name, about)
     return run_pieces(layout, run.bytes, connection.runtime.piece_nbytes, about)
-
-
-def _parts(plan: Plan, gradients: Mapping[int, Gradient], ps: int, about: About) -> list[PushMessage]:
-    """The message for a push of some variables, or of none."""
-    return [parts_message(parts_of_shard(plan, plan.layouts[ps], gradients), about)]
 
 
 def _own_run(

@@ -18,7 +18,7 @@ from dps.connection import Connection
 from dps.errors import DeadlineExceeded, DpsError
 from dps.hooks import Chain, CheckpointSaver, Hook
 from dps.hooks.scalars import Scalars
-from dps.lookup import lookup_rows
+from dps.lookup import Lookups
 from dps.optim import Optimizer, checked
 from dps.prefetching import prefetched
 from dps.protocol import Restore, Save, Saved
@@ -143,6 +143,7 @@ class Session:
             self._compression.check(connection.plan)
         self._pushes = Pushes(connection, self._waiter, self._settled)
         self._pulls = Pulls(connection, self._waiter, self._pushes, params)
+        self._lookups = Lookups(connection)
         self._hooks.call("after_create_session", self)
 
     def _tell(self, plan: Plan) -> None:
@@ -220,13 +221,29 @@ class Session:
         finally:
             leases.release()
 
-    def lookup(self, name: str, rows: Any, timeout: float | None = None) -> Array:
-        """Rows of a variable, shape (len(rows), ...); rows are integers (n,). Blocks."""
+    def lookup(self, name: str, rows: Any, timeout: float | None = None, out: Array | None = None) -> Array:
+        """Rows of a variable, shape (len(rows), ...), in the order of `rows`, integers (n,), which may repeat. Blocks.
+
+        `out`: an array of that shape and the variable's dtype to fill and return.
+        """
         self._waiter.check_open()
-        found: Array = self._waiter.retrying(
-            lambda deadline: lookup_rows(self._connection, name, rows, deadline), timeout
-        )
-        return found
+        operation = self._lookups.start(name, rows, out)
+        try:
+            self._waiter.wait(operation, timeout, f"looking up rows of {name}")
+            return operation.result()
+        finally:
+            operation.drop()
+
+    def lookup_async(self, name: str, rows: Any, out: Array | None = None) -> Reply[Array]:
+        """As `lookup`, but returns at once with a Reply; `out` is filled when its result is there."""
+        self._waiter.check_open()
+        operation = self._lookups.start(name, rows, out)
+
+        def finish(timeout: float | None) -> Array:
+            self._waiter.wait(operation, timeout, f"looking up rows of {name}")
+            return operation.result()
+
+        return Reply(finish, lambda: self._waiter.poll(operation), lambda: None)
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -295,6 +312,7 @@ class Session:
         """The session takes part again, under a new incarnation and often in a new run epoch."""
         connection = self._connection
         self._pulls.roll_back()
+        self._lookups.roll_back()
 
         def tell() -> None:
             if new_epoch:

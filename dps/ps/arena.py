@@ -134,10 +134,12 @@ class ArenaMemory:
         """Fill a range of a slot, or of the values, before the shard is published."""
         (self.values if slot is None else self.slots[slot])[start : start + data.size] = data
 
-    def gather(self, part: Part, start: int, rows: Array) -> Array:
-        """Copies of rows of the part that begins at `start`, shape (len(rows), dim); the row numbers are in range."""
+    def gather(self, part: Part, start: int, rows: Array, out: Array | None = None) -> Array:
+        """Copies of rows of the part that begins at `start`, shape (len(rows), dim), in `out` where it is given.
+
+        The row numbers are in range."""
         table = self.values[start : start + part.size].reshape(part.shape[0], part.row_size)
-        out = np.empty((len(rows), part.row_size), table.dtype)
+        out = np.empty((len(rows), part.row_size), table.dtype) if out is None else out
         row_kernels.gather(table, rows, out)
         return out
 

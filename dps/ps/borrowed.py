@@ -1,4 +1,4 @@
-"""Memory of sessions on this machine, from which their gradients are read in place."""
+"""What one session's messages name: its memory on this machine, which is read in place, and its row lists."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import OrderedDict
 import numpy as np
 
 from dps.errors import ProtocolError
+from dps.ps.rowlists import RowLists
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 
@@ -15,10 +16,12 @@ KEPT = 32
 
 
 class Borrowed:
-    """What one session's pushes name. Attached once; the least used goes when there are too many."""
+    """Memory is attached once; the least used goes when there are too many."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self.rows = RowLists()
+        """The row lists that its messages name."""
         self._attached: OrderedDict[tuple[int, ...], Array] = OrderedDict()
         self._runs: dict[tuple[int, ...], Array] = {}
         """What was named before and is still attached: by memory, offset and length."""

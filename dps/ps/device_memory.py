@@ -83,14 +83,14 @@ class DeviceMemory(ArenaMemory):
                 device.to_device(data, out=self._array(slot)[start : start + data.size])
             self._stale = True
 
-    def gather(self, part: Part, start: int, rows: Array) -> Array:
+    def gather(self, part: Part, start: int, rows: Array, out: Array | None = None) -> Array:
         shape = (len(rows), part.row_size)
         if not shape[0] * shape[1]:
             return np.empty(shape, self.arena.dtype)
         with self._gpu:
-            out = self._staged("values", np.dtype(self.arena.dtype), shape)
-            cuda.gather(self._table(self._values, part, start), self._sent("rows", rows), out)
-            return np.asarray(device.to_host(out))
+            found = self._staged("values", np.dtype(self.arena.dtype), shape)
+            cuda.gather(self._table(self._values, part, start), self._sent("rows", rows), found)
+            return np.asarray(device.to_host(found) if out is None else device.to_host(found, out))
 
     def update(self, index: int, start: int, gradient: Array, t: int, step: int, scale: float) -> None:
         assert self.optimizer is not None

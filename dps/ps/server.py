@@ -11,6 +11,7 @@ from dps.actors.ref import Sender
 from dps.checkpoint import load
 from dps.errors import Aborted, ProtocolError, Unavailable
 from dps.protocol import (
+    PARTS,
     SHARED,
     AskStats,
     Configure,
@@ -30,11 +31,13 @@ from dps.protocol import (
     PushStatus,
     Release,
     Report,
+    RowsUnknown,
     SaveShard,
     Stats,
 )
 from dps.ps.memory import check_device
 from dps.ps.modes import AsyncMode, BoundedMode
+from dps.ps.parts import unknown_list
 from dps.ps.saving import restore
 from dps.ps.shard import Mode, Shard
 from dps.ps.staging import Staged
@@ -164,7 +167,7 @@ class PsActor(Actor):
         self.node.answer(sender, Probed(self._probe.name, self._probe.array.tobytes(), direct))
 
     def on_Lookup(self, message: Lookup, sender: Sender) -> None:
-        self._shard(message.epoch).look_up(sender, message)
+        self._shard(message.epoch).lookups.ask(sender, message)
 
     def on_Enter(self, message: Enter, sender: Sender) -> None:
         shard = self._shard(message.epoch)
@@ -195,13 +198,17 @@ class PsActor(Actor):
                 f"push {message.number} is out of reach: {ledger.done} are done, the window is {ledger.window}"
             )
         staged = ledger.staged.get(message.number)
+        session = shard.borrowed[sender.incarnation]
+        if message.form == PARTS and (missing := unknown_list(message, session)):
+            self.node.answer(sender, RowsUnknown(missing))
+            return
         borrowed = None
         if message.form == SHARED:
             if message.nbytes != shard.layout.gradient_nbytes:
                 raise ProtocolError(
                     f"a dense push to this shard has {shard.layout.gradient_nbytes} bytes, got {message.nbytes}"
                 )
-            borrowed = shard.borrowed[sender.incarnation].run(message.parts, shard.layout.nbytes)
+            borrowed = session.run(message.parts, shard.layout.nbytes)
         if staged is None:
             staged = Staged(
                 ledger.task, sender.incarnation, message.number, message.step, message.counter, message.form,
@@ -219,7 +226,7 @@ class PsActor(Actor):
         if borrowed is not None:
             staged.borrow(borrowed, shard.layout, check_finite)
         else:
-            staged.add(message, shard.layout, check_finite)
+            staged.add(message, shard.layout, check_finite, session)
         if staged.whole:
             self._release_credit(key)
             shard.mode.whole(staged, sender)

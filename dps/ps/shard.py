@@ -16,18 +16,17 @@ from dps.protocol import (
     NO_BASE,
     WINDOW,
     Changes,
-    Lookup,
     Members,
     NotNewer,
     Pull,
     Pushed,
     Release,
-    Rows,
     SharedValues,
     Values,
 )
 from dps.ps.borrowed import Borrowed
 from dps.ps.lending import Lending
+from dps.ps.lookups import Lookups
 from dps.ps.notices import Notices
 from dps.ps.packing import Packing
 from dps.ps.saving import Saving
@@ -98,6 +97,7 @@ class Shard:
         self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
         self.staleness: dict[str, int] = {}
         self.lending = Lending(self.store)
+        self.lookups = Lookups(self)
         self.notices = Notices(node)
         self._packing = Packing(self.store)
         self._reads: dict[tuple[Any, int], _Read] = {}
@@ -137,6 +137,7 @@ class Shard:
         self.ledgers.pop(incarnation, None)
         self.borrowed.pop(incarnation, None)
         self.lending.forget(incarnation)
+        self.lookups.forget(incarnation)
         for key in [k for k, read in self._reads.items() if read.sender.incarnation == incarnation]:
             del self._reads[key]
 
@@ -183,6 +184,7 @@ class Shard:
             elif not self._has_to_wait(read.sender, read.pull):
                 del self._reads[key]
                 self._answer(read)
+        self.lookups.wake()
 
     def _has_to_wait(self, sender: Sender, pull: Pull) -> bool:
         return (
@@ -299,20 +301,6 @@ class Shard:
             if arena.offset <= offset < arena.offset + arena.nbytes:
                 return values.view(np.uint8)[offset - arena.offset : offset - arena.offset + nbytes]
         raise AssertionError(f"no arena at byte {offset}")
-
-    def look_up(self, sender: Sender, message: Lookup) -> None:
-        """Answer with copies of rows of a part."""
-        self.ledger(sender, message.epoch)
-        if self.store.step < message.min_step:
-            self.node.answer(sender, Waiting(f"{self.node.name} is at step {self.store.step}"))
-            return
-        if message.part not in self.layout.place or len(message.arrays) != 1:
-            raise ValueError(f"part {message.part} is not on {self.node.name}")
-        rows = message.arrays[0]
-        if rows.dtype != np.int64 or rows.ndim != 1:
-            raise ValueError(f"row numbers are int64 of shape (n,), got {rows.dtype} {rows.shape}")
-        found = self.store.gather(self.plan.parts[message.part], rows.copy())
-        self.node.answer(sender, Rows(self.epoch, self.store.counter, (found,)))
 
 
 class _Copy(Lease):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from dps.errors import ProtocolError
 from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push, Pushed
-from dps.ps.store import RowGradient, Update, is_finite, row_gradient
-from dps.ps.unpacking import unpack
+from dps.ps.borrowed import Borrowed
+from dps.ps.parts import Parts
+from dps.ps.store import RowGradient, Update, is_finite
 from dps.transport.wire import Array
-from dps.variables.plan import Part, ShardLayout
+from dps.variables.plan import ShardLayout
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Staged:
     clock: int = 0
     whole: bool = False
     borrowed: bool = False
-    """The run lies in memory of the session's."""
+    """Its values lie in memory of the session's."""
     touched_at: float = 0.0
     run: Array | None = None
     parts: dict[int, Array | RowGradient] = field(default_factory=dict)
@@ -44,8 +44,9 @@ class Staged:
         """The place of the push in the order of summation: task, incarnation, number."""
         return (self.task, self.incarnation, self.number)
 
-    def add(self, piece: Push, layout: ShardLayout, check_finite: bool) -> None:
-        """Take a piece. Raises ProtocolError for one that does not belong; a bad gradient sets `problem`."""
+    def add(self, piece: Push, layout: ShardLayout, check_finite: bool, session: Borrowed | None = None) -> None:
+        """Take a piece; `session` has what one of form PARTS names. Raises ProtocolError for one that does not belong,
+        Unavailable for memory out of reach; a bad gradient sets `problem`."""
         if self.whole:
             return
         if {piece.form, self.form} <= {RUN, SHARED}:
@@ -56,7 +57,7 @@ class Staged:
             self._add_run(piece, layout, check_finite)
             return
         if self.form == PARTS:
-            self._add_parts(piece, layout, check_finite)
+            self._add_parts(piece, layout, check_finite, session)
         elif self.form != EMPTY or piece.arrays or piece.parts:
             raise ProtocolError(f"push {self.number} has form {self.form}; wanted 0 (nothing), 1 (run) or 2 (parts)")
         self.whole = True
@@ -71,8 +72,16 @@ class Staged:
 
     def own(self) -> None:
         """Copy what is borrowed: the session may go on before the push is applied."""
-        if self.borrowed and self.run is not None:
-            self.run, self.borrowed = self.run.copy(), False
+        if not self.borrowed:
+            return
+        self.borrowed = False
+        if self.run is not None:
+            self.run = self.run.copy()
+        for index, gradient in self.parts.items():
+            if isinstance(gradient, RowGradient):
+                self.parts[index] = RowGradient(gradient.rows, gradient.values.copy())
+            else:
+                self.parts[index] = gradient.copy()
 
     def _add_run(self, piece: Push, layout: ShardLayout, check_finite: bool) -> None:
         if self.nbytes != layout.gradient_nbytes:
@@ -103,37 +112,11 @@ class Staged:
         self._got_nbytes += nbytes
         return True
 
-    def _add_parts(self, piece: Push, layout: ShardLayout, check_finite: bool) -> None:
-        arrays = list(piece.arrays)
-        for described in piece.parts:
-            part, form = _described(described, layout)
-            if len(arrays) < 1 + (form is True) or part.index in self.parts:
-                raise ProtocolError(f"push {self.number} has too few arrays for its parts, or a part twice")
-            try:
-                gradient = self._gradient(part, form, arrays, layout)
-                if check_finite and not is_finite(gradient.values if isinstance(gradient, RowGradient) else gradient):
-                    raise ValueError(f"the gradient of {part.name} has NaN or infinite values")
-                self.parts[part.index] = gradient
-            except ValueError as error:
-                self.problem = self.problem or str(error)
-        if arrays:
-            raise ProtocolError(f"push {self.number} has {len(arrays)} arrays too many")
-
-    def _gradient(
-        self, part: Part, form: bool | list[Any], arrays: list[Array], layout: ShardLayout
-    ) -> Array | RowGradient:
-        dtype = np.dtype(layout.arenas[layout.place[part.index][0]].dtype)
-        if isinstance(form, list):
-            return unpack(form, part, dtype, arrays.pop(0))
-        rows = arrays.pop(0) if form else None
-        values = arrays.pop(0)
-        if values.dtype != dtype:
-            raise ValueError(f"the gradient of {part.name} is {values.dtype}; the variable is {dtype}")
-        if rows is not None:
-            return row_gradient(part, rows, values)
-        if values.shape != part.shape:
-            raise ValueError(f"the gradient of {part.name} has shape {values.shape}; the variable has {part.shape}")
-        return values.copy()
+    def _add_parts(self, piece: Push, layout: ShardLayout, check_finite: bool, session: Borrowed | None) -> None:
+        if session is None:
+            raise ProtocolError(f"push {self.number}: nothing is known of its session")
+        found = Parts(piece, layout, session, check_finite)
+        self.parts, self.problem, self.borrowed = found.gradients, found.problem, found.borrowed
 
     def update(self, layout: ShardLayout) -> Update:
         """What the store applies for this push alone."""
@@ -145,18 +128,6 @@ class Staged:
 def run_arrays(run: Array, layout: ShardLayout) -> list[Array]:
     """The gradients of all arenas in a run of bytes, flat."""
     return [run[a.offset : a.offset + a.nbytes].view(a.dtype) for a in layout.arenas]
-
-
-def _described(described: Any, layout: ShardLayout) -> tuple[Part, bool | list[Any]]:
-    """A part, and whether it comes as rows, or the form in which it is packed."""
-    packed = isinstance(described, list) and len(described) > 1 and isinstance(described[1], str)
-    fits = isinstance(described, list) and (packed or len(described) == 2) and type(described[0]) is int
-    if not fits or described[0] not in layout.place:
-        raise ProtocolError(f"{described!r} describes no part of this shard")
-    arena = layout.arenas[layout.place[described[0]][0]]
-    if arena.optimizer is None:
-        raise ProtocolError(f"part {described[0]} is not trained; it takes no gradient")
-    return next(p for p in arena.parts if p.index == described[0]), described[1:] if packed else bool(described[1])
 
 
 def _not_finite(run: Array, layout: ShardLayout, offset: int, nbytes: int) -> str:

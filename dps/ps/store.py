@@ -131,13 +131,14 @@ class Store:
         index, start = self.layout.place[part.index]
         return self.arenas[index].values[start : start + part.size].reshape(part.shape)
 
-    def gather(self, part: Part, rows: Array) -> Array:
-        """Copies of rows of a part, shape (len(rows), ...); ValueError when a row is not there."""
+    def gather(self, part: Part, rows: Array, out: Array | None = None) -> Array:
+        """Copies of rows of a part, shape (len(rows), ...), in `out` (len(rows), elements of one) where it is given;
+        ValueError when a row is not there."""
         if not part.shape:
             raise ValueError(f"{part.name} is a scalar; it has no rows to look up")
         _check_rows(part, rows)
         index, start = self.layout.place[part.index]
-        return self.arenas[index].gather(part, start, rows).reshape(len(rows), *part.shape[1:])
+        return self.arenas[index].gather(part, start, rows, out).reshape(len(rows), *part.shape[1:])
 
     # -- writing, on the ps's thread -------------------------------------------------------------------------
 
@@ -260,21 +261,6 @@ def _check_rows(part: Part, rows: Array) -> None:
             f"a row number of {part.name} is out of range: got {rows.min()} to {rows.max()}, "
             f"wanted 0 to {part.shape[0] - 1}"
         )
-
-
-def row_gradient(part: Part, rows: Array, values: Array) -> RowGradient:
-    """Rows of one push, checked, with duplicates summed. Raises ValueError with what was got and wanted."""
-    if not part.shape:
-        raise ValueError(f"{part.name} is a scalar; its gradient cannot come as rows")
-    if rows.ndim != 1 or rows.dtype != np.int64 or values.shape != (len(rows), *part.shape[1:]):
-        raise ValueError(
-            f"rows of {part.name}: got indices {rows.dtype} {rows.shape} and values {values.shape}; wanted int64 (n,) "
-            f"and (n, {', '.join(map(str, part.shape[1:]))})"
-        )
-    private = rows.copy()
-    _check_rows(part, private)
-    unique, sums, _ = row_kernels.sum_duplicate_rows(private, values.reshape(len(private), part.row_size))
-    return RowGradient(unique, sums)
 
 
 def is_finite(array: Array) -> bool:

@@ -9,8 +9,9 @@ import numpy as np
 
 from dps.optim import counts_updates
 from dps.transport.wire import Array
-from dps.variables.packed import PackedGradient
+from dps.variables.packed import Packed, PackedGradient
 from dps.variables.plan import Part, Plan, ShardLayout, VariableSpec
+from dps.variables.rowlists import RowLists, RowsOfPart
 from dps.variables.tree import Rows, to_array
 
 Gradient = Array | Rows | PackedGradient
@@ -99,7 +100,7 @@ def _checked_rows(spec: VariableSpec, gradient: Rows) -> Rows:
             f"{(len(indices), *spec.shape[1:])}"
         )
     check_rows(spec, indices)
-    return Rows(indices.astype(np.int64), values)
+    return Rows(indices.astype(np.int64, copy=False), values)
 
 
 def check_rows(spec: VariableSpec, indices: Array) -> None:
@@ -129,24 +130,23 @@ def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient],
             view[...] = source
 
 
-def parts_of_shard(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient]) -> list[tuple[int, Any]]:
-    """The gradients that a shard gets part by part: arrays, `Packed`, or (row numbers within the part, values)."""
-    found: list[tuple[int, Any]] = []
+def parts_of_shard(
+    plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], lists: RowLists
+) -> list[tuple[int, Array | RowsOfPart | Packed]]:
+    """The gradients that a shard gets part by part, with the part's index."""
+    found: list[tuple[int, Array | RowsOfPart | Packed]] = []
     for arena in layout.arenas:
         for part in arena.parts:
             gradient = gradients.get(part.variable)
-            parts = len(plan.parts_of[part.variable])
             if isinstance(gradient, PackedGradient):
                 found.append((part.index, gradient.parts[part.index]))
             elif isinstance(gradient, Rows):
-                inside = slice(None) if parts == 1 else (gradient.indices >= part.row0) & (
-                    gradient.indices < part.row0 + part.shape[0]
-                )  # fmt: skip
-                rows = gradient.indices[inside] - (0 if parts == 1 else part.row0)
+                rows = lists.of(gradient.indices).of_part(part, gradient.values, len(plan.parts_of[part.variable]))
                 # t is the variable's: parts without a row in this push count it, too
-                if len(rows) or (len(gradient.indices) and counts_updates(plan.variables[part.variable].optimizer)):
-                    found.append((part.index, (rows, np.ascontiguousarray(gradient.values[inside]))))
+                counts = len(gradient.indices) and counts_updates(plan.variables[part.variable].optimizer)
+                if rows.last > rows.first or counts:
+                    found.append((part.index, rows))
             elif gradient is not None:
-                source = split(gradient, part, parts)  # ascontiguousarray makes a row of a scalar
-                found.append((part.index, np.ascontiguousarray(source).reshape(source.shape)))
+                source = split(gradient, part, len(plan.parts_of[part.variable]))
+                found.append((part.index, np.ascontiguousarray(source).reshape(source.shape)))  # a scalar stays one
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,8 +15,6 @@ from dps.actors.requests import Request
 from dps.errors import Aborted, DpsError, Unavailable
 from dps.protocol import (
     APPLIED,
-    EMPTY,
-    PARTS,
     RUN,
     SHARED,
     Credit,
@@ -27,11 +25,11 @@ from dps.protocol import (
     PushHeld,
     PushMissing,
     PushStatus,
+    RowsUnknown,
     SharedValues,
     Values,
 )
 from dps.transport.wire import Array, Message
-from dps.variables.packed import Packed
 from dps.variables.plan import ShardLayout
 
 SIMULATED_BLOCK = 64
@@ -220,12 +218,13 @@ class PushTransfer(Transfer):
         only_held: bool,
         aborted: Callable[[], None],
         otherwise: Callable[[Exception], list[Push]] | None = None,
+        in_full: Callable[[], list[Push]] | None = None,
     ) -> None:
         """`only_held`: that the ps has the push whole is all that this transfer is for (sync, not the step ps).
-        `otherwise` gives other pieces where the ps cannot reach the memory that `pieces` name.
-        Leaves at the next flush."""
+        `otherwise` gives other pieces where the ps cannot reach the memory that `pieces` name, `in_full` where it does
+        not have a row list that they name. Leaves at the next flush."""
         super().__init__(caller, ps, aborted)
-        self._otherwise = otherwise
+        self._otherwise, self._in_full = otherwise, in_full
         self._pieces, self._only_held = pieces, only_held
         self._push, self._epoch = pieces[0].number, pieces[0].epoch
         self.result: Pushed | None = None
@@ -251,6 +250,10 @@ class PushTransfer(Transfer):
                 self._pieces, self._otherwise, self._credit = self._otherwise(error), None, False
                 self._caller.send(self, self.again())
                 return False
+        if isinstance(message, RowsUnknown) and self._in_full is not None:
+            self._pieces = self._in_full()
+            self._caller.send(self, self._pieces[0])
+            return False
         if isinstance(message, PushMissing) or (isinstance(message, Done) and not self._credit):
             self._send()
             return False
@@ -295,22 +298,3 @@ def shared_message(layout: ShardLayout, memory: list[int], about: About) -> list
     """A dense push whose run lies in shared memory."""
     epoch, number, step, counter, clock = about
     return [Push(epoch, number, step, counter, SHARED, layout.gradient_nbytes, [], [memory, 0], clock)]
-
-
-def parts_message(parts: list[tuple[int, Any]], about: About) -> Push:
-    """A push of some parts: (part index, array) or (part index, (row numbers, values)), or of none."""
-    epoch, number, step, counter, clock = about
-    if not parts:
-        return Push(epoch, number, step, counter, EMPTY, 0, [], [], clock)
-    described: list[Any] = []
-    arrays: list[Array] = []
-    for index, gradient in parts:
-        if isinstance(gradient, Packed):
-            described.append([index, *gradient.form])
-            arrays.append(gradient.data)
-            continue
-        as_rows = isinstance(gradient, tuple)
-        described.append([index, as_rows])
-        arrays += list(gradient) if as_rows else [gradient]
-    nbytes = sum(a.nbytes for a in arrays)
-    return Push(epoch, number, step, counter, PARTS, nbytes, [], described, clock, tuple(arrays))

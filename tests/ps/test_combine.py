@@ -10,8 +10,9 @@ from hypothesis import given, settings
 
 from dps.protocol import EMPTY, PARTS, RUN
 from dps.ps.combine import mean
+from dps.ps.rowlists import checked, row_gradient
 from dps.ps.staging import Staged
-from dps.ps.store import RowGradient, row_gradient
+from dps.ps.store import RowGradient
 from dps.variables.plan import VariableSpec, make_plan
 from tests.variables.models import SGD
 
@@ -33,7 +34,7 @@ def push(task: int, number: int = 1, a: Any = None, b: Any = None, run: bool = F
         return staged
     staged = Staged(task, 10 + task, number, 0, 0, EMPTY if a is b is None else PARTS, 0, whole=True)
     if isinstance(a, tuple):
-        staged.parts[A] = row_gradient(PLAN.parts[A], np.array(a[0], np.int64), np.asarray(a[1], np.float32))
+        staged.parts[A] = row_gradient(checked(PLAN.parts[A], np.array(a[0], np.int64)), np.asarray(a[1], np.float32))
     elif a is not None:
         staged.parts[A] = np.asarray(a, np.float32).copy()
     if b is not None:

@@ -11,11 +11,15 @@ import pytest
 from hypothesis import given, settings
 
 from dps.errors import ProtocolError
-from dps.protocol import APPLIED, EMPTY, PARTS, RUN, WINDOW, Push, Pushed
+from dps.protocol import APPLIED, DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, RUN, WINDOW, Push, Pushed
+from dps.ps import rowlists
+from dps.ps.borrowed import Borrowed
+from dps.ps.parts import unknown_list
 from dps.ps.staging import Ledger, Staged, run_arrays
 from dps.ps.store import RowGradient
+from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
-from dps.variables.transfers import About, parts_message, run_pieces
+from dps.variables.transfers import About, run_pieces
 from tests.variables.models import SGD
 
 SPECS = [
@@ -24,6 +28,8 @@ SPECS = [
 ]  # fmt: skip
 LAYOUT = make_plan(SPECS, (0,), lambda *_: 0, None).layouts[0]
 A, N, B, S = range(4)
+SESSION = Borrowed(runtime())
+PARTS_OF = {part.index: part for arena in LAYOUT.arenas for part in arena.parts}
 
 
 def run_of(bad: Any = None) -> Any:
@@ -44,7 +50,7 @@ def staged(form: int, nbytes: int) -> Staged:
 def take(pieces: list[Push], check_finite: bool = True) -> Staged:
     push = staged(pieces[0].form, pieces[0].nbytes)
     for piece in pieces:
-        push.add(piece, LAYOUT, check_finite)
+        push.add(piece, LAYOUT, check_finite, SESSION)
     return push
 
 
@@ -111,24 +117,40 @@ BYTES = np.zeros(8, np.uint8)
         (piece(RUN, 60, [0], [], [BYTES]), piece(PARTS, 60), "this piece belongs to another push"),
         (piece(EMPTY, 0, arrays=[BYTES]), None, "has form 0; wanted 0"),
         (piece(3, 0), None, "has form 3; wanted 0 .nothing., 1 .run. or 2 .parts."),
-        (piece(PARTS, 0, [], [[9, False]]), None, r"\[9, False\] describes no part of this shard"),
+        (piece(PARTS, 0, [], [[9, 0, 0, []]]), None, r"\[9, 0, 0, \[\]\] describes no part of this shard"),
+        (piece(PARTS, 0, [], [[A, 4, 0, []]]), None, r"\[0, 4, 0, \[\]\] describes no part of this shard"),
+        (piece(PARTS, 0, [], [[A, PACKED, 0, []]], [BYTES]), None, r"is packed as \[\]"),
+        (piece(PARTS, 0, [], [[A, PACKED, 0, ["top_k"]]]), None, "too few arrays"),
+        (piece(PARTS, 0, [], [[A, True, 0, []]], [BYTES]), None, "describes no part of this shard"),
+        (piece(PARTS, 0, [], [[A, ROWS, -1, []]], [BYTES] * 2), None, "describes no part of this shard"),
+        (piece(PARTS, 0, [], [[A, ROWS, 0, "x"]], [BYTES] * 2), None, "describes no part of this shard"),
+        (piece(PARTS, 0, [], [[A, LISTED, 7, []]], [BYTES]), None, "names list 7 of a, which is not here"),
         (piece(PARTS, 0, [], ["x"]), None, "'x' describes no part of this shard"),
-        (piece(PARTS, 0, [], [[N, False]], [BYTES]), None, "part 1 is not trained"),
-        (piece(PARTS, 0, [], [[A, True]], [BYTES]), None, "too few arrays for its parts, or a part twice"),
-        (piece(PARTS, 0, [], [[S, False]] * 2, [np.zeros((), np.float32)] * 2), None, "or a part twice"),
+        (piece(PARTS, 0, [], [[N, DENSE, 0, []]], [BYTES]), None, "part 1 is not trained"),
+        (piece(PARTS, 0, [], [[A, ROWS, 0, []]], [BYTES]), None, "too few arrays for its parts, or a part twice"),
+        (piece(PARTS, 0, [], [[S, DENSE, 0, []]] * 2, [np.zeros((), np.float32)] * 2), None, "or a part twice"),
         (piece(PARTS, 0, [], [], [BYTES]), None, "has 1 arrays too many"),
     ],
 )
 def test_a_piece_that_does_not_belong_is_refused(first: Push, second: Push | None, words: str) -> None:
     push = staged(first.form, first.nbytes)
     if second is not None:
-        push.add(first, LAYOUT, True)
+        push.add(first, LAYOUT, True, SESSION)
     with pytest.raises(ProtocolError, match=words):
-        push.add(second or first, LAYOUT, True)
+        push.add(second or first, LAYOUT, True, SESSION)
+
+
+def message_of(gradients: list[tuple[int, Any]]) -> Push:
+    """A push of parts: of each an array, or (row numbers, values)."""
+    described, arrays = [], []
+    for index, gradient in gradients:
+        described.append([index, ROWS if isinstance(gradient, tuple) else DENSE, 0, []])
+        arrays += list(gradient) if isinstance(gradient, tuple) else [gradient]
+    return piece(PARTS, sum(a.nbytes for a in arrays), [], described, arrays)
 
 
 def parts(*described: tuple[int, Any]) -> Staged:
-    return take([parts_message(list(described), About(1, 1, 0, 0))])
+    return take([message_of(list(described))])
 
 
 def test_parts_come_as_arrays_or_rows_and_duplicates_are_summed() -> None:
@@ -161,9 +183,9 @@ def test_what_is_staged_is_a_copy() -> None:
             "number of a is out of range: got 4 to 4, wanted 0 to 3",
         ),
         (A, (np.array([-1]), np.zeros((1, 2), np.float32)), "out of range: got -1 to -1"),
-        (A, (np.array([0]), np.zeros((2, 2), np.float32)), r"got indices int64 \(1,\) and values \(2, 2\)"),
+        (A, (np.array([0]), np.zeros((2, 2), np.float32)), r"has shape \(2, 2\); its row numbers want \(1, 2\)"),
         (A, (np.array([0], np.int32), np.zeros((1, 2), np.float32)), "got indices int32"),
-        (S, (np.array([0]), np.zeros(1, np.float32)), "s is a scalar; its gradient cannot come as rows"),
+        (S, (np.array([0]), np.zeros(1, np.float32)), "s is a scalar; it has no rows"),
     ],
 )
 def test_a_bad_gradient_is_whole_with_a_problem_that_names_the_variable(part: int, gradient: Any, words: str) -> None:
@@ -208,3 +230,40 @@ def test_the_last_results_are_kept_and_what_is_older_counts_as_decided() -> None
         assert ledger.in_reach(number) and ledger.in_reach(number + 2) and not ledger.in_reach(number + 3)
         ledger.record(result(number))
     assert sorted(ledger.results) == [8, 9, 10] and ledger.decided(1) and not ledger.in_reach(10)
+
+
+# -- lists of rows ------------------------------------------------------------------------------------------------
+
+
+def test_a_list_that_comes_pushes_none_out_that_the_same_message_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rowlists, "KEPT_BY_PS", 1)
+    session = Borrowed(runtime())
+    rows, values = np.array([2, 0]), {A: np.ones((2, 2), np.float32), B: np.ones(2)}
+    session.rows.take(PARTS_OF[B], 5, rows)
+    message = piece(PARTS, 0, [], [[A, ROWS, 6, []], [B, LISTED, 5, []]], [rows, values[A], values[B]])
+    assert unknown_list(message, session) == 0
+    push = staged(PARTS, 0)
+    push.add(message, LAYOUT, True, session)
+    gradients = [push.parts[index] for index in (A, B)]
+    assert push.problem == "" and [g.rows.tolist() for g in gradients if isinstance(g, RowGradient)] == [[0, 2]] * 2
+    assert unknown_list(message, session) == 5 and len(session.rows) == 1
+
+
+def test_lists_are_kept_up_to_a_number_and_a_size_and_by_their_part() -> None:
+    lists, rows = rowlists.RowLists(), np.arange(4)
+    for number in range(1, 100):
+        assert lists.take(PARTS_OF[A], number, rows).rises
+    assert len(lists) == rowlists.KEPT_BY_PS
+    assert lists.get(A, 99) is not None and lists.get(A, 1) is None and lists.get(B, 99) is None
+    assert lists.take(PARTS_OF[A], 0, rows).rows.tolist() == [0, 1, 2, 3] and lists.get(A, 0) is None
+    large = np.zeros(rowlists.KEPT_NBYTES // 16, np.int64)
+    for number in range(200, 205):
+        assert not lists.take(PARTS_OF[A], number, large).rises
+    assert lists.get(A, 204) is not None and lists.get(A, 202) is None and len(lists) == 2
+
+
+def test_what_is_kept_is_a_copy() -> None:
+    lists, rows = rowlists.RowLists(), np.arange(4)
+    kept = lists.take(PARTS_OF[A], 1, rows)
+    rows[0] = 1000  # as a peer could do in shared memory
+    assert kept.rows.tolist() == [0, 1, 2, 3]

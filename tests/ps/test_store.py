@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from dps import optim
-from dps.ps.store import RowGradient, Store, Update, row_gradient
+from dps.ps.store import RowGradient, Store, Update
 from dps.transport.current import runtime
 from dps.variables.plan import Plan, VariableSpec, make_plan
 
@@ -84,16 +84,6 @@ def test_lease_arrays_cannot_be_written() -> None:
     assert held is not None
     with pytest.raises(ValueError, match="read-only"):
         held.arrays[0][0] = 1
-
-
-def test_rows_are_checked_and_duplicates_summed() -> None:
-    part = plan().parts[4]
-    gradient = row_gradient(part, np.array([3, 0, 3]), np.ones((3, 2), np.float32))
-    assert gradient.rows.tolist() == [0, 3] and gradient.values.tolist() == [[1, 1], [2, 2]]
-    with pytest.raises(ValueError, match="out of range: got 1 to 6, wanted 0 to 5"):
-        row_gradient(part, np.array([6, 1]), np.ones((2, 2), np.float32))
-    with pytest.raises(ValueError, match="wanted int64"):
-        row_gradient(part, np.array([1.0]), np.ones((1, 2), np.float32))
 
 
 PARTS = plan().parts

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 
 from dps.errors import ProtocolError
-from dps.protocol import PARTS, Push
+from dps.protocol import DENSE, PACKED, PARTS, Push
+from dps.ps.borrowed import Borrowed
 from dps.ps.staging import Staged
 from dps.ps.unpacking import unpack
+from dps.transport.current import runtime
 from dps.variables.packed import Packed
 from dps.variables.plan import Part, VariableSpec, make_plan
 from tests.variables.models import SGD
@@ -115,20 +117,20 @@ def message(*described_and_array: Any) -> Push:
 
 def staged(piece: Push) -> Staged:
     push = Staged(0, 1, 1, 0, 0, PARTS, piece.nbytes)
-    push.add(piece, LAYOUT, check_finite=True)
+    push.add(piece, LAYOUT, True, Borrowed(runtime()))
     return push
 
 
 def test_packed_and_whole_parts_come_in_one_push() -> None:
     packed = Packed(["top_k"], raw(places(1), values(1)))
-    push = staged(message([0, *packed.form], packed.data, [1, False], np.ones(2)))
+    push = staged(message([0, PACKED, 0, packed.form], packed.data, [1, DENSE, 0, []], np.ones(2)))
     assert push.whole and push.problem == ""
     assert push.parts[0].tolist() == [[0, 1], [0, 0], [0, 0]] and push.parts[1].tolist() == [1, 1]  # type: ignore[union-attr]
 
 
 def test_a_packed_number_that_is_none_is_named_by_its_variable() -> None:
     packed = Packed(["float16"], raw(np.array([0, 1, np.inf, 3, 4, 5], "<f2")))
-    push = staged(message([0, *packed.form], packed.data))
+    push = staged(message([0, PACKED, 0, packed.form], packed.data))
     assert push.whole and push.problem == "the gradient of w has NaN or infinite values"
 
 

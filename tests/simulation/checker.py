@@ -182,15 +182,17 @@ def on_disk(cluster: SimulatedCluster, applied: Applied, history: History) -> It
         return
     assert last is not None
     marks = marks_of(cluster)
-    for spec in history.plan.variables:
-        ps = next(part.ps for part in history.plan.parts if history.plan.variables[part.variable] is spec)
+    for part in history.plan.parts:
+        spec = history.plan.variables[part.variable]
         wanted = np.zeros(history.cells, np.float32)
-        replay(cluster, applied, last, history.plan.ps.index(ps), ps, marks, wanted)
-        got = read_part(storage, DIR, last, spec.name, 0, history.cells)
-        if not np.array_equal(got, wanted):
-            cells = np.flatnonzero(got != wanted)[:5]
-            values = f"{got[cells].tolist()}, not {wanted[cells].tolist()}"
-            yield f"{last.name} {spec.name}: cells {cells.tolist()} hold {values}"
+        replay(cluster, applied, last, history.plan.ps.index(part.ps), part.ps, marks, wanted)
+        wanted = wanted[part.row0 : part.row0 + part.shape[0]]
+        got = read_part(storage, DIR, last, spec.name, part.row0, part.shape[0])
+        for column in got.reshape(len(wanted), -1).T:
+            if not np.array_equal(column, wanted):
+                cells = np.flatnonzero(column != wanted)[:5]
+                values = f"{column[cells].tolist()}, not {wanted[cells].tolist()}"
+                yield f"{last.name} {spec.name}: cells {(part.row0 + cells).tolist()} hold {values}"
 
 
 def one_step(cluster: SimulatedCluster, applied: Applied) -> Iterator[str]:

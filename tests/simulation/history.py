@@ -9,6 +9,7 @@ import numpy as np
 
 import dps
 from dps.errors import DpsError
+from tests.simulation.rows import Marks, tables
 
 NAMES = ("a", "b", "c", "d")
 DIR = "run"
@@ -63,10 +64,17 @@ class Notes(dps.Hook):
 
 
 def train(
-    server: Any, history: History, checkpointed: bool, view: bool, compression: Any = None, deltas: bool = False
-) -> int:
-    """Each push adds one to a cell of its own in all four variables (divided by the set's size in sync)."""
-    params = {name: np.zeros(history.cells, np.float32) for name in NAMES}
+    server: Any, history: History, checkpointed: bool, view: bool, compression: Any = None, deltas: bool = False,
+    rows: bool = False, parts: int = 1,
+) -> int:  # fmt: skip
+    """Each push adds one to a cell of its own in all variables (divided by the set's size in sync).
+
+    `rows`: two of them are tables, read and pushed by rows; `parts`: of each variable.
+    """
+    params: dict[str, Any] = {name: np.zeros(history.cells, np.float32) for name in NAMES}
+    if rows:
+        params = {**{name: params[name] for name in NAMES[:2]}, **tables(history.cells)}
+    dense = [name for name in NAMES if name in params]
     notes = Notes(history)
     hooks: list[dps.Hook] = [notes]
     if checkpointed:
@@ -76,15 +84,19 @@ def train(
     with dps.Session(
         server, params, optimizer=dps.optim.SGD(1.0), checkpoint_dir=DIR if checkpointed else None, hooks=hooks,
         keep_checkpoints=1000, timeout=400, compression=compression, pull_deltas=deltas,
+        partitioner=dps.partition.Fixed(parts),
     ) as session:  # fmt: skip
         connection = session._connection
         history.plan = connection.plan
+        marks = Marks(session, history, server.task) if rows else None
         while (k := history.next_cell.get(server.task, 0)) < history.pushes:
             if view:
                 with session.view() as values:
                     look(history, connection.plan, values)
             values = session.pull()
             look(history, connection.plan, values)
+            if marks is not None:
+                marks.read(k, values if session.version.epoch == connection.epoch else None)
             if session.version.epoch != epoch:
                 epoch, last = session.version.epoch, {}
             for ps, counter in session.version.counters:
@@ -97,20 +109,20 @@ def train(
             gradient[cell] = -1.0
             server.runtime.record("sending", incarnation=connection.caller.incarnation, cell=cell)
             notes.cell = cell
-            session.push(dict.fromkeys(NAMES, gradient))
+            session.push({**dict.fromkeys(dense, gradient), **({} if marks is None else marks.gradient(k, cell))})
     return server.task
 
 
 def look(history: History, plan: Any, values: Any) -> None:
     """Variables on one ps are written by the same pushes: in one version they are equal."""
-    by_ps: dict[int, list[str]] = {}
+    seen: dict[tuple[int, int], tuple[str, Any]] = {}
     for part in plan.parts:
-        by_ps.setdefault(part.ps, []).append(plan.variables[part.variable].name)
-    for ps, names in by_ps.items():
-        first = np.array(values[names[0]])
-        for name in names[1:]:
-            if not np.array_equal(first, np.array(values[name])):
-                history.torn.append(f"ps:{ps}: {names[0]} and {name} differ")
+        name = plan.variables[part.variable].name
+        rows = np.array(values[name])[part.row0 : part.row0 + part.shape[0]].reshape(part.shape[0], -1)
+        other, first = seen.setdefault((part.ps, part.row0), (name, rows[:, 0]))
+        for column in rows.T:
+            if not np.array_equal(first, column):
+                history.torn.append(f"ps:{part.ps}: {other} and {name} differ from row {part.row0} on")
 
 
 __all__ = ["DIR", "NAMES", "Ack", "DpsError", "History", "look", "train"]

@@ -15,7 +15,7 @@ from tests.simulation.scenario import run, scenario
 
 COMPRESSORS = [
     compress.TopK(0.01), {"a": compress.TopK(0.3), "b": None, "*": compress.Bfloat16()},
-    {"c": compress.RandomK(1.0), "*": compress.Float16()},
+    {"[ct]": compress.RandomK(1.0), "*": compress.Float16()},
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dps import pushing
-from dps.ps import clocks, modes, quorum, saving, server, staging, store, sync
+from dps.ps import answers, clocks, modes, quorum, rowlists, saving, server, staging, store, sync
 from dps.reply import Push
 from tests.simulation.scenario import run, scenario
 
@@ -66,6 +66,29 @@ def test_a_push_counted_before_it_is_whole_everywhere_is_caught(monkeypatch: pyt
 def test_a_missing_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.Store, "leases_on", False)
     caught("async", "differ")
+
+
+def test_an_answer_that_is_overwritten_while_it_is_read_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take_what_is_read(self: answers.Answers, nbytes: int) -> Any:
+        self._free += [memory for _, memory in self._given.values()]
+        return take(self, nbytes)
+
+    take: Callable[..., Any] = answers.Answers.take
+    monkeypatch.setattr(answers.Answers, "take", take_what_is_read)
+    caught("async", "looked up")
+
+
+def test_a_list_of_rows_that_is_taken_for_another_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def any_of_that_part(self: rowlists.RowLists, part: int, number: int) -> rowlists.Checked | None:
+        return next((found for (of, _), found in self._kept.items() if of == part), None)
+
+    monkeypatch.setattr(rowlists.RowLists, "get", any_of_that_part)
+    caught("async", "looked up")
+
+
+def test_a_session_that_goes_on_before_its_rows_are_read_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging.Staged, "own", lambda self: None)
+    caught("sync", "differ")
 
 
 def test_a_rollback_that_restores_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def test_a_header_with_a_part_of_another_kind_is_decoded_or_refused(envelope: En
     decodes_or_refuses(msgpack.packb(parts), frames_of(arrays))
 
 
-def header(*, version: Any = 1, number: Any = 14, fields: Any = (1, 2), shapes: Any = (), **more: Any) -> bytes:
+def header(*, version: Any = 1, number: Any = 14, fields: Any = (1, 2, 0), shapes: Any = (), **more: Any) -> bytes:
     """A header of a Rows message, unless said otherwise."""
     parts = [version, number, more.get("request", 7), more.get("sender", "w"), 3, more.get("actor", "ps"), fields]
     return bytes(msgpack.packb([*parts, shapes]))
@@ -145,9 +145,9 @@ def test_another_protocol_version_is_told_apart_from_garbage() -> None:
         (header(number="x"), "must be integers"),
         (header(request=True), "must be integers"),
         (header(sender=b"w"), "must be text"),
-        (header(fields=(1,)), "Rows has 2 fields, got 1"),
-        (header(fields=(1, "2")), "Rows.counter cannot be a str"),
-        (header(fields=(1, True)), "Rows.counter cannot be a bool"),
+        (header(fields=(1,)), "Rows has 3 fields, got 1"),
+        (header(fields=(1, "2", 0)), "Rows.counter cannot be a str"),
+        (header(fields=(1, True, 0)), "Rows.counter cannot be a bool"),
         (header(shapes=[["<f4", 1]]), "1 shapes for 0 frames"),
         (msgpack.packb([1, 2, 3]), "a header has 8 parts, got 3"),
     ],
@@ -232,7 +232,7 @@ def test_arrays_are_not_copied_for_framing() -> None:
     _, sent = encode(Envelope(Values(1, 2, 3, 48, [0], (array,))))
     assert sent[0] is array
     frame = memoryview(array.tobytes())
-    found = decode(encode(Envelope(Lookup(1, 0, 0, (array,))))[0], [frame]).message
+    found = decode(encode(Envelope(Lookup(1, 0, 0, arrays=(array,))))[0], [frame]).message
     assert isinstance(found, Lookup)
     assert np.shares_memory(found.arrays[0], np.frombuffer(frame, np.uint8))
 

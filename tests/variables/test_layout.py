@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from dps.variables.layout import assemble, check_gradients, fill_run, is_whole, parts_of_shard, split
 from dps.variables.plan import Plan, VariableSpec, make_plan
+from dps.variables.rowlists import RowLists, RowsOfPart
 from dps.variables.tree import Rows
 from tests.variables.models import ADAM, SGD, plans, values_of
 
@@ -24,6 +25,14 @@ def two_ps() -> Plan:
     ]
     turn = iter([0, 1, 0, 1])
     return make_plan(specs, (0, 1), lambda *_: next(turn), lambda name, *_: 2 if name == "t" else 1)
+
+
+def rows_of(gradient: Any) -> tuple[Any, Any]:
+    """A part's row numbers, and the values as they are sent."""
+    assert isinstance(gradient, RowsOfPart)
+    values = np.empty((gradient.last - gradient.first, *gradient.values.shape[1:]), gradient.values.dtype)
+    gradient.fill(values)
+    return gradient.sent.within(gradient.part), values
 
 
 @settings(max_examples=60)
@@ -61,13 +70,13 @@ def test_the_parts_of_all_shards_are_the_gradient_and_nothing_else(plan: Plan, d
             np.add.at(wanted[spec.name], rows, values)
     got = {name: np.zeros_like(value) for name, value in wanted.items()}
     for layout in plan.layouts.values():
-        for index, gradient in parts_of_shard(plan, layout, gradients):
+        for index, gradient in parts_of_shard(plan, layout, gradients, RowLists()):
             part = plan.parts[index]
             assert index in layout.place
             name, parts = plan.variables[part.variable].name, len(plan.parts_of[part.variable])
             into = split(got[name], part, parts)
-            if isinstance(gradient, tuple):
-                np.add.at(into, gradient[0], gradient[1])
+            if isinstance(gradient, RowsOfPart):
+                np.add.at(into, *rows_of(gradient))
             else:
                 assert gradient.shape == part.shape and gradient.flags.c_contiguous
                 into += gradient
@@ -77,15 +86,19 @@ def test_the_parts_of_all_shards_are_the_gradient_and_nothing_else(plan: Plan, d
 
 def test_a_scalar_goes_to_its_ps_as_a_scalar() -> None:
     plan = two_ps()
-    assert [(i, g.shape) for i, g in parts_of_shard(plan, plan.layouts[0], {1: np.float64(3.0)})] == [(2, ())]  # type: ignore[dict-item]
+    gradients: Any = {1: np.float64(3.0)}
+    found = parts_of_shard(plan, plan.layouts[0], gradients, RowLists())
+    assert [(i, g.shape) for i, g in found if isinstance(g, np.ndarray)] == [(2, ())]
 
 
 def test_rows_go_to_the_parts_that_have_them_under_their_number_there() -> None:
     plan = two_ps()
     gradients = {0: Rows(np.array([2, 0, 2]), np.arange(6, dtype=np.float32).reshape(3, 2))}
-    ((first, (rows, values)),) = parts_of_shard(plan, plan.layouts[0], gradients)
+    ((first, gradient),) = parts_of_shard(plan, plan.layouts[0], gradients, RowLists())
+    rows, values = rows_of(gradient)
     assert (first, rows.tolist(), values.tolist()) == (0, [0], [[2, 3]])
-    ((second, (rows, values)),) = parts_of_shard(plan, plan.layouts[1], gradients)
+    ((second, gradient),) = parts_of_shard(plan, plan.layouts[1], gradients, RowLists())
+    rows, values = rows_of(gradient)
     assert (second, rows.tolist(), values.tolist()) == (1, [0, 0], [[0, 1], [4, 5]])
 
 
@@ -93,11 +106,11 @@ def test_rows_go_to_the_parts_that_have_them_under_their_number_there() -> None:
 def test_parts_without_a_row_are_told_only_where_the_formula_counts_updates(optimizer: Any, parts: list[int]) -> None:
     plan = make_plan([VariableSpec("t", (4, 1), "<f4", optimizer)], (0,), lambda *_: 0, lambda *_: 2)
     gradients = {0: Rows(np.array([1]), np.ones((1, 1), np.float32))}
-    found = dict(parts_of_shard(plan, plan.layouts[0], gradients))
-    assert list(found) == parts and found[0][0].tolist() == [1]
-    assert all(len(found[index][0]) == 0 for index in parts[1:])
+    found = dict(parts_of_shard(plan, plan.layouts[0], gradients, RowLists()))
+    assert list(found) == parts and rows_of(found[0])[0].tolist() == [1]
+    assert all(len(rows_of(found[index])[0]) == 0 for index in parts[1:])
     nothing = {0: Rows(np.empty(0, np.int64), np.empty((0, 1), np.float32))}
-    assert parts_of_shard(plan, plan.layouts[0], nothing) == []
+    assert parts_of_shard(plan, plan.layouts[0], nothing, RowLists()) == []
 
 
 def test_a_shard_is_whole_when_all_that_it_trains_has_a_dense_gradient() -> None:

@@ -16,7 +16,6 @@ from dps.errors import Aborted, ProtocolError
 from dps.protocol import (
     APPLIED,
     DROPPED,
-    PARTS,
     RUN,
     Credit,
     NotNewer,
@@ -30,7 +29,7 @@ from dps.protocol import (
 )
 from dps.transport.wire import Message
 from dps.variables.plan import Plan, VariableSpec, make_plan
-from dps.variables.transfers import About, PullTransfer, PushTransfer, parts_message, run_pieces
+from dps.variables.transfers import About, PullTransfer, PushTransfer, run_pieces
 from tests.variables.models import SGD, plans, values_of
 
 PS = Ref("127.0.0.1:1", "ps")
@@ -211,10 +210,3 @@ def test_a_dense_push_says_what_it_was_computed_from() -> None:
     assert [(p.epoch, p.number, p.step, p.counter, p.form, p.nbytes, p.offsets) for p in pieces] == [
         (1, 4, 2, 7, RUN, 32, [0]), (1, 4, 2, 7, RUN, 32, [16]),
     ]  # fmt: skip
-
-
-def test_a_push_of_parts_lists_each_with_its_arrays() -> None:
-    dense, rows, values = np.ones(3), np.array([1, 0]), np.ones((2, 2), np.float32)
-    message = parts_message([(3, dense), (5, (rows, values))], About(1, 4, 2, 7))
-    assert (message.form, message.parts, message.nbytes) == (PARTS, [[3, False], [5, True]], 24 + 16 + 16)
-    assert [a is b for a, b in zip(message.arrays, (dense, rows, values), strict=True)] == [True] * 3

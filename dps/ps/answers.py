@@ -1,0 +1,64 @@
+"""Memory from which one session on this machine reads the rows that it looked up.
+
+Only the ps writes it. What a lookup was answered with stays as it is until the session says, with a later lookup,
+that it has read all answers up to a number; then the memory is used again. A session that ends takes it along: it is
+never given to another, so one that was taken for lost may read on.
+"""
+
+from __future__ import annotations
+
+from dps.errors import Unavailable
+from dps.protocol import SharedRows
+from dps.transport.endpoint import Memory, Runtime
+
+KEPT = 4
+"""Memories of one session; a lookup that finds none free is answered over the socket."""
+LEAST_NBYTES = 1 << 16
+MOST_NBYTES = 128 << 20
+"""Bytes of all memories of one session."""
+
+
+class Answers:
+    """The answers that one session may be reading."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._given: dict[int, tuple[SharedRows, Memory]] = {}
+        self._free: list[Memory] = []
+        self._read = 0
+
+    def read(self, number: int) -> None:
+        """The session has read all answers to requests up to this number, or never will."""
+        self._read = max(self._read, number)
+        for over in [n for n in self._given if n <= self._read]:
+            self._free.append(self._given.pop(over)[1])
+
+    def is_over(self, number: int) -> bool:
+        """Whether a request has come late: its asker has an answer, or waits no more."""
+        return number <= self._read
+
+    def of(self, number: int) -> SharedRows | None:
+        """What this request was answered with before."""
+        found = self._given.get(number)
+        return None if found is None else found[0]
+
+    def take(self, nbytes: int) -> Memory | None:
+        """Memory to write an answer into; None when there is none to be had."""
+        fits = [memory for memory in self._free if len(memory.array) >= nbytes]
+        if fits:
+            found = min(fits, key=lambda memory: len(memory.array))
+            self._free.remove(found)
+            return found
+        size = max(LEAST_NBYTES, 1 << (nbytes - 1).bit_length())
+        self._free.clear()  # too small ones; what somebody may read is not among them
+        held = [len(memory.array) for _, memory in self._given.values()]
+        if len(held) >= KEPT or sum(held) + size > MOST_NBYTES:
+            return None
+        try:
+            return self._runtime.share(size)
+        except Unavailable:
+            return None
+
+    def give(self, number: int, answer: SharedRows, memory: Memory) -> None:
+        """A request is answered with what is in a memory from `take`."""
+        self._given[number] = (answer, memory)

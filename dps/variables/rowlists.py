@@ -1,0 +1,197 @@
+"""Row numbers as a session sends them: distinct and rising, and those that come again not a second time."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dps.transport.wire import Array
+from dps.variables.plan import Part
+
+LEAST, MOST = 512, 1 << 19
+"""Row numbers that a list has which is sent once: shorter ones cost nothing, longer ones would fill the ps's memory."""
+KEPT, KEPT_BY_PS = 32, 64
+"""Lists that a session remembers, and that a ps keeps for each session: one for reading, one for writing."""
+KEPT_NBYTES = 8 << 20
+"""Bytes of row numbers that a ps keeps for one session."""
+
+
+@dataclass(slots=True)
+class SentList:
+    """Row numbers of a variable, rising where they are for several parts; `number` is what messages call them, 0 where
+    they always travel."""
+
+    number: int
+    rows: Array
+    _told: dict[int, int] = field(default_factory=dict)
+
+    def range_of(self, part: Part) -> tuple[int, int]:
+        """From where to where in `rows` a part's are."""
+        if not part.row0 and (not len(self.rows) or self.rows[-1] < part.shape[0]):
+            return 0, len(self.rows)
+        first, last = np.searchsorted(self.rows, (part.row0, part.row0 + part.shape[0]))
+        return int(first), int(last)
+
+    def within(self, part: Part) -> Array:
+        """A part's row numbers, counted from its first row."""
+        first, last = self.range_of(part)
+        return self.rows[first:last] - part.row0 if part.row0 else self.rows[first:last]
+
+    def is_told(self, part: Part, incarnation: int) -> bool:
+        """Whether the part's ps has been sent the list under this incarnation; it has from now on."""
+        before = self._told.get(part.index)
+        self._told[part.index] = incarnation
+        return bool(self.number) and before == incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfPart:
+    """The rows of a gradient that one part gets: those of `sent` from `first` to `last`."""
+
+    part: Part
+    sent: SentList
+    first: int
+    last: int
+    values: Array
+    """Of the whole gradient, in the caller's order."""
+    order: Array | None
+
+    @property
+    def moves(self) -> bool:
+        """Whether the values have to be put in order."""
+        return self.order is not None
+
+    def fill(self, out: Array) -> None:
+        """The values of these rows, in their order."""
+        if self.order is None:
+            out[...] = self.values[self.first : self.last]
+        else:
+            np.take(self.values, self.order[self.first : self.last], axis=0, out=out, mode="clip")
+
+
+class RowList:
+    """What a caller gave, int64 (n,), and the ways from it to the rows that travel and back."""
+
+    def __init__(self, asked: Array, numbers: itertools.count[int], least: int = LEAST) -> None:
+        """`asked` is kept: nobody else may change it. Numbers for the lists that are sent come from `numbers`."""
+        self.asked, self._numbers = asked, numbers
+        self._is_short = len(asked) < least
+        self._is_sent_once = least <= len(asked) <= MOST
+        self._as_asked: SentList | None = None
+        self._rising: _Rising | None = None
+
+    def ends(self) -> tuple[int, int]:
+        """The lowest and the highest row number; (0, -1) when there is none."""
+        if not len(self.asked):
+            return 0, -1
+        rows = self.asked if self._is_short else self._sorted().every.rows
+        return (int(rows.min()), int(rows.max())) if self._is_short else (int(rows[0]), int(rows[-1]))
+
+    def to_read(self, parts: int) -> tuple[SentList, Array | None]:
+        """What to ask for, and for each row number that the caller gave its place among these; None: they are the same.
+
+        Where one ps answers, it can put rows in the caller's order as well; only rows that repeat are asked for once.
+        """
+        if parts == 1 and (self._is_short or self._sorted().only_moved):
+            return self._in_order(), None
+        return self._sorted().distinct, self._sorted().which()
+
+    def of_part(self, part: Part, values: Array, parts: int) -> RowsOfPart:
+        """What one of `parts` gets of a gradient for these rows, rising where that spares the ps work.
+
+        Rows that repeat are left for the ps to add up: numpy takes three times as long for it as its kernel.
+        """
+        if parts == 1 and (self._is_short or self._sorted().repeats):
+            return RowsOfPart(part, self._in_order(), 0, len(self.asked), values, None)
+        every = self._sorted().every
+        return RowsOfPart(part, every, *every.range_of(part), values, self._sorted().order)
+
+    def _in_order(self) -> SentList:
+        if self._as_asked is None:
+            self._as_asked = SentList(self._number(), self.asked)
+        return self._as_asked
+
+    def _sorted(self) -> _Rising:
+        if self._rising is None:
+            self._rising = _Rising(self.asked, self._number)
+        return self._rising
+
+    def _number(self) -> int:
+        return next(self._numbers) if self._is_sent_once else 0
+
+
+class _Rising:
+    """Row numbers put in rising order."""
+
+    def __init__(self, asked: Array, number: Callable[[], int]) -> None:
+        self.order: Array | None = None
+        """Positions in `asked` by row number, equal ones in order of occurrence; None where `asked` rises already."""
+        self.only_moved = False
+        """Whether `asked` does not rise and names no row twice."""
+        self.repeats = False
+        self._which: Array | None = None
+        if len(asked) < 2 or bool((asked[1:] > asked[:-1]).all()):
+            self.distinct = self.every = SentList(number(), asked)
+            return
+        rows, self.order = _sorted(asked)
+        first = np.empty(len(rows), np.bool_)
+        first[0] = True
+        np.not_equal(rows[1:], rows[:-1], out=first[1:])
+        self.distinct = self.every = SentList(number(), rows)
+        self.only_moved = bool(first.all())
+        self.repeats = not self.only_moved
+        if self.repeats:
+            self.distinct = SentList(number(), rows[first])
+            self._which = np.empty(len(rows), np.int64)
+            self._which[self.order] = np.cumsum(first) - 1
+
+    def which(self) -> Array | None:
+        """For each of `asked` the place of its row in `distinct`; None where they are the same."""
+        if self._which is None and self.order is not None:
+            self._which = np.empty(len(self.order), np.int64)
+            self._which[self.order] = np.arange(len(self.order))
+        return self._which
+
+
+class RowLists:
+    """The lists that a session used last, found again by what they hold."""
+
+    def __init__(self, least: int = LEAST) -> None:
+        """`least`: shorter lists are sent each time."""
+        self._least = least
+        self._lists: OrderedDict[tuple[int, ...], RowList] = OrderedDict()
+        self._numbers = itertools.count(1)
+
+    def of(self, rows: Array) -> RowList:
+        """The list of these row numbers, integers (n,). A copy is kept, so the caller may change his."""
+        n = len(rows)
+        if n < self._least:
+            return RowList(np.array(rows, np.int64), self._numbers, self._least)
+        key = (n, int(rows[0]), int(rows[n // 2]), int(rows[-1])) if n else (0,)
+        found = self._lists.get(key)
+        if found is not None and np.array_equal(found.asked, rows):
+            self._lists.move_to_end(key)
+            return found
+        made = RowList(np.array(rows, np.int64), self._numbers, self._least)
+        self._lists[key] = made
+        if len(self._lists) > KEPT:
+            self._lists.popitem(last=False)
+        return made
+
+
+def _sorted(rows: Array) -> tuple[Array, Array]:
+    """Row numbers, rising, and the positions that they had, equal ones in order of occurrence.
+
+    Sorting (row, position) packed in one int64 is several times faster than numpy's stable argsort.
+    """
+    bits = len(rows).bit_length()
+    if len(rows) < LEAST or int(rows.min()) < 0 or int(rows.max()) >> (63 - bits):
+        order = rows.argsort(kind="stable")
+        return rows[order], order
+    keys = (rows << bits) | np.arange(len(rows))
+    keys.sort()
+    return keys >> bits, keys & ((1 << bits) - 1)

@@ -1,0 +1,73 @@
+"""Memory from which looked-up rows are read: kept while it may be read, then used again."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from dps.errors import Unavailable
+from dps.protocol import SharedRows
+from dps.ps.answers import KEPT, MOST_NBYTES, Answers
+from dps.transport.current import runtime
+
+
+def give(answers: Answers, number: int, nbytes: int = 100) -> SharedRows | None:
+    memory = answers.take(nbytes)
+    if memory is None:
+        return None
+    assert len(memory.array) >= nbytes
+    answer = SharedRows(1, number, memory.name)
+    answers.give(number, answer, memory)
+    return answer
+
+
+def test_a_request_that_comes_again_is_told_what_it_was_told_before_until_it_is_over() -> None:
+    answers = Answers(runtime())
+    first = give(answers, 5)
+    assert answers.of(5) is first and not answers.is_over(5)
+    answers.read(5)
+    assert answers.of(5) is None and answers.is_over(5) and answers.is_over(4) and not answers.is_over(6)
+    answers.read(3)  # came late
+    assert answers.is_over(5)
+
+
+def test_memory_is_used_again_when_it_is_read_and_not_before() -> None:
+    answers = Answers(runtime())
+    first, second = give(answers, 1), give(answers, 2)
+    assert first is not None and second is not None and first.memory != second.memory
+    answers.read(1)
+    third = give(answers, 3)
+    assert third is not None and third.memory == first.memory
+
+
+def test_memory_that_is_too_small_is_replaced_and_what_a_session_gets_is_bounded() -> None:
+    answers = Answers(runtime())
+    first = give(answers, 1)
+    answers.read(1)
+    larger = give(answers, 2, 1 << 20)
+    assert first is not None and larger is not None and larger.memory != first.memory
+    assert [give(answers, number) is None for number in range(3, 4 + KEPT)] == [False] * (KEPT - 1) + [True] * 2
+    assert Answers(runtime()).take(MOST_NBYTES + 1) is None
+
+
+def test_where_nothing_can_be_shared_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(self: object, nbytes: int) -> object:
+        raise Unavailable("not to be had")
+
+    monkeypatch.setattr(type(runtime()), "share", none_left)
+    assert Answers(runtime()).take(1) is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([10, 70_000, 300_000])), max_size=20))
+def test_two_answers_that_may_be_read_never_share_memory(asked: list[tuple[int, int]]) -> None:
+    answers, open_ = Answers(runtime()), dict[int, list[int]]()
+    for number, (lag, nbytes) in enumerate(asked, 1):
+        answers.read(number - lag)
+        open_ = {n: memory for n, memory in open_.items() if n > number - lag}
+        answer = give(answers, number, nbytes)
+        if answer is not None:
+            assert answer.memory not in open_.values()
+            open_[number] = answer.memory
+    assert all(answers.of(number) is not None for number in open_)

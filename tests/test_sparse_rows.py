@@ -1,0 +1,392 @@
+"""Rows of tables, read and pushed: through memory and sockets, once and again, in parts, and by peers of all kinds."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from dps.actors.caller import Caller
+from dps.actors.ref import Ref
+from dps.errors import ProtocolError, Unavailable
+from dps.protocol import DENSE, LISTED, PARTS, PS, ROWS, Lookup, Push, Rows, RowsUnknown, SharedRows
+from dps.ps import rowlists
+from dps.transport.current import runtime
+from dps.transport.shared import SharedMemory
+from dps.variables.rowlists import LEAST
+from tests.in_process import cluster
+
+ROWS_OF_TABLE, WIDTH, N = 3000, 40, 700
+"""Large enough that lookups and pushes of N rows go through shared memory, and that lists are sent once."""
+
+
+def first_values() -> dict[str, Any]:
+    values = np.random.default_rng(1).normal(size=(ROWS_OF_TABLE, WIDTH)).astype(np.float32)
+    return {"table": dps.Variable(values, sparse=True), "bias": np.zeros(3, np.float32)}
+
+
+def session(server: Any, **settings: Any) -> dps.Session:
+    return dps.Session(server, **{"params": first_values(), "optimizer": dps.optim.SGD(1.0), "timeout": 20, **settings})
+
+
+def chosen(seed: int, n: int = N, *, repeat: bool = False) -> Any:
+    return np.random.default_rng(seed).choice(ROWS_OF_TABLE, n, replace=repeat)
+
+
+def normal(seed: int, n: int = N) -> Any:
+    return np.random.default_rng(seed).normal(size=(n, WIDTH)).astype(np.float32)
+
+
+def after(pushes: list[tuple[Any, Any]]) -> Any:
+    """The table after pushes of (rows, values) with SGD at rate 1, summed in float32 in the order of occurrence."""
+    table = first_values()["table"].value.copy()
+    for rows, values in pushes:
+        sums = np.zeros_like(table)
+        np.add.at(sums, rows, values)
+        table -= sums
+    return table
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dps.Server]:
+    with cluster(1, 1) as (one,):
+        yield one
+
+
+FORMS: dict[str, Callable[[int], Any]] = {
+    "in any order": lambda i: chosen(i),
+    "rising": lambda i: np.sort(chosen(i)),
+    "with rows that repeat": lambda i: chosen(i, repeat=True),
+    "few": lambda i: chosen(i, 5, repeat=True),
+    "of another type": lambda i: chosen(i).astype(np.uint16),
+    "in a list": lambda i: [5, 1, 5],
+    "none": lambda i: np.empty(0, np.int64),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("ps", "parts", "shared"), [(1, 1, True), (1, 1, False), (1, 3, True), (2, 3, True)])
+def test_rows_are_read_and_written_in_the_callers_order(ps: int, parts: int, shared: bool, form: str) -> None:
+    pushes: list[tuple[Any, Any]] = []
+    with cluster(ps, 1) as (server,), session(
+        server, shared_memory=shared, partitioner=dps.partition.Fixed(parts)
+    ) as s:  # fmt: skip
+        for i in (1, 2, 1, 1):
+            rows = FORMS[form](i)
+            np.testing.assert_array_equal(s.lookup("table", rows), after(pushes)[np.asarray(rows, np.int64)])
+            values = normal(i, len(rows))
+            assert s.push({"table": dps.Rows(rows, values)}).accepted
+            pushes.append((np.asarray(rows, np.int64), values))
+        np.testing.assert_array_equal(s.pull()["table"], after(pushes))
+
+
+def test_rows_of_one_element_and_of_many_dimensions() -> None:
+    line, cube = np.arange(2000.0), np.arange(2000 * 6, dtype=np.float32).reshape(2000, 2, 3)
+    rows = np.random.default_rng(0).permutation(2000)[:1500]
+    with cluster(1, 1) as (server,), session(server, params={"line": line, "cube": cube}) as s:
+        np.testing.assert_array_equal(s.lookup("line", rows), line[rows])
+        np.testing.assert_array_equal(s.lookup("cube", rows), cube[rows])
+        s.push({"line": dps.Rows(rows, np.ones(1500)), "cube": dps.Rows(rows, np.ones((1500, 2, 3), np.float32))})
+        np.testing.assert_array_equal(s.lookup("line", rows), line[rows] - 1)
+        np.testing.assert_array_equal(s.lookup("cube", rows), cube[rows] - 1)
+
+
+def test_a_push_of_rows_and_dense_gradients_is_one_push() -> None:
+    with cluster(1, 1) as (server,), session(server) as s:
+        rows = chosen(1)
+        assert s.push({"table": dps.Rows(rows, normal(1)), "bias": np.ones(3, np.float32)}).step == 1
+        values = s.pull()
+        np.testing.assert_array_equal(values["table"], after([(rows, normal(1))]))
+        assert values["bias"].tolist() == [-1.0] * 3
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_lookup_fills_the_callers_array(parts: int) -> None:
+    table = first_values()["table"].value
+    with cluster(1, 1) as (server,), session(server, partitioner=dps.partition.Fixed(parts)) as s:
+        for rows in (chosen(1), np.sort(chosen(1)), chosen(1, repeat=True)):
+            out = np.empty((N, WIDTH), np.float32)
+            assert s.lookup("table", rows, out=out) is out
+            np.testing.assert_array_equal(out, table[rows])
+            wide = np.zeros((N, 2 * WIDTH), np.float32)
+            s.lookup("table", rows, out=wide[:, ::2])
+            np.testing.assert_array_equal(wide[:, ::2], table[rows])
+            assert not wide[:, 1::2].any()
+        with pytest.raises(ValueError, match=r"out is float64 \(700, 40\); wanted an array of float32 \(700, 40\)"):
+            s.lookup("table", rows, out=np.empty((N, WIDTH)))
+
+
+def test_what_was_looked_up_is_the_callers_for_as_long_as_he_keeps_it() -> None:
+    table = first_values()["table"].value
+    with cluster(1, 1) as (server,), session(server) as s:
+        lists = [chosen(i) for i in range(8)]
+        found = [s.lookup("table", rows) for rows in lists]
+        for rows, values in zip(lists, found, strict=True):
+            np.testing.assert_array_equal(values, table[rows])
+            values[...] = 0
+
+
+def test_lookups_go_on_by_themselves_and_may_be_taken_in_any_order() -> None:
+    table = first_values()["table"].value
+    with cluster(2, 1) as (server,), session(server, partitioner=dps.partition.Fixed(2)) as s:
+        lists = [chosen(i) for i in range(10)]
+        replies = [s.lookup_async("table", rows) for rows in lists]
+        for rows, reply in reversed(list(zip(lists, replies, strict=True))):
+            np.testing.assert_array_equal(reply.result(), table[rows])
+            assert reply.done()
+
+
+def test_pushes_of_rows_that_overtake_each_other_do_not_share_memory() -> None:
+    with cluster(1, 1) as (server,), session(server) as s:
+        pushes = [(chosen(i), normal(i)) for i in range(12)]
+        replies = [s.push_async({"table": dps.Rows(*push)}) for push in pushes]
+        assert all(reply.result().accepted for reply in replies)
+        np.testing.assert_allclose(s.pull()["table"], after(pushes), rtol=1e-4, atol=1e-4)
+
+
+def test_the_caller_may_change_his_row_numbers() -> None:
+    table = first_values()["table"].value
+    with cluster(1, 1) as (server,), session(server) as s:
+        rows = chosen(1)
+        for _ in range(3):
+            rows[100:110] = (rows[100:110] + 1) % ROWS_OF_TABLE  # neither first, middle nor last
+            np.testing.assert_array_equal(s.lookup("table", rows), table[rows])
+
+
+# -- lists that are sent once -------------------------------------------------------------------------------------
+
+
+class Counted:
+    """Notes the arrays that a session sends and what the ps answers."""
+
+    def __init__(self, session: dps.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[tuple[str, int]] = []
+        caller = session._connection.caller
+        send = caller.send
+
+        def noted(request: Any, message: Any) -> None:
+            if isinstance(message, Lookup | Push):
+                self.sent.append((type(message).__name__, sum(a.dtype == np.int64 for a in message.arrays)))
+            send(request, message)
+
+        monkeypatch.setattr(caller, "send", noted)
+
+    def take(self) -> list[tuple[str, int]]:
+        taken, self.sent = self.sent, []
+        return taken
+
+
+def test_row_numbers_that_come_again_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster(1, 1) as (server,), session(server) as s:
+        counted = Counted(s, monkeypatch)
+        rows = np.sort(chosen(1))
+        for lists in (1, 0, 0):
+            s.lookup("table", rows.copy())
+            s.push({"table": dps.Rows(rows.copy(), normal(1))})
+            assert counted.take() == [("Lookup", lists), ("Push", 0)]
+        short = rows[: LEAST - 1]
+        for _ in range(2):
+            s.lookup("table", short)
+            assert counted.take() == [("Lookup", 1)]
+
+
+def test_a_list_that_the_ps_has_forgotten_is_sent_again_under_the_same_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rowlists, "KEPT_BY_PS", 1)
+    one, two = np.sort(chosen(1)), np.sort(chosen(2))
+    pushes: list[tuple[Any, Any]] = []
+    with cluster(1, 1) as (server,), session(server) as s:
+        s.lookup("table", one)
+        counted = Counted(s, monkeypatch)
+        for rows in (two, one, two):
+            np.testing.assert_array_equal(s.lookup("table", rows), after(pushes)[rows])
+            other = one if rows is two else two
+            s.push({"table": dps.Rows(other, normal(3))})
+            pushes.append((other, normal(3)))
+        np.testing.assert_array_equal(s.pull()["table"], after(pushes))
+        assert counted.take()[1:] == [("Push", 0), ("Push", 1)] + [("Lookup", 0), ("Push", 0), ("Push", 1)] * 2
+
+
+# -- peers that mean no good --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hostile(server: dps.Server) -> Iterator[tuple[Any, dps.Session]]:
+    """Asks the ps under the incarnation of a session, which must be served as ever afterwards."""
+    with session(server) as s:
+        caller = Caller(runtime(), "hostile")
+        caller.incarnation = s._connection.caller.incarnation
+        numbers = itertools.count(1)
+
+        def ask(message: Any) -> Any:
+            if isinstance(message, Push):
+                next(numbers)
+            return caller.ask(Ref(s._connection.refs[0].address, PS), message, 5.0)
+
+        before = s.lookup("table", chosen(1))
+        yield ask, s
+        np.testing.assert_array_equal(s.lookup("table", chosen(1)), before)
+        caller.close()
+
+
+IDS = np.arange(N, dtype=np.int64)
+NBYTES = N * WIDTH * 4
+
+
+def place(what: str) -> Any:
+    memory = SharedMemory(NBYTES)
+    names: dict[str, Any] = {
+        "beyond its end": [memory.name, 64],
+        "before its beginning": [memory.name, -64],
+        "not aligned": [memory.name, 8],
+        "far away": [memory.name, 1 << 62],
+        "another size than it has": [[*memory.name[:3], 4 * NBYTES], 0],
+        "another process": [[1, *memory.name[1:]], 0],
+        "no name": ["x", 0],
+        "nothing": [None],
+    }
+    return memory, names[what]
+
+
+PLACES = [
+    "beyond its end", "before its beginning", "not aligned", "far away", "another size than it has",
+    "another process", "no name", "nothing",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("what", PLACES)
+def test_values_in_memory_that_is_not_the_senders_are_refused(hostile: Any, what: str) -> None:
+    ask, s = hostile
+    memory, where = place(what)
+    number = s._pushes.numbers[0] + 1
+    nbytes = IDS.nbytes + NBYTES
+    push = Push(s._connection.epoch, number, 0, 0, PARTS, nbytes, [], [[0, ROWS, 0, where]], arrays=(IDS,))
+    with pytest.raises((ProtocolError, Unavailable)):
+        ask(push)
+    assert s.push({"table": dps.Rows(IDS, np.zeros((N, WIDTH), np.float32))}).accepted
+    del memory
+
+
+@pytest.mark.parametrize("rows", [IDS + ROWS_OF_TABLE, IDS - 1, IDS * (1 << 52), np.full(N, -(1 << 63))])
+def test_row_numbers_out_of_range_are_refused_and_not_kept(hostile: Any, rows: Any) -> None:
+    ask, s = hostile
+    epoch = s._connection.epoch
+    with pytest.raises(ValueError, match="out of range"):
+        ask(Lookup(epoch, 0, 0, 77, 0, True, (rows,)))
+    assert ask(Lookup(epoch, 0, 0, 77, 0, True)) == RowsUnknown(77)
+
+
+def test_a_list_that_was_never_sent_or_belongs_to_others_is_asked_for(hostile: Any, server: dps.Server) -> None:
+    ask, s = hostile
+    epoch, numbers = s._connection.epoch, s._pushes.numbers
+    for number in (0, 99, -5, 1 << 60):
+        assert ask(Lookup(epoch, 0, 0, number, 0, False)) == RowsUnknown(number)
+    values = np.zeros((N, WIDTH), np.float32)
+    push = Push(epoch, numbers[0] + 1, 0, 0, PARTS, 0, [], [[0, LISTED, 99, []]], arrays=(values,))
+    assert ask(push) == RowsUnknown(99)
+    with session(server.target) as other:
+        assert isinstance(ask(Lookup(epoch, 0, 0, 98, 0, False, (IDS,))), Rows)
+        caller = Caller(runtime(), "other")
+        caller.incarnation = other._connection.caller.incarnation
+        ref = Ref(s._connection.refs[0].address, PS)
+        assert caller.ask(ref, Lookup(other._connection.epoch, 0, 0, 98, 0, False), 5.0) == RowsUnknown(98)
+        caller.close()
+
+
+def test_a_list_that_does_not_fit_its_values_or_its_part_is_refused(hostile: Any) -> None:
+    ask, s = hostile
+    epoch, numbers = s._connection.epoch, s._pushes.numbers
+    assert isinstance(ask(Lookup(epoch, 0, 0, 96, 0, False, (IDS,))), Rows)
+    values = np.zeros((N, WIDTH), np.float32)
+    described: list[tuple[Any, tuple[Any, ...]]] = [
+        ([[0, LISTED, 96, []]], ()),
+        ([[0, LISTED, 96, []], [0, LISTED, 96, []]], (values, values)),
+        ([[0, DENSE, 96, [None, 0]]], ()),
+        ([[1, LISTED]], (values,)),
+        ([["x", LISTED, 96, []]], (values,)),
+    ]
+    for parts, arrays in described:
+        with pytest.raises(ProtocolError):
+            ask(Push(epoch, numbers[0] + 1, 0, 0, PARTS, 0, [], parts, arrays=arrays))
+    for bad in (IDS.astype(np.float64), IDS.reshape(1, -1), IDS.astype(np.int32)):
+        with pytest.raises(ValueError, match="int64 of shape"):
+            ask(Lookup(epoch, 0, 0, 0, 0, False, (bad,)))
+    for part in (7, -1, 1 << 40):
+        with pytest.raises(ValueError, match="is not on"):
+            ask(Lookup(epoch, 0, part, 0, 0, False, (IDS,)))
+
+
+def test_what_one_session_makes_the_ps_keep_is_bounded(hostile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, s = hostile
+    for number in range(1000, 1100):
+        assert isinstance(ask(Lookup(s._connection.epoch, 0, 0, number, 0, False, (IDS,))), Rows)
+    assert ask(Lookup(s._connection.epoch, 0, 0, 1000, 0, False)) == RowsUnknown(1000)
+    kinds = [
+        type(ask(Lookup(s._connection.epoch, 0, 0, 1099, 0, True))) for _ in range(12)
+    ]  # none of these says that an answer was read
+    assert kinds.count(SharedRows) <= 4 and kinds[-1] is Rows
+
+
+def test_the_memory_of_answers_goes_with_its_session() -> None:
+    def shared_files() -> int:
+        links = []
+        for number in os.listdir("/proc/self/fd"):
+            try:
+                links.append(os.readlink(f"/proc/self/fd/{number}"))
+            except FileNotFoundError:
+                continue
+        return sum("memfd:dps" in link for link in links)
+
+    with cluster(1, 1) as (server,), session(server) as s:
+        s.lookup("table", chosen(1))
+        gc.collect()
+        before = shared_files()
+        for seed in range(3):
+            with session(server.target) as other:
+                other.lookup("table", chosen(seed))
+                other.push({"table": dps.Rows(chosen(seed), normal(seed))})
+            del other
+        clock = runtime()
+        end = clock.now() + 10
+        while clock.now() < end and shared_files() > before:
+            s.lookup("table", chosen(1))
+            gc.collect()
+        assert shared_files() <= before
+
+
+def test_where_the_ps_has_no_memory_left_rows_come_over_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(self: Any, nbytes: int) -> Any:
+        raise Unavailable(f"{nbytes} bytes of shared memory are not to be had")
+
+    table = first_values()["table"].value
+    with cluster(1, 1) as (server,), session(server) as s:
+        assert s._connection.lanes[0].on
+        monkeypatch.setattr(type(runtime()), "share", none_left)
+        np.testing.assert_array_equal(s.lookup("table", chosen(1)), table[chosen(1)])
+        assert s.push({"table": dps.Rows(chosen(1), normal(1))}).accepted
+        np.testing.assert_array_equal(s.pull()["table"], after([(chosen(1), normal(1))]))
+
+
+def test_where_memory_cannot_be_reached_any_more_rows_go_over_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dps.ps.borrowed import Borrowed
+
+    def unreachable(self: Any, *_: Any) -> Any:
+        raise Unavailable("no such process here")
+
+    table = first_values()["table"].value
+    with cluster(1, 1) as (server,), session(server) as s:
+        monkeypatch.setattr(Borrowed, "run", unreachable)
+        assert s.push({"table": dps.Rows(chosen(1), normal(1))}).accepted
+        np.testing.assert_array_equal(s.pull()["table"], after([(chosen(1), normal(1))]))
+    monkeypatch.undo()
+    with cluster(1, 1) as (server,), session(server) as s:
+        monkeypatch.setattr(s._connection.lanes[0], "attach", lambda name: unreachable(None))
+        np.testing.assert_array_equal(s.lookup("table", chosen(1)), table[chosen(1)])
+        assert not s._connection.lanes[0].on

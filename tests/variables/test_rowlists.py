@@ -1,0 +1,87 @@
+"""Row numbers as they travel: sorted, distinct, cut into parts, and found again when they come a second time."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import given, settings
+
+from dps.variables.plan import Part
+from dps.variables.rowlists import KEPT, LEAST, RowLists
+
+ASKED = st.lists(st.integers(0, 9), max_size=12).map(lambda rows: np.array(rows, np.int64))
+
+
+def parts(*sizes: int) -> list[Part]:
+    ends = np.cumsum(sizes).tolist()
+    return [Part(i, 0, "t", (n, 2), end - n, 0) for i, (n, end) in enumerate(zip(sizes, ends, strict=True))]
+
+
+@settings(max_examples=200)
+@given(ASKED, st.sampled_from([(10,), (3, 7), (1, 8, 1)]))
+def test_rows_that_come_part_by_part_are_put_in_the_callers_order(asked: np.ndarray, sizes: tuple[int, ...]) -> None:
+    table = np.arange(20.0).reshape(10, 2)
+    sent, which = RowLists(1).of(asked).to_read(len(sizes))
+    came = [table[part.row0 : part.row0 + part.shape[0]][sent.within(part)] for part in parts(*sizes)]
+    rows = np.concatenate(came)
+    np.testing.assert_array_equal(rows if which is None else rows[which], table[asked])
+    assert len(rows) == len(set(asked.tolist()))
+
+
+@settings(max_examples=200)
+@given(ASKED, st.sampled_from([(10,), (3, 7), (1, 8, 1)]))
+def test_values_go_with_their_rows_and_equal_rows_in_the_order_in_which_they_came(
+    asked: np.ndarray, sizes: tuple[int, ...]
+) -> None:
+    values = np.stack([asked, np.arange(len(asked))], axis=1).astype(np.float64)
+    wanted = list(zip(asked.tolist(), range(len(asked)), strict=True))
+    if len(sizes) > 1 or len(set(asked.tolist())) == len(asked):
+        wanted.sort()  # else the ps does it
+    got = []
+    for part in parts(*sizes):
+        gradient = RowLists(1).of(asked).of_part(part, values, len(sizes))
+        out = np.empty((gradient.last - gradient.first, 2))
+        gradient.fill(out)
+        assert (gradient.sent.within(part) + part.row0).tolist() == out[:, 0].tolist()
+        got += [(int(row), int(position)) for row, position in out]
+    assert got == wanted
+
+
+def test_row_numbers_beyond_what_fits_beside_a_position_are_sorted_all_the_same() -> None:
+    asked = np.array([(1 << 62) + i % 7 for i in range(LEAST)])
+    found = RowLists().of(asked)
+    assert found.ends() == (1 << 62, (1 << 62) + 6)
+    sent, which = found.to_read(2)
+    assert sent.rows.tolist() == [(1 << 62) + i for i in range(7)] and which is not None
+    assert which.tolist() == [i % 7 for i in range(LEAST)]
+
+
+def test_a_list_is_found_again_by_what_it_holds_and_told_once_to_each_part() -> None:
+    lists, asked = RowLists(), np.arange(LEAST)
+    first = lists.of(asked)
+    assert lists.of(asked.copy()) is first
+    one, two = parts(300, LEAST)
+    sent, _ = first.to_read(2)
+    assert [sent.is_told(part, 7) for part in (one, one, two, two)] == [False, True, False, True]
+    assert not sent.is_told(one, 8)  # another incarnation: the ps has forgotten
+    asked[10] = 9
+    assert lists.of(asked) is not first and first.asked[10] == 10
+
+
+def test_only_the_last_lists_are_remembered_and_short_ones_never() -> None:
+    lists = RowLists()
+    made = [lists.of(np.arange(i, i + LEAST)) for i in range(KEPT + 1)]
+    assert lists.of(np.arange(KEPT, KEPT + LEAST)) is made[-1]
+    assert lists.of(np.arange(LEAST)) is not made[0]
+    short = np.arange(LEAST - 1)
+    assert lists.of(short) is not lists.of(short) and lists.of(short).to_read(2)[0].number == 0
+
+
+def test_a_short_list_goes_as_it_is_to_the_only_part() -> None:
+    asked, (part,) = np.array([5, 1, 5]), parts(10)
+    found = RowLists().of(asked)
+    sent, which = found.to_read(1)
+    gradient = found.of_part(part, np.ones((3, 2)), 1)
+    assert (sent.rows.tolist(), which, found.ends()) == ([5, 1, 5], None, (1, 5))
+    assert gradient.sent.rows.tolist() == [5, 1, 5] and not gradient.moves
+    assert RowLists().of(np.empty(0, np.int64)).ends() == (0, -1)
