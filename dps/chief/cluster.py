@@ -65,11 +65,21 @@ class Cluster:
         """`ps`, `workers`: expected task indices, as for `Nodes`."""
         self.ps, self.workers = Nodes("ps", ps), Nodes("worker", workers)
         self.jobs = {"ps": self.ps, "worker": self.workers}
+        self.holders: tuple[int, ...] = ()
+        """The ps of the run's plan; () while there is no run, when all are waited for."""
         self._away_since: dict[int, float] = {}
 
+    def needs(self, task: int) -> bool:
+        """Whether the run cannot go on without this ps."""
+        return not self.holders or task in self.holders
+
+    def missing(self) -> list[int]:
+        """The ps that are needed and not there."""
+        return [task for task in self.ps.missing() if self.needs(task)]
+
     def complete(self) -> bool:
-        """Whether all ps are there."""
-        return bool(self.ps.known) and not self.ps.missing()
+        """Whether all ps that are needed are there."""
+        return bool(self.ps.known) and not self.missing()
 
     def ps_away(self, task: int, now: float) -> None:
         """A ps was lost; it may come back for a while."""

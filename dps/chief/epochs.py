@@ -85,7 +85,7 @@ class Epochs:
     def _adopt(self, session: Session) -> None:
         """Take plan and settings from the first session that has variables."""
         try:
-            self.run = self._run_of(session)
+            self._take(self._run_of(session))
         except (DpsError, ValueError) as error:
             self._lead.refuse(session, error)
             self.advance()
@@ -102,7 +102,12 @@ class Epochs:
             if not (self._restarted or session.request.epoch):  # else the run has written there before
                 storage.check_writable(checkpoint_dir)
             self.seen(read_journal(storage, checkpoint_dir, self._members))
-        return Run(plan, settings, checkpoint_dir)
+        return Run(plan.without_empty(), settings, checkpoint_dir)
+
+    def _take(self, run: Run | None) -> None:
+        """What there is to train; only the ps that hold something of it are waited for."""
+        self.run = run
+        self._cluster.holders = () if run is None else run.plan.ps
 
     def _begin(self, run: Run) -> None:
         """All ps get their shard of the plan, restored or to be filled."""
@@ -222,7 +227,7 @@ class Epochs:
         """All that wait are told; whoever comes next may want something else."""
         for session in self._sessions.waiting():
             self._lead.refuse(session, error)
-        self.run = None
+        self._take(None)
         self.roll_back()
 
     def broken(self, reason: str) -> None:

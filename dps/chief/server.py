@@ -41,6 +41,7 @@ RESTART_S = 50.0  # less than a session waits by default, so that it hears why
 """How long a lost ps may take to come back."""
 ABSENT_S = 60.0
 """How long an expected worker may take to come, or to come back, once another one has joined."""
+EMPTY = "; it holds no variables, the run goes on"
 
 
 class ChiefActor(Actor):
@@ -144,19 +145,22 @@ class ChiefActor(Actor):
 
     def ps_lost(self, task: int, why: str) -> None:
         """A ps is gone, or has come back without its shard."""
-        name = f"ps:{task}"
-        self.ending.ps_lost(name, why)
+        name, needed = f"ps:{task}", self.cluster.needs(task)
+        if needed:
+            self.ending.ps_lost(name, why)
         if self.epochs.over:
             return
-        log.warning("%s: %s %s", self.node.name, name, why)
+        log.warning("%s: %s %s%s", self.node.name, name, why, "" if needed else EMPTY)
         self.node.runtime.record("ps lost", name=name, why=why)
         if not self.cluster.ps.known[task].alive:
             self.cluster.ps_away(task, self.node.runtime.now())
             self.node.after(RESTART_S, lambda: self._give_up_ps(task, why))
-        self.epochs.lost(task, why)
+        if needed:
+            self.epochs.lost(task, why)
 
     def _give_up_ps(self, task: int, why: str) -> None:
-        if self.cluster.away_s(task, self.node.runtime.now()) >= RESTART_S - 0.01:
+        away_s = self.cluster.away_s(task, self.node.runtime.now())
+        if self.cluster.needs(task) and away_s >= RESTART_S - 0.01:
             self.fail(f"ps:{task} {why} and did not come back within {RESTART_S:.0f} s")
 
     # -- sessions -----------------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ class History:
     rollbacks: list[tuple[int, int]] = field(default_factory=list)
     next_cell: dict[int, int] = field(default_factory=dict)
     plan: Any = None
+    names: tuple[str, ...] = NAMES
+    """The variables."""
 
     @property
     def cells(self) -> int:
@@ -63,8 +65,8 @@ class Notes(dps.Hook):
 
 
 def train(server: Any, history: History, checkpointed: bool, view: bool) -> int:
-    """Each push adds one to a cell of its own in all four variables (divided by the set's size in sync)."""
-    params = {name: np.zeros(history.cells, np.float32) for name in NAMES}
+    """Each push adds one to a cell of its own in all variables (divided by the set's size in sync)."""
+    params = {name: np.zeros(history.cells, np.float32) for name in history.names}
     notes = Notes(history)
     hooks: list[dps.Hook] = [notes]
     if checkpointed:
@@ -95,7 +97,7 @@ def train(server: Any, history: History, checkpointed: bool, view: bool) -> int:
             gradient[cell] = -1.0
             server.runtime.record("sending", incarnation=connection.caller.incarnation, cell=cell)
             notes.cell = cell
-            session.push(dict.fromkeys(NAMES, gradient))
+            session.push(dict.fromkeys(history.names, gradient))
     return server.task
 
 

@@ -10,7 +10,7 @@ from dps.transport.sim import Compute, Kill, Network, Partition, Pause
 from dps.transport.sim.faults import DiskFull, Fault, SlowDisk
 from dps.update import Async, Bounded, SyncReplicas, Update
 from tests.simulation.checker import violations
-from tests.simulation.history import History, train
+from tests.simulation.history import NAMES, History, train
 
 BOUND = 1
 
@@ -78,9 +78,9 @@ def scenario(mode: str, seed: int) -> Scenario:
     return Scenario(mode, seed, ps, workers, 6, network, faults, killed, checkpointed, update)
 
 
-def run(chosen: Scenario, *, keep: list[SimulatedCluster] | None = None) -> list[str]:
-    """Run a scenario; the promises that it broke."""
-    history = History(chosen.workers, chosen.pushes)
+def run(chosen: Scenario, *, keep: list[SimulatedCluster] | None = None, variables: int = len(NAMES)) -> list[str]:
+    """Run a scenario; the promises that it broke. With fewer `variables` than ps, some ps hold none."""
+    history = History(chosen.workers, chosen.pushes, names=NAMES[:variables])
     cluster = SimulatedCluster(
         train, history, chosen.checkpointed, chosen.seed % 5 == 0, ps=chosen.ps, workers=chosen.workers,
         seed=chosen.seed, update=chosen.update, network=chosen.network, faults=chosen.faults,
