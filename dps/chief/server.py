@@ -104,7 +104,8 @@ class ChiefActor(Actor):
             self.node.answer(sender, self.ending.farewell.message)
             return
         cluster, job = self.cluster, message.job
-        self.agreement.mode(f"{job}:{message.task}", message.update)
+        name = f"{job}:{message.task}" if message.task >= 0 else f"the {job} at {message.address}"
+        self.agreement.mode(name, message.update)
         if job not in cluster.jobs:
             self.node.answer(sender, Registered(max(message.task, 0), cluster.to_wire()))
             return
