@@ -105,9 +105,7 @@ class Cluster:
 
     def waits_for(self, now: float) -> str:
         """The missing ps, each with the seconds since its loss."""
-        away = [
-            (t, f" ({now - self._away_since[t]:.0f} s)" if t in self._away_since else "") for t in self.ps.missing()
-        ]
+        away = [(t, f" ({now - self._away_since[t]:.0f} s)" if t in self._away_since else "") for t in self.missing()]
         return ", ".join(f"ps:{task}{since}" for task, since in away) or "a ps"
 
     def to_wire(self) -> dict[str, Any]:
