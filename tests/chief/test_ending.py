@@ -88,9 +88,6 @@ def test_a_ps_that_is_lost_during_the_last_checkpoint_fails_the_run_and_says_wha
 
 
 def test_an_expected_worker_is_waited_for_until_it_has_been_away_for_a_minute() -> None:
-    led = Led().gather()
-    led.lose("worker", 1)  # before it took part: it is given up, and may come again
-    led.register("worker", 1)
     led = Led(workers=3).train(0, 1)
     led.close(0)
     led.close(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dps.checkpoint import MemoryStorage
 from dps.chief.phase import CONFIGURE, END, FAILED, GATHER, INITIALISE, OPEN, RUN
 from dps.errors import Aborted, CheckpointError, ConfigError, DeadlineExceeded, TaskLost
 from dps.protocol import Configure, Configured, Members, Restore, Save, Saved, SessionOpened
@@ -282,4 +281,5 @@ def test_when_the_run_is_over_late_answers_change_nothing(ends: str) -> None:
     led.configure()
     led.initialise(0)
     led.lose("ps", 0)
-    assert phase(led) == (ends, 1) and isinstance(led.desk.storage, MemoryStorage)
+    led.register("ps", 0, process=2)
+    assert phase(led) == (ends, 1) and configures(led) == [] and led.chief.members.live == {}
