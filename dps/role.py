@@ -177,9 +177,13 @@ def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
 
     stop_asked = stop_on_signal()
     server = Server.from_env(environ, owned=args.owned, restarted=args.restarted)
-    print(f"dps {server.name} at {server.address}", flush=True)
-    told = False
-    while (code := server.join(0.2)) is None:
+    name, told = "", False
+    while True:
+        if name != server.name:  # at first, and again when the chief has given a ps its number
+            name = server.name
+            print(f"dps {name} at {server.address}", flush=True)
+        if (code := server.join(0.2)) is not None:
+            break
         if stop_asked() and not told:
             told = True
             server.end_soon()

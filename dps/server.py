@@ -16,8 +16,10 @@ from dps.actors.system import Node
 from dps.chief.server import ChiefActor
 from dps.cluster.address import check_address
 from dps.cluster.device import Device
+from dps.cluster.environment import server_arguments
 from dps.cluster.filters import DeviceFilters
-from dps.cluster.spec import ClusterSpec, job_name
+from dps.cluster.identity import Identity
+from dps.cluster.spec import ClusterSpec
 from dps.errors import ConfigError, DeadlineExceeded, TaskLost, Unavailable
 from dps.protocol import AGENT, CHIEF, PS
 from dps.transport.current import runtime
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dps")
 
-DEFAULT_CHIEF = "127.0.0.1:2220"
 STOP_S = 5.0
 INDEX_S = 60.0
 REPORT_S = 10.0
@@ -86,74 +87,29 @@ class Server:
         self._ps_actor: PsActor | None = None
         self._chief_actor: ChiefActor | None = None
         if self.cluster:
-            self._chief, bind = self._static(job, task)
+            own = Identity.in_cluster(self.cluster, job, task)
         else:
-            self._chief = self._dynamic(job, task, chief, bind)
-        self._start(bind, workers, ps, owned, restarted)
+            own = Identity.joining(job, task, chief, bind)
+        self.job, self.task, self._chief = own.job, own.task, own.chief
+        self._start(own, workers, ps, owned, restarted)
         if not self.runtime.simulated:
             _open.add(self)
 
     # -- construction -----------------------------------------------------------------------------------------
 
-    def _static(self, job: str | None, task: int | None) -> tuple[str, str]:
-        """The chief's address and this task's own, out of the cluster."""
-        cluster = self.cluster
-        cluster.check_servable()
-        if job is None:
-            if len(cluster.jobs) != 1:
-                raise ConfigError(f"which job is this task of? The cluster has {', '.join(cluster.jobs)}")
-            job = cluster.jobs[0]
-        job = job_name(job)
-        if task is None:
-            indices = cluster.task_indices(job)
-            if len(indices) != 1:
-                raise ConfigError(f"which task of {job} is this? There are {list(indices)}")
-            task = indices[0]
-        self.job, self.task = job, task
-        bind = cluster.task_address(job, task)
-        lead = cluster.chief_task()
-        return (bind if lead is None else cluster.task_address(lead.job, lead.index)), bind
-
-    def _dynamic(self, job: str | None, task: int | None, chief: str | None, bind: str) -> str:
-        """The chief's address for a task that joins by it."""
-        if job is None:
-            raise ConfigError("which job is this task of? Wanted chief, ps or worker")
-        self.job, self.task = job_name(job), -1 if task is None else task
-        if self.job == "chief":
-            self.task = 0
-            return bind
-        address = chief or DEFAULT_CHIEF
-        check_address(address)
-        return address
-
-    @property
-    def _hosts_chief(self) -> bool:
-        if self.job == "chief":
-            return True
-        if not self.cluster or "chief" in self.cluster.jobs:
-            return False
-        lead = "worker" if "worker" in self.cluster.jobs else self.cluster.jobs[0]
-        return self.job == lead and self.task == self.cluster.task_indices(lead)[0]
-
-    def _start(self, bind: str, workers: int | None, ps: int | None, owned: bool, restarted: bool) -> None:
+    def _start(self, own: Identity, workers: int | None, ps: int | None, owned: bool, restarted: bool) -> None:
         try:
-            self._node = Node(self.runtime, bind, self.name, self._process)
+            self._node = Node(self.runtime, own.bind, self.name, self._process)
         except Unavailable as error:
             error.exit_code = 2  # an address of one's own that is taken is a mistake in the configuration
             raise
         self.address = self._node.address
-        if self.job == "chief" or (self._hosts_chief and self._chief == bind):
+        if own.listens_as_chief:
             self._chief = self.address
         wire = None if self._update is None else update_modes.to_wire(self._update)
-        if self._hosts_chief:
-            self._chief_actor = ChiefActor(
-                self._expected("ps", ps),
-                self._expected("worker", workers),
-                wire,
-                self._end_chief,
-                owned,
-                restarted,
-            )
+        if own.hosts_chief:
+            expected = own.expected("ps", ps), own.expected("worker", workers)
+            self._chief_actor = ChiefActor(*expected, wire, self._end_chief, owned, restarted)
             self._node.host(CHIEF, self._chief_actor)
         if self.job == "ps":
             from dps.ps.server import PsActor  # numba comes with it, and only a ps needs it
@@ -163,23 +119,12 @@ class Server:
         if self.job == "chief":
             self._joined.set()
         else:
-            agent = Agent(
-                self.job,
-                self.task,
-                self._chief,
-                self._process,
-                wire or {},
-                self._seen_epoch,
-                self._has_joined,
-                self._end,
-            )
-            self._node.host(AGENT, agent)
+            self._node.host(AGENT, self._agent(wire or {}))
         self._node.start()
 
-    def _expected(self, job: str, count: int | None) -> list[int]:
-        if self.cluster:
-            return list(self.cluster.task_indices(job)) if job in self.cluster.jobs else []
-        return list(range(count or 0))
+    def _agent(self, update: dict[str, Any]) -> Agent:
+        told = self._seen_epoch, self._has_joined, self._end
+        return Agent(self.job, self.task, self._chief, self._process, update, *told)
 
     # -- what actors tell, on the node's thread ---------------------------------------------------------------
 
@@ -336,41 +281,12 @@ class Server:
     ) -> Server:
         """The task that `dps launch` or `dps.role --program` (or TF_CONFIG) made this process.
 
-        Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_WORKERS, DPS_PS, DPS_UPDATE, DPS_DEVICE,
-        or TF_CONFIG. Where a worker's index is not given, blocks until the chief has given it one (up to 60 s).
+        What it reads: see `server_arguments`. Where a worker's index is not given, blocks until the chief has given
+        it one (up to 60 s).
         """
-        env = os.environ if environ is None else environ
-        if "DPS_JOB" not in env:
-            from dps.cluster.resolve import resolve
-
-            cluster, found = resolve(env)
-            if not cluster or found is None:
-                raise ConfigError(
-                    "this program was not started as a task: neither DPS_JOB nor TF_CONFIG is set; start it with "
-                    "`dps launch` or `python -m dps.role --program`, or use Server.create_local_server()"
-                )
-            return Server(cluster, found.job, found.index, device_filters=device_filters)
-        task = int(env["DPS_TASK"]) if env.get("DPS_TASK", "") != "" else None
-        known: ClusterSpec | None = None
-        if env.get("DPS_CLUSTER"):
-            from dps.cluster.resolve import load_cluster
-
-            known = load_cluster(env["DPS_CLUSTER"])
-        server = Server(
-            known,
-            env["DPS_JOB"],
-            task,
-            chief=env.get("DPS_CHIEF") or None,
-            workers=int(env["DPS_WORKERS"]) if env.get("DPS_WORKERS") else None,
-            ps=int(env["DPS_PS"]) if env.get("DPS_PS") else None,
-            update=env.get("DPS_UPDATE") or None,
-            bind=env.get("DPS_BIND", "127.0.0.1:0"),
-            device=env.get("DPS_DEVICE", ""),
-            device_filters=device_filters,
-            owned=owned,
-            restarted=restarted,
-        )
-        if server.job == "worker" and task is None and not known:
+        found = server_arguments(os.environ if environ is None else environ)
+        server = Server(**found, device_filters=device_filters, owned=owned, restarted=restarted)
+        if server.job == "worker" and found["task"] is None and not found["cluster"]:
             server.wait_joined(server.runtime.now() + INDEX_S)
         return server
 

@@ -263,6 +263,22 @@ def test_a_chief_says_where_it_is_and_a_sigterm_ends_it_in_order() -> None:
     assert chief.returncode == 0
 
 
+def test_a_ps_without_a_task_says_its_name_when_the_chief_has_given_it_one() -> None:
+    chief = start("--job", "chief", "--chief", "127.0.0.1:0")
+    ps = start("--job", "ps", "--chief", line(chief).removeprefix("dps chief at "))
+    try:
+        said = line(ps)
+        address = said.rpartition(" ")[2]
+        if said == f"dps ps:? at {address}":  # it was faster than the chief
+            said = line(ps)
+        assert said == f"dps ps:0 at {address}"
+    finally:
+        for process in (ps, chief):
+            process.terminate()
+            process.communicate(timeout=20)
+    assert (ps.returncode, chief.returncode) == (0, 0)
+
+
 def test_the_first_signal_drains_a_program_and_the_second_ends_it(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(
         "import time\nfrom dps import config\nprint('begins')\n"

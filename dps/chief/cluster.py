@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -41,6 +42,13 @@ class Nodes:
         """The task of a living node by its address."""
         return next((t for t, n in self.known.items() if n.address == address and n.alive), None)
 
+    def lose(self, address: str) -> int | None:
+        """The node at an address is gone; its task."""
+        task = self.at(address)
+        if task is not None:
+            self.known[task].alive = False
+        return task
+
     def missing(self) -> list[int]:
         """Expected tasks that are not there (or not there any more)."""
         expected = self.expected or list(self.known)
@@ -48,3 +56,58 @@ class Nodes:
 
     def addresses(self) -> dict[int, str]:
         return {t: n.address for t, n in sorted(self.known.items())}
+
+
+class Cluster:
+    """The ps and the workers, and since when a ps is away."""
+
+    def __init__(self, ps: Sequence[int], workers: Sequence[int]) -> None:
+        """`ps`, `workers`: expected task indices, as for `Nodes`."""
+        self.ps, self.workers = Nodes("ps", ps), Nodes("worker", workers)
+        self.jobs = {"ps": self.ps, "worker": self.workers}
+        self.holders: tuple[int, ...] = ()
+        """The ps of the run's plan; () while there is no run, when all are waited for."""
+        self._away_since: dict[int, float] = {}
+
+    def needs(self, task: int) -> bool:
+        """Whether the run cannot go on without this ps."""
+        return not self.holders or task in self.holders
+
+    def missing(self) -> list[int]:
+        """The ps that are needed and not there."""
+        return [task for task in self.ps.missing() if self.needs(task)]
+
+    def complete(self) -> bool:
+        """Whether all ps that are needed are there."""
+        return bool(self.ps.known) and not self.missing()
+
+    def ps_away(self, task: int, now: float) -> None:
+        """A ps was lost; it may come back for a while."""
+        self._away_since.setdefault(task, now)
+
+    def ps_back(self, task: int) -> None:
+        self._away_since.pop(task, None)
+
+    def away_s(self, task: int, now: float) -> float:
+        """For how long a lost ps has been away; 0 for one that is back."""
+        return now - self._away_since.get(task, now)
+
+    def knows_process(self, job: str, task: int, process: int) -> bool:
+        """Whether this very process has registered as the task; true for jobs that do not register."""
+        if job not in self.jobs:
+            return True
+        known = self.jobs[job].known.get(task)
+        return known is not None and known.process == process
+
+    def living(self) -> list[str]:
+        """Addresses of all nodes that are there."""
+        return [n.address for nodes in self.jobs.values() for n in nodes.known.values() if n.alive]
+
+    def waits_for(self, now: float) -> str:
+        """The missing ps, each with the seconds since its loss."""
+        away = [(t, f" ({now - self._away_since[t]:.0f} s)" if t in self._away_since else "") for t in self.missing()]
+        return ", ".join(f"ps:{task}{since}" for task, since in away) or "a ps"
+
+    def to_wire(self) -> dict[str, Any]:
+        """Addresses by job and task, as messages have them."""
+        return {job: {str(t): a for t, a in nodes.addresses().items()} for job, nodes in self.jobs.items()}

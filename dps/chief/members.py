@@ -67,6 +67,12 @@ class Membership:
         if failed and live.name not in self.failed:
             self.failed.append(live.name)
 
+    def finish(self, name: str) -> None:
+        """A worker that took part before has left between two run epochs, where it had no incarnation."""
+        if name in self.joined and name not in self.finished:
+            self.finished.append(name)
+            self.version += 1
+
     def give_up(self, name: str) -> None:
         """A worker that is away, or never came, is not waited for any longer."""
         for incarnation in [i for i, live in self.live.items() if live.name == name]:

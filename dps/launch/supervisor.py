@@ -218,7 +218,7 @@ class Supervisor:
         """How long ps and chief may take now that no worker is left: the chief says what it does."""
         if self.owned or not self.servers_alive():
             return 0.0
-        from dps.chief.server import END, GATHER, OPEN
+        from dps.chief.phase import END, GATHER, OPEN
 
         caller = Caller(runtime(), "dps launch")
         try:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -114,6 +114,11 @@ class Plan:
         for index, spec in enumerate(self.variables):
             if rows.get(index, -1) != (spec.shape[0] if spec.shape else 1):
                 raise ValueError(f"the parts of {spec.name} do not make it up")
+
+    def without_empty(self) -> Plan:
+        """The same without the ps that hold no part; at least one ps stays."""
+        holders = {part.ps for part in self.parts}
+        return replace(self, ps=tuple(ps for ps in self.ps if ps in holders) or self.ps[:1])
 
     @functools.cached_property
     def by_name(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dps.actors.messages import Done
-from dps.actors.ref import Ref
+from dps.actors.ref import Ref, Sender
 from dps.actors.system import Then
 from dps.checkpoint import MemoryStorage
 from dps.transport.wire import Message
@@ -34,6 +34,14 @@ class Desk:
         self.questions: list[Question] = []
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.recorded: list[str] = []
+        self.answers: list[tuple[Any, Message | Exception]] = []
+        """Routes of senders, and what they were answered."""
+        self.watched: set[str] = set()
+        self._clock_s = 0.0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+
+    def now(self) -> float:
+        return self._clock_s
 
     def ask(self, to: Ref, message: Message, timeout_s: float, then: Then) -> Callable[[], None]:
         self.questions.append(Question(to, message, timeout_s, then))
@@ -41,11 +49,31 @@ class Desk:
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         self.timers.append((seconds, call))
+        self._due.append((self._clock_s + seconds, len(self.timers), call))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the clock go on, and call what was to be called by then, in order."""
+        until = self._clock_s + seconds
+        while (due := min(self._due, default=None)) is not None and due[0] <= until:
+            self._due.remove(due)
+            self._clock_s = due[0]
+            due[2]()
+        self._clock_s = until
+
+    def answer(self, sender: Sender, message: Message | Exception | None = None) -> None:
+        self.answers.append((sender.route, Done() if message is None else message))
+
+    def watch(self, address: str, grace_s: float) -> None:
+        self.watched.add(address)
+
+    def unwatch(self, address: str) -> None:
+        self.watched.discard(address)
 
     def record(self, what: str, **detail: Any) -> None:
         self.recorded.append(what)
 
-    def take(self) -> list[Question]:
-        """The questions since the last time."""
-        taken, self.questions = self.questions, []
+    def take(self, kind: type[Message] = Message) -> list[Question]:
+        """The questions of a kind since the last time."""
+        taken = [question for question in self.questions if isinstance(question.message, kind)]
+        self.questions = [question for question in self.questions if question not in taken]
         return taken

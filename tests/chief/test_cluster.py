@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dps.chief.cluster import Nodes
+from dps.chief.cluster import Cluster, Nodes
 
 
 def test_expected_nodes_are_missing_until_they_register_and_while_they_are_away() -> None:
@@ -36,3 +36,36 @@ def test_where_nothing_is_expected_those_that_came_are() -> None:
     nodes.register(3, "a:1", 11)
     nodes.known[3].alive = False
     assert nodes.missing() == [3]
+
+
+def test_the_cluster_is_complete_when_all_ps_are_there_and_says_for_whom_it_waits() -> None:
+    cluster = Cluster([0, 1], [])
+    assert not cluster.complete() and cluster.waits_for(0.0) == "ps:0, ps:1"
+    cluster.ps.register(0, "a:1", 1)
+    cluster.ps.register(1, "b:1", 2)
+    assert cluster.complete() and not Cluster([], []).complete() and Cluster([], []).waits_for(0.0) == "a ps"
+    assert cluster.ps.lose("b:1") == 1 and cluster.ps.lose("b:1") is None
+    cluster.ps_away(1, 10.0)
+    cluster.ps_away(1, 12.0)  # since its first loss
+    assert not cluster.complete() and cluster.waits_for(14.0) == "ps:1 (4 s)"
+    assert (cluster.away_s(1, 14.0), cluster.away_s(0, 14.0)) == (4.0, 0.0)
+    cluster.ps_back(1)
+    assert cluster.away_s(1, 14.0) == 0.0
+
+
+def test_with_a_plan_only_its_ps_are_waited_for() -> None:
+    cluster = Cluster([0, 1, 2], [])
+    cluster.ps.register(1, "b:1", 1)
+    assert all(cluster.needs(task) for task in (0, 1, 2))
+    cluster.holders = (1,)
+    assert cluster.complete() and cluster.missing() == [] and not cluster.needs(0)
+    cluster.ps.lose("b:1")
+    assert not cluster.complete() and cluster.waits_for(0.0) == "ps:1"
+
+
+def test_a_process_is_known_by_its_number_and_jobs_that_do_not_register_are_always_known() -> None:
+    cluster = Cluster([0], [0])
+    cluster.workers.register(0, "w:1", 5)
+    assert cluster.knows_process("worker", 0, 5) and cluster.knows_process("client", 0, 9)
+    assert not cluster.knows_process("worker", 0, 6) and not cluster.knows_process("worker", 1, 5)
+    assert cluster.to_wire() == {"ps": {}, "worker": {"0": "w:1"}} and cluster.living() == ["w:1"]

@@ -170,7 +170,7 @@ def test_a_rollback_is_an_event_and_rows_go_on_from_there() -> None:
         hooks = [dps.SummarySaver("log", steps=1), dps.CheckpointSaver(steps=3), dps.StopAtStep(last_step=7)]
         loop(server, 99, hooks, checkpoint_dir="run")
 
-    run, storage = simulated(train, ps=2, faults=[Kill("ps:1", at=5.5, restart_after=1.0)])
+    run, storage = simulated(train, ps=2, faults=[Kill("ps:0", at=5.5, restart_after=1.0)])
     assert not run.errors
     found = rows(storage)
     (at,) = [index for index, row in enumerate(found) if row.get("event") == "rolled back"]

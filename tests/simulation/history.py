@@ -39,6 +39,8 @@ class History:
     rollbacks: list[tuple[int, int]] = field(default_factory=list)
     next_cell: dict[int, int] = field(default_factory=dict)
     plan: Any = None
+    names: tuple[str, ...] = NAMES
+    """The variables."""
 
     @property
     def cells(self) -> int:
@@ -71,10 +73,10 @@ def train(
 
     `rows`: two of them are tables, read and pushed by rows; `parts`: of each variable.
     """
-    params: dict[str, Any] = {name: np.zeros(history.cells, np.float32) for name in NAMES}
+    params: dict[str, Any] = {name: np.zeros(history.cells, np.float32) for name in history.names}
     if rows:
         params = {**{name: params[name] for name in NAMES[:2]}, **tables(history.cells)}
-    dense = [name for name in NAMES if name in params]
+    dense = [name for name in history.names if name in params]
     notes = Notes(history)
     hooks: list[dps.Hook] = [notes]
     if checkpointed:

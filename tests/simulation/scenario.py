@@ -13,7 +13,7 @@ from dps.transport.sim import Compute, Kill, Network, Partition, Pause
 from dps.transport.sim.faults import DiskFull, Fault, SlowDisk
 from dps.update import Async, Bounded, SyncReplicas, Update
 from tests.simulation.checker import violations
-from tests.simulation.history import History, train
+from tests.simulation.history import NAMES, History, train
 
 BOUND = 1
 
@@ -82,12 +82,13 @@ def scenario(mode: str, seed: int) -> Scenario:
 
 
 def run(
-    chosen: Scenario, *, keep: list[SimulatedCluster] | None = None, compression: Any = None, deltas: bool = False
-) -> list[str]:
+    chosen: Scenario, *, keep: list[SimulatedCluster] | None = None, compression: Any = None, deltas: bool = False,
+    variables: int = len(NAMES),
+) -> list[str]:  # fmt: skip
     """Run a scenario; the promises that it broke. Some seeds have tables that are read and pushed by rows: whole, in
-    parts, and on ps that forget nearly every list of rows."""
-    history = History(chosen.workers, chosen.pushes)
-    rows, parts = chosen.seed % 8 in (1, 5, 6), 2 if chosen.seed % 8 == 5 else 1
+    parts, and on ps that forget nearly every list of rows. With fewer `variables` than ps, some ps hold none."""
+    history = History(chosen.workers, chosen.pushes, names=NAMES[:variables])
+    rows, parts = variables == len(NAMES) and chosen.seed % 8 in (1, 5, 6), 2 if chosen.seed % 8 == 5 else 1
     cluster = SimulatedCluster(
         train, history, chosen.checkpointed, chosen.seed % 5 == 0, compression, deltas, rows, parts, ps=chosen.ps,
         workers=chosen.workers, seed=chosen.seed, update=chosen.update, network=chosen.network, faults=chosen.faults,

@@ -206,6 +206,45 @@ def test_without_a_checkpoint_dir_a_lost_ps_ends_the_run_with_task_lost_and_exit
     assert TaskLost("").exit_code == 3
 
 
+def ten_steps(server: Any, update: Any, checkpoint_dir: str | None, holder: int) -> Any:
+    """Ten steps of a model that lies on one ps of two or three; how many rollbacks, and the values."""
+    rollbacks = Rollbacks()
+    settings = {"placement": lambda *_: holder, "update": update, "checkpoint_dir": checkpoint_dir}
+    with session(server, hooks=[rollbacks], **settings) as s:
+        accepted = [s.push(ones()).accepted for _ in range(10)]
+        return len(rollbacks.seen), sum(accepted), float(s.pull()["b"][0])
+
+
+@pytest.mark.parametrize("update", [dps.Async(), dps.SyncReplicas(), dps.Bounded(2)])
+@pytest.mark.parametrize(("holder", "back"), [(0, None), (1, None), (0, 1.0), (1, 1.0)])
+def test_a_lost_ps_that_holds_no_variables_does_not_touch_the_run(
+    update: Any, holder: int, back: float | None, said: list[str]
+) -> None:
+    """Whether it was the first of the cluster or the last, whether it comes back or not, and with nothing saved."""
+    empty = 1 - holder
+    fault = Kill(f"ps:{empty}", at=4.5, restart_after=back)
+    run = dps.simulate(ten_steps, update, None, holder, ps=2, workers=1, faults=[fault], restarts=0, **EXACT)
+    assert not run.errors and run.results == [(0, 10, 10.0)] and run.exit_codes["chief"] == 0
+    assert any(f"ps:{empty} " in text and "it holds no variables, the run goes on" in text for text in said)
+    assert run.exit_codes.get(f"ps:{empty}") == (None if back is None else 0)
+
+
+def test_a_rollback_does_not_wait_for_a_lost_ps_that_holds_no_variables() -> None:
+    faults = [Kill("ps:0", at=3.5), Kill("ps:1", at=6.5, restart_after=1.0)]
+    run = dps.simulate(ten_steps, dps.SyncReplicas(), "run", 1, ps=3, workers=1, faults=faults, restarts=0, **EXACT)
+    ((rolled, accepted, _),) = run.results
+    assert not run.errors and (rolled, accepted) == (1, 9) and run.seconds < 30
+
+
+def test_a_session_may_join_while_a_ps_that_holds_no_variables_is_away() -> None:
+    def train(server: Any) -> Any:
+        server.runtime.sleep(10.0 * server.task)
+        return ten_steps(server, None, None, 0)
+
+    run = dps.simulate(train, ps=2, workers=2, faults=[Kill("ps:1", at=4.5)], restarts=0, **EXACT)
+    assert not run.errors and [accepted for _, accepted, _ in run.results] == [10, 10]
+
+
 def test_a_ps_that_does_not_come_back_ends_the_waits_with_its_name_and_how_long_it_was_silent() -> None:
     def train(server: Any) -> Any:
         try:

@@ -22,6 +22,16 @@ def test_no_promise_is_broken_under_faults(mode: str, first: int) -> None:
         assert not found, "\n".join(found)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", ["async", "sync", "bounded"])
+def test_no_promise_is_broken_where_a_ps_holds_no_variables(mode: str) -> None:
+    for seed in range(FIRST, FIRST + max(SEEDS // 10, 10)):
+        chosen = scenario(mode, seed)
+        if chosen.ps > 1:
+            found = run(chosen, variables=chosen.ps - 1 - seed % (chosen.ps - 1))
+            assert not found, "\n".join(found)
+
+
 def test_a_seed_replays_exactly() -> None:
     for mode, seed in (("async", 5), ("sync", 35), ("bounded", 58)):
         kept: list[object] = []

@@ -49,6 +49,13 @@ def test_what_shares_dtype_and_optimizer_lies_together_and_a_sparse_table_alone(
     assert layout.place == {0: (0, 0), 2: (0, 3), 1: (1, 0), 3: (2, 0), 4: (3, 0), 5: (4, 0)}
 
 
+def test_the_ps_that_hold_nothing_can_be_left_out_and_one_always_stays() -> None:
+    specs = [VariableSpec(name, (2,), "<f4", SGD) for name in "ab"]
+    plan = make_plan(specs, (0, 1, 4), lambda name, *_: 4 if name == "a" else 1, None).without_empty()
+    assert plan.ps == (1, 4) and [part.ps for part in plan.parts] == [4, 1]
+    assert make_plan([], (3, 5), lambda *_: 3, None).without_empty().ps == (3,)
+
+
 def test_a_placement_that_answers_nonsense_is_refused() -> None:
     with pytest.raises(PlacementError, match=r"put a on ps task 7; the ps tasks are \[0, 2\]"):
         make_plan([VariableSpec("a", (3,), "<f4", SGD)], (0, 2), lambda *_: 7, None)

@@ -1,0 +1,139 @@
+"""How sessions get into the run, and how they leave: refused, admitted, told once every ps knows them, closed, lost."""
+
+from __future__ import annotations
+
+import logging
+
+from dps.actors.messages import Waiting
+from dps.actors.ref import Sender
+from dps.actors.system import Node
+from dps.chief.agreement import check_fits
+from dps.chief.cluster import Cluster
+from dps.chief.epochs import Epochs
+from dps.chief.members import Membership
+from dps.chief.phase import INITIALISE, RUN
+from dps.chief.run import read_journal
+from dps.chief.sessions import Session, Sessions
+from dps.errors import CheckpointError, DpsError
+from dps.protocol import CloseSession, OpenSession
+
+log = logging.getLogger("dps")
+
+GRACE_S = 1.0
+"""How long a node may be disconnected before it counts as lost."""
+
+
+class Admission:
+    """Between the sessions, the members of the run and its epochs."""
+
+    def __init__(self, node: Node, cluster: Cluster, sessions: Sessions, members: Membership, epochs: Epochs) -> None:
+        self._node, self._cluster, self._sessions = node, cluster, sessions
+        self._members, self._epochs = members, epochs
+
+    # -- in -----------------------------------------------------------------------------------------------------
+
+    def open(self, message: OpenSession, sender: Sender) -> None:
+        """A session asks to be let in, for the first time or after its epoch or its incarnation has ended."""
+        self._sessions.check_open(message.session)
+        if not self._cluster.knows_process(message.job, message.task, message.process):
+            self._node.answer(sender, Waiting(f"{message.job}:{message.task} has not registered yet"))
+            return
+        session = self._sessions.open(message, sender)
+        if message.address:
+            self._node.watch(message.address, GRACE_S)
+        if self._differs(session):
+            return
+        self._end_refused(session, sender)
+        epochs = self._epochs
+        epochs.advance()
+        if epochs.now is not None and epochs.phase == INITIALISE and epochs.now.initialiser == session.number:
+            epochs.now.answer(session, 0, initialise=True)
+        elif session.opened is not None:
+            self._node.answer(sender, Waiting(epochs.text()))
+
+    def _differs(self, session: Session) -> bool:
+        """Refuse a session whose layout or settings are not those of the run."""
+        run, request = self._epochs.run, session.request
+        if run is None:
+            return False
+        try:
+            check_fits(session.name, request.plan, request.settings, run.plan, run.settings)
+        except (DpsError, ValueError) as error:
+            self.refuse(session, error)
+            return True
+        return False
+
+    def _end_refused(self, session: Session, sender: Sender) -> None:
+        """A session that asks anew in the epoch of now was refused by a ps: its incarnation is over."""
+        incarnation, epochs = self._members.incarnation_of(session.number), self._epochs
+        again = incarnation == sender.incarnation and session.request.epoch == epochs.number
+        if incarnation is not None and again and epochs.phase == RUN:
+            self._members.end(incarnation, lost=True)
+            self._record_end(incarnation, session, lost=True)
+
+    def refuse(self, session: Session, error: Exception) -> None:
+        """It cannot take part in this run."""
+        if session.opened is not None:
+            self._node.answer(session.opened, error)
+        self._sessions.drop(session)
+
+    def admit(self) -> bool:
+        """Incarnations for those that wait; whether somebody got one."""
+        admitted = self._sessions.admit(self._members)
+        for incarnation, session in admitted:
+            self._node.runtime.record("admitted", incarnation=incarnation, name=session.name, epoch=self._epochs.number)
+        if admitted:
+            self._epochs.members_changed()
+        self.answer()
+        return bool(admitted)
+
+    def answer(self) -> None:
+        """Tell sessions their incarnation once every ps knows it."""
+        now = self._epochs.now
+        if now is None or now.roster is None or self._epochs.phase != RUN:
+            return
+        for incarnation, session in self._sessions.ready(self._members, now.roster.known):
+            now.answer(session, incarnation, initialise=False)
+            session.opened = None
+
+    # -- out ----------------------------------------------------------------------------------------------------
+
+    def close(self, message: CloseSession) -> None:
+        """A session's program is done with it."""
+        session = self._sessions.known.get(message.session)
+        news = self._sessions.close(message.session)
+        if session is not None:
+            self.end(session, lost=False, failed=bool(message.error))
+        elif news and message.job in self._cluster.jobs:
+            self._closed_elsewhere(message)
+
+    def _closed_elsewhere(self, message: CloseSession) -> None:
+        """A session of the chief that was here before this one is done: its worker needs nothing more."""
+        if self._epochs.run is None and message.checkpoint_dir:
+            try:
+                read_journal(self._node.runtime.storage, message.checkpoint_dir, self._members)
+            except CheckpointError as error:
+                log.warning("%s: %s", self._node.name, error)
+        self._members.done_elsewhere(f"{message.job}:{message.task}")
+        self._epochs.members_changed()
+
+    def end(self, session: Session, lost: bool, failed: bool = False) -> None:
+        """A session has closed, or its node is gone."""
+        incarnation = self._members.incarnation_of(session.number)
+        self._sessions.drop(session)
+        if incarnation is not None:
+            self._members.end(incarnation, lost, failed)
+            self._record_end(incarnation, session, lost)
+            self._epochs.members_changed()
+        elif session.job == "worker" and not lost:
+            self._members.finish(session.name)
+            self._epochs.members_changed()
+        self._epochs.session_gone(session.number)
+
+    def give_up(self, name: str) -> None:
+        """A worker is gone, or never came: nobody waits for it any longer."""
+        self._members.give_up(name)
+        self._epochs.members_changed()
+
+    def _record_end(self, incarnation: int, session: Session, lost: bool) -> None:
+        self._node.runtime.record("ended", incarnation=incarnation, name=session.name, lost=lost)

@@ -1,0 +1,150 @@
+"""When the run is over and how it ends: all workers done, the last step saved, every task told; or it has failed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from dps.actors.system import Node
+from dps.chief.cluster import Cluster
+from dps.chief.epochs import Epochs
+from dps.chief.farewell import Farewell
+from dps.chief.members import Membership
+from dps.chief.phase import END, FAILED, RUN
+from dps.chief.sessions import Sessions
+from dps.errors import TaskLost
+from dps.protocol import StopTask
+
+log = logging.getLogger("dps")
+
+LAST_SAVE_S = 2.0
+"""Seconds between the tries to write the last checkpoint."""
+LAST_SAVE_TRIES = 6
+REJOIN_S = 10.0
+"""How long the run goes on when all workers were lost and none has finished."""
+UNKNOWN_S = 5.0
+"""How long a chief that ends waits for nodes that have not found it yet, after a restart, to tell them."""
+
+
+class Ending:
+    """Nothing happens before `check` finds all done, or `fail` or `stop` is called; then once."""
+
+    def __init__(
+        self, node: Node, cluster: Cluster, sessions: Sessions, members: Membership, epochs: Epochs,
+        ended: Callable[[int, str], None], owned: bool, restarted: bool,
+    ) -> None:  # fmt: skip
+        """`ended` gets exit code and reason; `owned`: only `stop` ends the run; `restarted`: not its first chief."""
+        self._node, self._cluster, self._sessions = node, cluster, sessions
+        self._members, self._epochs = members, epochs
+        self._owned, self._restarted = owned, restarted
+        self.farewell = Farewell(node, ended)
+        self.reason = ""
+        """Why it has failed."""
+        self._left: set[str] = set()
+        self._saving = False
+        self._tries = LAST_SAVE_TRIES
+        self._alone_since: float | None = None
+
+    # -- who is still there -------------------------------------------------------------------------------------
+
+    def came(self, name: str) -> None:
+        """A task has registered: its program is not over, whatever was heard of an earlier one."""
+        self._left.discard(name)
+
+    def left(self, name: str) -> None:
+        """A worker's program is over; it does not come back."""
+        self._left.add(name)
+
+    def admitted(self) -> None:
+        """Somebody trains."""
+        self._alone_since = None
+
+    def check(self) -> None:
+        """End the run when all workers are done. Asked after every change."""
+        if self._owned or self._epochs.over or self._trainers() or not self._members.all_done():
+            return
+        gone_for_good = self._left.issuperset(self._members.given_up)
+        if not (self._members.finished or gone_for_good or self._alone_for_long()):
+            return
+        now, trained = self._epochs.now, self._epochs.phase == RUN
+        if trained and now is not None and now.behind():
+            return  # only when every ps knows who has left is their last step decided
+        self._epochs.stop(END)
+        if not trained or now is None or now.checkpoints is None:
+            self._stop_all(0, "", self._linger_s())
+            return
+        self._saving = True
+        self._save_last()
+
+    def _trainers(self) -> bool:
+        """Readers from outside the cluster keep nobody."""
+        return any(s.job in self._cluster.jobs or s.trains for s in self._sessions.known.values())
+
+    def _alone_for_long(self) -> bool:
+        """All workers were lost, none finished: give them some time to come back."""
+        now = self._node.runtime.now()
+        if self._alone_since is None:
+            self._alone_since = now
+            self._node.after(REJOIN_S + 0.1, self.check)
+        return now - self._alone_since >= REJOIN_S
+
+    def _linger_s(self) -> float:
+        """Nodes that have not found this chief (again) yet are to hear of the end, too."""
+        away = self._cluster.ps.missing() or (self._restarted and self._cluster.workers.missing())
+        return UNKNOWN_S if away else 0.0
+
+    # -- the last checkpoint ------------------------------------------------------------------------------------
+
+    def _save_last(self) -> None:
+        """The last step is saved by the chief; a disk that is full for a moment gets some tries."""
+        now = self._epochs.now
+        if now is not None and now.checkpoints is not None and self._epochs.over == END:
+            now.checkpoints.save(self._last_saved)
+
+    def _last_saved(self, name: str | Exception, step: int) -> None:
+        if self._epochs.over != END:
+            return
+        self._tries -= 1
+        if isinstance(name, Exception) and self._tries > 0:
+            self._node.after(LAST_SAVE_S, self._save_last)
+            return
+        self._saving = False
+        if isinstance(name, Exception):
+            self._stop_all(1, f"the last checkpoint could not be written: {name}")
+        else:
+            self._stop_all(0, "", self._linger_s())
+
+    def ps_lost(self, name: str, why: str) -> None:
+        """Whose shard was not saved yet takes the last steps with it."""
+        now = self._epochs.now
+        if self._saving and self._epochs.over == END and now is not None and now.checkpoints is not None:
+            saved = now.checkpoints.saved_name or "the start"
+            self.fail(f"{name} {why} during the last checkpoint; the steps after {saved} are lost")
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End the run from this side; nothing is saved."""
+        if not self._epochs.over:
+            self._epochs.stop(END)
+            self._stop_all(0, "")
+
+    def fail(self, reason: str) -> None:
+        """The run cannot go on; everybody is told why."""
+        if self._epochs.over == FAILED:
+            return
+        log.error("%s: %s", self._node.name, reason)
+        self._node.runtime.record("failed", reason=reason)
+        self._epochs.stop(FAILED)
+        self.reason = reason
+        for session in self._sessions.waiting():
+            assert session.opened is not None
+            self._node.answer(session.opened, TaskLost(reason))
+        self._stop_all(3, reason)
+
+    def _stop_all(self, code: int, reason: str, linger_s: float = 0.0) -> None:
+        """Tell every node, and end when all have heard it."""
+        self._epochs.journal(ended=code == 0)
+        addresses = self._cluster.living()
+        addresses += [s.address for s in self._sessions.known.values() if s.address]  # readers have nodes of their own
+        self.farewell.begin(StopTask(code, reason), addresses, linger_s)

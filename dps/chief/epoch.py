@@ -1,0 +1,182 @@
+"""One run epoch: the ps take their shards, restored or filled with first values; then it trains until it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from dps.actors.ref import Ref
+from dps.actors.system import Node
+from dps.chief.checkpoints import Checkpoints
+from dps.chief.members import Membership
+from dps.chief.phase import CONFIGURE, INITIALISE, RUN
+from dps.chief.roster import Roster
+from dps.chief.run import Run
+from dps.chief.sessions import Session
+from dps.errors import CheckpointError, ConfigError
+from dps.protocol import PS, Configure, Configured, SessionOpened
+from dps.transport.wire import Message
+
+CONFIGURE_S = 120.0
+OVER = "over"
+
+
+class EpochOwner(Protocol):
+    """Who leads from one run epoch to the next; an epoch tells what becomes of it."""
+
+    def choose(self) -> Session | None:
+        """The session that is to send the first values; None when all that had some are gone."""
+
+    def deserted(self) -> None:
+        """There is nobody left whose values could be the first."""
+
+    def begun(self) -> None:
+        """It trains."""
+
+    def heard(self) -> None:
+        """A ps knows more of who takes part."""
+
+    def forgotten(self, ps: int) -> None:
+        """A ps that took the epoch does not serve it any more."""
+
+    def unfit(self, error: Exception) -> None:
+        """What the run's sessions want cannot be had."""
+
+    def broken(self, reason: str) -> None:
+        """The run cannot go on."""
+
+
+class Epoch:
+    """From `configure` to `end`. After that, and after `stop`, late answers do nothing."""
+
+    def __init__(
+        self, node: Node, number: int, run: Run, addresses: Mapping[int, str], members: Membership, owner: EpochOwner
+    ) -> None:
+        """`addresses`: those of the plan's ps, which stay the same as long as the epoch lasts."""
+        self.node, self.number, self.run, self._members, self._owner = node, number, run, members, owner
+        self._addresses = [[task, address] for task, address in addresses.items()]
+        self._refs = {task: Ref(addresses[task], PS) for task in run.plan.ps}
+        self._configured: set[int] = set()
+        self.phase = CONFIGURE
+        self.initialiser: int | None = None
+        """The session that was asked for the first values."""
+        self.checkpoints: Checkpoints | None = None
+        """None where the run has no checkpoint_dir."""
+        self.roster: Roster | None = None
+        """None until it trains."""
+
+    # -- from the first message to training ---------------------------------------------------------------------
+
+    def configure(self) -> None:
+        """All ps get their shard of the plan."""
+        for task in self.run.plan.ps:
+            self._configure_one(task)
+
+    def _configure_one(self, task: int) -> None:
+        run = self.run
+        message = Configure(
+            self.number, run.plan.to_wire(), task, run.settings, self._addresses, run.checkpoint_dir, run.restore
+        )
+
+        def configured(answer: Message | Exception) -> None:
+            if self.phase != CONFIGURE:
+                return
+            if isinstance(answer, Configured):
+                self._configured.add(task)
+                if not self._unconfigured():
+                    self._all_configured()
+            elif isinstance(answer, ConfigError):  # such as a GPU that is not there: the sessions' mistake
+                self._owner.unfit(ConfigError(f"ps:{task}: {answer}"))
+            else:
+                self._owner.broken(f"ps:{task} cannot take run epoch {self.number}: {answer}")
+
+        self.node.ask(self._refs[task], message, CONFIGURE_S, configured)
+
+    def _unconfigured(self) -> list[int]:
+        return [task for task in self.run.plan.ps if task not in self._configured]
+
+    def _all_configured(self) -> None:
+        run = self.run
+        if run.checkpoint_dir:
+            keep = int(run.settings.get("keep", 5))
+            self.checkpoints = Checkpoints(
+                self.node, self.number, run.plan, self._refs, run.checkpoint_dir, keep, run.settings
+            )
+            self.checkpoints.saved_step = run.step if run.restore else -1
+        if run.restore:
+            self._train()
+            return
+        self.phase = INITIALISE
+        run.step = 0
+        chosen = self._owner.choose()
+        if chosen is None:
+            self._owner.deserted()
+            return
+        self.initialiser = chosen.number
+        self.answer(chosen, 0, initialise=True)
+
+    def initialised(self, session: int, epoch: int) -> None:
+        """All first values are there; they are saved before anybody trains."""
+        if self.phase != INITIALISE or session != self.initialiser or epoch != self.number:
+            return
+        self.initialiser = None
+        if self.checkpoints is None:
+            self._train()
+            return
+        self.phase = CONFIGURE
+        self.checkpoints.save(self._first_saved)
+
+    def _first_saved(self, name: str | Exception, step: int) -> None:
+        if self.phase != CONFIGURE:
+            return
+        if isinstance(name, Exception):
+            self._owner.unfit(CheckpointError(f"the first checkpoint cannot be written: {name}"))
+        else:
+            self._train()
+
+    def _train(self) -> None:
+        self.phase = RUN
+        owner = self._owner
+        self.roster = Roster(self.node, self.number, self._refs, self._members, owner.heard, owner.forgotten)
+        owner.begun()
+        self.roster.tell()
+
+    # -- while it lasts -----------------------------------------------------------------------------------------
+
+    def answer(self, session: Session, incarnation: int, initialise: bool) -> None:
+        """Let a session in, or ask it for the first values."""
+        assert session.opened is not None
+        run = self.run
+        opened = SessionOpened(
+            self.number, incarnation, run.step, initialise, run.plan.to_wire(), run.settings, self._addresses,
+            run.restore,
+        )  # fmt: skip
+        self.node.answer(session.opened, opened)
+
+    def behind(self) -> list[int]:
+        """The ps that do not know who takes part now."""
+        return [] if self.roster is None else self.roster.behind()
+
+    def waits_for(self, initialiser: str) -> str:
+        """A sentence for people; `initialiser`: the task of that session, "" where it is gone."""
+        if self.phase == CONFIGURE:
+            waits = [f"ps:{task}" for task in self._unconfigured()]
+            return f"the chief waits for {', '.join(waits) or 'the first checkpoint'}"
+        if self.phase == INITIALISE and initialiser:
+            return f"the chief waits for {initialiser} to send the first values"
+        if self.phase == RUN:
+            behind = [f"ps:{task}" for task in self.behind()]
+            return f"training; the chief waits for {', '.join(behind)}" if behind else "training"
+        return self.phase
+
+    def stop(self) -> None:
+        """The run ends or has failed: nobody is let in any more; checkpoints and who takes part go on."""
+        self.phase = OVER
+
+    def end(self) -> None:
+        """Another epoch comes, or none: nothing of this one is wanted any longer."""
+        self.phase = OVER
+        if self.roster is not None:
+            self.roster.over = True
+        if self.checkpoints is not None:
+            self.checkpoints.end()

@@ -1,0 +1,234 @@
+"""From one run epoch to the next: when one begins, with which plan and checkpoint, and what ends it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from dps.actors.system import Node
+from dps.checkpoint import load
+from dps.chief.agreement import Agreement
+from dps.chief.checkpoints import Result
+from dps.chief.cluster import Cluster
+from dps.chief.epoch import Epoch
+from dps.chief.members import Membership
+from dps.chief.phase import GATHER, INITIALISE, OPEN, RUN
+from dps.chief.run import Run, read_journal, write_journal
+from dps.chief.sessions import Session, Sessions
+from dps.errors import Aborted, ConfigError, DpsError
+from dps.variables.plan import Plan
+
+log = logging.getLogger("dps")
+
+
+class Lead(Protocol):
+    """The chief, as run epochs see it."""
+
+    def refuse(self, session: Session, error: Exception) -> None:
+        """A session cannot take part in this run."""
+
+    def admit(self) -> None:
+        """Let in those that wait."""
+
+    def heard(self) -> None:
+        """A ps knows more of who takes part."""
+
+    def ps_lost(self, task: int, why: str) -> None:
+        """A ps has lost its shard."""
+
+    def fail(self, reason: str) -> None:
+        """The run cannot go on."""
+
+
+class Epochs:
+    """The run that the first session brings, and its epochs under numbers that rise."""
+
+    def __init__(
+        self, node: Node, cluster: Cluster, sessions: Sessions, members: Membership, agreement: Agreement, lead: Lead,
+        restarted: bool,
+    ) -> None:  # fmt: skip
+        """`restarted`: an earlier chief of the run died."""
+        self._node, self._cluster, self._sessions, self._members = node, cluster, sessions, members
+        self._agreement, self._lead, self._restarted = agreement, lead, restarted
+        self.number = 0
+        """The highest that was ever used."""
+        self.run: Run | None = None
+        self.now: Epoch | None = None
+        self.over = ""
+        """END or FAILED since the run is over."""
+
+    @property
+    def phase(self) -> str:
+        if self.over:
+            return self.over
+        if self.now is not None:
+            return self.now.phase
+        return OPEN if self._cluster.complete() else GATHER
+
+    def seen(self, number: int) -> None:
+        """A node has seen this epoch; it is never used again."""
+        self.number = max(self.number, number)
+
+    # -- beginning ----------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Go on as far as it is possible now."""
+        if self.phase == OPEN and self.run is None:
+            first = self._sessions.bringer()
+            if first is not None:
+                self._adopt(first)
+        if self.phase == OPEN and self.run is not None and self._sessions.waiting():
+            self._begin(self.run)
+        if self.phase == RUN:
+            self._lead.admit()
+
+    def _adopt(self, session: Session) -> None:
+        """Take plan and settings from the first session that has variables."""
+        try:
+            self._take(self._run_of(session))
+        except (DpsError, ValueError) as error:
+            self._lead.refuse(session, error)
+            self.advance()
+
+    def _run_of(self, session: Session) -> Run:
+        settings, storage = dict(session.request.settings), self._node.runtime.storage
+        plan = Plan.from_wire(session.request.plan)
+        if set(plan.ps) != set(self._cluster.ps.known):
+            there = sorted(self._cluster.ps.known)
+            raise ConfigError(f"{session.name} places variables on ps {sorted(plan.ps)}; the cluster has {there}")
+        settings["update"] = self._agreement.mode(session.name, settings.get("update"))
+        checkpoint_dir = str(settings.get("checkpoint_dir") or "")
+        if checkpoint_dir:
+            if not (self._restarted or session.request.epoch):  # else the run has written there before
+                storage.check_writable(checkpoint_dir)
+            self.seen(read_journal(storage, checkpoint_dir, self._members))
+        return Run(plan.without_empty(), settings, checkpoint_dir)
+
+    def _take(self, run: Run | None) -> None:
+        """What there is to train; only the ps that hold something of it are waited for."""
+        self.run = run
+        self._cluster.holders = () if run is None else run.plan.ps
+
+    def _begin(self, run: Run) -> None:
+        """All ps get their shard of the plan, restored or to be filled."""
+        node = self._node
+        self.number += 1
+        self.journal()
+        lost = run.begin_from(node.runtime.storage)
+        node.runtime.record("epoch", epoch=self.number, restore=run.restore, step=run.step)
+        if run.restore:
+            text = f", {lost} steps lost" if lost else ""
+            log.warning("%s: run epoch %d starts from %s%s", node.name, self.number, run.restore, text)
+        addresses = {t: a for t, a in self._cluster.ps.addresses().items() if t in run.plan.ps}
+        self.now = Epoch(node, self.number, run, addresses, self._members, self)
+        self.now.configure()
+
+    # -- ending -------------------------------------------------------------------------------------------------
+
+    def lost(self, task: int, why: str) -> None:
+        """A ps is gone, with its shard. Without a checkpoint_dir that ends the run once it trains."""
+        if self.now is None or self.run is None:
+            return
+        if self.phase == RUN and not self.run.checkpoint_dir:
+            self._lead.fail(
+                f"ps:{task} {why} and its values are gone: at durability none without a checkpoint_dir nothing can be "
+                "restored; give the session a checkpoint_dir"
+            )
+            return
+        self.roll_back()
+
+    def roll_back(self) -> None:
+        """Back to a whole checkpoint, or to fresh values where none were published yet."""
+        now, self.now = self.now, None
+        if now is not None:
+            now.end()
+        self._members.new_epoch()
+        self.advance()
+
+    def check_restore(self, session: int, epoch: int, name: str) -> None:
+        """Raises what a session that wants a restore is told when there can be none."""
+        if self.run is not None and not self.run.checkpoint_dir:
+            raise ValueError("nothing to restore from: the run has no checkpoint_dir; give the first session one")
+        known = session in self._sessions.known
+        if self.run is None or not known or self.phase != RUN or epoch != self.number:
+            raise Aborted(f"nothing can be restored now: {self.text()}")
+        if name:
+            load(self._node.runtime.storage, self.run.checkpoint_dir, name)
+
+    def restore(self, name: str) -> None:
+        """Roll back to a checkpoint ("": the newest whole one) because a session wants it."""
+        assert self.run is not None
+        self.run.wanted = name
+        self.roll_back()
+
+    def stop(self, how: str) -> None:
+        """The run is over: END or FAILED. What it has is left to the last checkpoint."""
+        self.over = how
+        if self.now is not None:
+            self.now.stop()
+
+    def session_gone(self, number: int) -> None:
+        """Without the session that was to send the first values they come from another."""
+        if self.now is not None and self.phase == INITIALISE and self.now.initialiser == number:
+            self.roll_back()
+
+    # -- while one runs -----------------------------------------------------------------------------------------
+
+    def members_changed(self) -> None:
+        """Write down who takes part, tell every ps."""
+        if self.now is not None and self.now.roster is not None and self.phase == RUN:
+            self.journal()
+            self.now.roster.tell()
+
+    def journal(self, ended: bool = False) -> None:
+        """Write down what another chief would have to know."""
+        if self.run is not None and self.run.checkpoint_dir:
+            storage = self._node.runtime.storage
+            write_journal(storage, self.run.checkpoint_dir, self.number, self._members, ended)
+
+    def save(self, session: int, then: Result) -> None:
+        """Write a checkpoint because a session wants it; raises when there can be none."""
+        if self.run is not None and not self.run.checkpoint_dir:
+            raise ValueError("nothing to save to: the run has no checkpoint_dir; give the first session one")
+        if session not in self._sessions.known:
+            raise Aborted("the chief does not know this session; it was restarted")
+        if self.now is None or self.now.checkpoints is None or self.phase != RUN:
+            raise Aborted(f"nothing can be saved now: {self.text()}")
+        self.now.checkpoints.save(then)
+
+    def text(self) -> str:
+        """What the chief waits for, as a sentence for people."""
+        if self.over:
+            return self.over
+        if self.now is not None:
+            return self.now.waits_for(self._sessions.name(self.now.initialiser))
+        if not self._cluster.complete():
+            return f"the chief waits for {self._cluster.waits_for(self._node.runtime.now())}"
+        return "the chief waits for a session " + ("that brings variables" if self.run is None else "to come back")
+
+    # -- what the epoch of now tells ----------------------------------------------------------------------------
+
+    def choose(self) -> Session | None:
+        return self._sessions.bringer()
+
+    def deserted(self) -> None:
+        self.now = None  # the next session that comes begins another
+
+    def begun(self) -> None:
+        self._lead.admit()
+
+    def heard(self) -> None:
+        self._lead.heard()
+
+    def forgotten(self, ps: int) -> None:
+        self._lead.ps_lost(ps, f"does not serve run epoch {self.number} any more")
+
+    def unfit(self, error: Exception) -> None:
+        """All that wait are told; whoever comes next may want something else."""
+        for session in self._sessions.waiting():
+            self._lead.refuse(session, error)
+        self._take(None)
+        self.roll_back()
+
+    def broken(self, reason: str) -> None:
+        self._lead.fail(reason)

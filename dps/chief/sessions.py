@@ -1,0 +1,101 @@
+"""The client sessions that the chief knows, as a state machine: who asks to be let in, and who can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dps.actors.ref import Sender
+from dps.chief.members import Membership
+from dps.errors import Aborted
+from dps.protocol import OpenSession
+
+
+@dataclass
+class Session:
+    """A client session, whether it has an incarnation now or not."""
+
+    number: int
+    name: str
+    """Its task, as "worker:3"."""
+    job: str
+    task: int
+    address: str
+    request: OpenSession
+    """The newest one; whether it waits for an answer, `opened` says."""
+    opened: Sender | None
+    version: int = 0
+    """Members version that every ps must have before the session is told its incarnation."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether it brought variables; readers do not."""
+        return bool(self.request.plan)
+
+
+class Sessions:
+    """In the order in which they came. A number that was closed never opens again."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Session] = {}
+        self._closed: set[int] = set()
+
+    def open(self, message: OpenSession, sender: Sender) -> Session:
+        """A session asks to be let in, for the first time or again. Raises Aborted for one that has closed."""
+        self.check_open(message.session)
+        session = self.known.get(message.session)
+        if session is None:
+            name = f"{message.job}:{message.task}"
+            session = Session(message.session, name, message.job, message.task, message.address, message, sender)
+            self.known[message.session] = session
+        session.opened, session.request = sender, message
+        return session
+
+    def check_open(self, number: int) -> None:
+        """Raises Aborted for a session that has closed."""
+        if number in self._closed:
+            raise Aborted("this session has closed")
+
+    def close(self, number: int) -> bool:
+        """A session ends by itself; whether that is news."""
+        news = number not in self._closed
+        self._closed.add(number)
+        return news
+
+    def drop(self, session: Session) -> None:
+        """It was refused, lost or has closed."""
+        self.known.pop(session.number, None)
+
+    def waiting(self) -> list[Session]:
+        """Those that wait to be told their incarnation."""
+        return [session for session in self.known.values() if session.opened is not None]
+
+    def bringer(self) -> Session | None:
+        """The first of those that wait which has variables: its plan is the run's, its values are the first ones."""
+        return next((session for session in self.waiting() if session.trains), None)
+
+    def at(self, address: str) -> list[Session]:
+        """Those of the node at an address."""
+        return [session for session in self.known.values() if session.address == address]
+
+    def of(self, name: str) -> list[Session]:
+        """Those of a task."""
+        return [session for session in self.known.values() if session.name == name]
+
+    def name(self, number: int | None) -> str:
+        """The task of a session; "" when it is not known."""
+        return self.known[number].name if number in self.known else ""
+
+    def admit(self, members: Membership) -> list[tuple[int, Session]]:
+        """Incarnations for those that wait and have none, as (incarnation, session)."""
+        admitted = []
+        for session in self.waiting():
+            if members.incarnation_of(session.number) is None:
+                worker = session.job in ("worker", "chief") and session.trains
+                admitted.append((members.admit(session.number, session.name, session.task, worker), session))
+                session.version = members.version
+        return admitted
+
+    def ready(self, members: Membership, known: int) -> list[tuple[int, Session]]:
+        """Those that wait and can be told their incarnation, as every ps has the members' version `known`."""
+        found = [(members.incarnation_of(session.number), session) for session in self.waiting()]
+        return [(i, session) for i, session in found if i is not None and session.version <= known]

@@ -1,0 +1,51 @@
+"""Which task the environment makes of a process: the launcher's variables, or TF_CONFIG and its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dps.cluster.spec import ClusterSpec
+from dps.errors import ConfigError
+
+
+def server_arguments(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of `dps.Server` by name.
+
+    Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_WORKERS, DPS_PS, DPS_UPDATE, DPS_DEVICE;
+    without DPS_JOB, what `resolve` reads. Raises ConfigError when no task is named.
+    """
+    if "DPS_JOB" not in environ:
+        return _resolved(environ)
+    cluster: ClusterSpec | None = None
+    if environ.get("DPS_CLUSTER"):
+        from dps.cluster.resolve import load_cluster
+
+        cluster = load_cluster(environ["DPS_CLUSTER"])
+    return {
+        "cluster": cluster,
+        "job": environ["DPS_JOB"],
+        "task": _number(environ, "DPS_TASK"),
+        "chief": environ.get("DPS_CHIEF") or None,
+        "workers": _number(environ, "DPS_WORKERS"),
+        "ps": _number(environ, "DPS_PS"),
+        "update": environ.get("DPS_UPDATE") or None,
+        "bind": environ.get("DPS_BIND", "127.0.0.1:0"),
+        "device": environ.get("DPS_DEVICE", ""),
+    }
+
+
+def _resolved(environ: Mapping[str, str]) -> dict[str, Any]:
+    from dps.cluster.resolve import resolve
+
+    cluster, found = resolve(environ)
+    if not cluster or found is None:
+        raise ConfigError(
+            "this program was not started as a task: neither DPS_JOB nor TF_CONFIG is set; start it with "
+            "`dps launch` or `python -m dps.role --program`, or use Server.create_local_server()"
+        )
+    return {"cluster": cluster, "job": found.job, "task": found.index}
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    return int(environ[name]) if environ.get(name) else None

@@ -1,0 +1,79 @@
+"""Who a process is in the cluster: its job and number, where it listens, and where the chief is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dps.cluster.address import check_address
+from dps.cluster.spec import ClusterSpec, job_name
+from dps.errors import ConfigError
+
+DEFAULT_CHIEF = "127.0.0.1:2220"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Made from what the cluster says (`in_cluster`), or for a task that joins by the chief's address (`joining`)."""
+
+    job: str
+    task: int
+    """-1: the chief is to give one."""
+    bind: str
+    """Where it listens; the port may be 0."""
+    chief: str
+    """The chief's address; where it listens for the chief itself."""
+    hosts_chief: bool
+    cluster: ClusterSpec
+    """Empty for a task that joins."""
+
+    @staticmethod
+    def in_cluster(cluster: ClusterSpec, job: str | None, task: int | None) -> Identity:
+        """A task whose cluster names all addresses. The chief is its chief job's, else the first worker.
+
+        Job and task may be left out where there is one choice. Raises ConfigError where there are more.
+        """
+        cluster.check_servable()
+        if job is None:
+            if len(cluster.jobs) != 1:
+                raise ConfigError(f"which job is this task of? The cluster has {', '.join(cluster.jobs)}")
+            job = cluster.jobs[0]
+        job = job_name(job)
+        if task is None:
+            indices = cluster.task_indices(job)
+            if len(indices) != 1:
+                raise ConfigError(f"which task of {job} is this? There are {list(indices)}")
+            task = indices[0]
+        bind, lead = cluster.task_address(job, task), cluster.chief_task()
+        chief = bind if lead is None else cluster.task_address(lead.job, lead.index)
+        return Identity(job, task, bind, chief, _hosts_chief(cluster, job, task), cluster)
+
+    @staticmethod
+    def joining(job: str | None, task: int | None, chief: str | None, bind: str) -> Identity:
+        """A task that knows the chief's address at most. Raises ConfigError for no job or a malformed address."""
+        if job is None:
+            raise ConfigError("which job is this task of? Wanted chief, ps or worker")
+        job = job_name(job)
+        if job == "chief":
+            return Identity(job, 0, bind, bind, True, ClusterSpec({}))
+        address = chief or DEFAULT_CHIEF
+        check_address(address)
+        return Identity(job, -1 if task is None else task, bind, address, False, ClusterSpec({}))
+
+    @property
+    def listens_as_chief(self) -> bool:
+        """Whether its own address is the chief's."""
+        return self.job == "chief" or (self.hosts_chief and self.chief == self.bind)
+
+    def expected(self, job: str, count: int | None) -> list[int]:
+        """The tasks of a job that its chief waits for: the cluster's, else `count` of them."""
+        if self.cluster:
+            return list(self.cluster.task_indices(job)) if job in self.cluster.jobs else []
+        return list(range(count or 0))
+
+
+def _hosts_chief(cluster: ClusterSpec, job: str, task: int) -> bool:
+    """Without a chief job the first worker hosts the chief; without workers, the first task there is."""
+    if "chief" in cluster.jobs:
+        return job == "chief"
+    lead = "worker" if "worker" in cluster.jobs else cluster.jobs[0]
+    return job == lead and task == cluster.task_indices(lead)[0]

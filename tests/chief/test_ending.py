@@ -1,0 +1,192 @@
+"""How a run ends: who is waited for, what is saved, who is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from dps.chief.ending import LAST_SAVE_TRIES
+from dps.chief.phase import END, FAILED, RUN
+from dps.errors import CheckpointError, TaskLost
+from dps.protocol import CutShard, Leave, Register, StopTask
+from tests.chief.led import Led
+
+
+def stopped(led: Led) -> dict[str, StopTask]:
+    """Who was told to stop, and how; all have heard it then."""
+    questions = led.desk.take(StopTask)
+    told = {q.to.address: q.message for q in questions if isinstance(q.message, StopTask)}
+    for question in questions:
+        question.answer()
+    led.desk.pass_time(0.0)
+    return told
+
+
+ALL = ["ps:0", "ps:1", "worker:0", "worker:1"]
+
+
+def test_when_all_workers_have_closed_and_every_ps_knows_everybody_is_told_to_end() -> None:
+    led = Led().train(0, 1)
+    led.close(0)
+    led.know()
+    assert stopped(led) == {}
+    led.close(1)
+    assert stopped(led) == {}  # the ps do not know yet who has left
+    led.know()
+    assert sorted(told := stopped(led)) == ALL and set(told.values()) == {StopTask(0, "")}
+    assert led.ended == [(0, "")]
+
+
+def test_the_last_step_is_saved_first() -> None:
+    led = Led(checkpoint_dir="run").train(0, 1)
+    led.close(0)
+    led.close(1)
+    led.know()
+    assert led.chief.epochs.phase == END and stopped(led) == {}
+    led.save(step=5)
+    assert sorted(stopped(led)) == ALL and led.ended == [(0, "")]
+    assert "step-000000000005-epoch-000001" in led.desk.storage.names("run")
+
+
+def test_a_full_disk_gets_six_tries_at_the_last_checkpoint() -> None:
+    led = Led(checkpoint_dir="run").train(0)
+    led.tell(Leave("worker", 1, "it is over"), "leave")
+    led.close(0)
+    led.know()
+    for _ in range(LAST_SAVE_TRIES - 1):
+        led.save(step=5, error=CheckpointError("No space left"))
+        assert stopped(led) == {}
+        led.desk.pass_time(2.0)
+    assert LAST_SAVE_TRIES == 6
+    led.save(step=5, error=CheckpointError("No space left"))
+    assert set(stopped(led).values()) == {StopTask(1, "the last checkpoint could not be written: No space left")}
+    assert led.ended == [(1, "the last checkpoint could not be written: No space left")]
+
+
+def test_a_disk_that_has_room_again_ends_the_run_well() -> None:
+    led = Led(checkpoint_dir="run").train(0, 1)
+    led.close(0)
+    led.close(1)
+    led.know()
+    led.save(step=5, error=CheckpointError("No space left"))
+    led.desk.pass_time(2.0)
+    led.save(step=5)
+    stopped(led)
+    assert led.ended == [(0, "")]
+
+
+def test_a_ps_that_is_lost_during_the_last_checkpoint_fails_the_run_and_says_what_is_kept() -> None:
+    led = Led(checkpoint_dir="run").train(0, 1)
+    led.close(0)
+    led.close(1)
+    led.know()
+    led.lose("ps", 1)
+    assert led.chief.epochs.phase == FAILED
+    words = (
+        "ps:1 was silent for 1.0 s during the last checkpoint; the steps after step-000000000000-epoch-000001 are lost"
+    )
+    assert stopped(led)["ps:0"] == StopTask(3, words)
+
+
+def test_an_expected_worker_is_waited_for_until_it_has_been_away_for_a_minute() -> None:
+    led = Led(workers=3).train(0, 1)
+    led.close(0)
+    led.close(1)
+    led.know()
+    led.desk.pass_time(60.0)
+    assert led.chief.epochs.phase == RUN and led.chief.members.waiting() == ["worker:2"]
+    led.desk.pass_time(6.0)
+    led.know()
+    assert set(stopped(led).values()) == {StopTask(0, "")}
+
+
+def test_a_program_that_made_no_session_is_not_waited_for() -> None:
+    led = Led().train(0)
+    led.close(0)
+    led.know()
+    assert led.chief.epochs.phase == RUN
+    led.tell(Leave("worker", 1, "it ended with an error"), "leave")
+    led.know()
+    assert led.chief.epochs.phase == END
+
+
+def test_when_all_workers_are_lost_and_none_has_finished_they_have_ten_seconds_to_come_back() -> None:
+    led = Led().train(0, 1)
+    led.lose("worker", 0)
+    led.lose("worker", 1)
+    led.know()
+    led.desk.pass_time(9.0)
+    assert led.chief.epochs.phase == RUN
+    led.register("worker", 0, process=2)
+    led.open(0, process=2, epoch=1)
+    led.know()
+    led.desk.pass_time(20.0)
+    assert led.chief.epochs.phase == RUN  # somebody trains again
+    led.lose("worker", 0)
+    led.know()
+    led.desk.pass_time(10.2)
+    assert led.chief.epochs.phase == END
+
+
+def test_lost_workers_whose_programs_are_over_do_not_come_back() -> None:
+    led = Led().train(0, 1)
+    led.lose("worker", 0)
+    led.lose("worker", 1)
+    led.know()
+    led.tell(Leave("worker", 0, "it was killed"), "leave")
+    assert led.chief.epochs.phase == RUN
+    led.tell(Leave("worker", 1, "it was killed"), "leave")
+    assert led.chief.epochs.phase == END
+
+
+def test_readers_from_outside_keep_nobody_and_are_told() -> None:
+    led = Led().train(0, 1)
+    led.open(5, job="client", plan={})
+    led.close(0)
+    led.close(1)
+    led.know()
+    assert "client:5" in stopped(led)
+
+
+def test_an_owned_run_ends_by_a_stop_only() -> None:
+    led = Led(owned=True).train(0, 1)
+    led.close(0)
+    led.close(1)
+    led.know()
+    led.desk.pass_time(100.0)
+    assert led.chief.epochs.phase == RUN
+    led.chief.stop_run()
+    led.chief.stop_run()
+    assert sorted(stopped(led)) == ALL and led.ended == [(0, "")]
+
+
+def test_nodes_that_come_when_it_is_over_are_told_why_and_a_missing_one_is_given_some_time() -> None:
+    led = Led(restarted=True, workers=3).train(0, 1)
+    led.tell(Leave("worker", 2, "it is over"), "leave")
+    led.close(0)
+    led.close(1)
+    led.know()
+    stopped(led)
+    assert led.ended == []
+    assert led.tell(Register("worker", 2, "worker:2", 1, 0, {}), "late") == StopTask(0, "")
+    led.desk.pass_time(5.0)
+    assert led.ended == [(0, "")]
+
+
+def test_a_restarted_chief_to_which_nobody_comes_fails_after_a_minute() -> None:
+    led = Led(restarted=True)
+    led.desk.pass_time(59.0)
+    assert not led.chief.epochs.over
+    led.desk.pass_time(1.0)
+    assert led.chief.epochs.phase == FAILED and "no task of the run came" in led.chief.ending.reason
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_failure_is_told_to_those_that_wait_and_its_first_reason_stays(twice: bool) -> None:
+    led = Led().gather()
+    led.open(0)
+    led.chief.fail("the first")
+    if twice:
+        led.chief.fail("the second")
+    assert isinstance(led.answered(0), TaskLost) and str(led.answered(0)) == "the first"
+    assert set(stopped(led).values()) == {StopTask(3, "the first")} and led.ended == [(3, "the first")]
+    assert led.desk.take(CutShard) == []

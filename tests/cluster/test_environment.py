@@ -1,0 +1,39 @@
+"""What the environment makes of a process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dps.cluster.environment import server_arguments
+from dps.errors import ConfigError
+
+
+def test_the_launchers_variables_name_everything() -> None:
+    environ = {"DPS_JOB": "ps", "DPS_TASK": "1", "DPS_CHIEF": "10.0.0.1:7000", "DPS_WORKERS": "4", "DPS_PS": "2"}
+    environ |= {"DPS_UPDATE": "sync", "DPS_BIND": "0.0.0.0:0", "DPS_DEVICE": "gpu:0"}
+    assert server_arguments(environ) == {
+        "cluster": None, "job": "ps", "task": 1, "chief": "10.0.0.1:7000", "workers": 4, "ps": 2, "update": "sync",
+        "bind": "0.0.0.0:0", "device": "gpu:0",
+    }  # fmt: skip
+
+
+def test_what_is_left_out_or_empty_is_not_given() -> None:
+    found = server_arguments({"DPS_JOB": "worker", "DPS_TASK": "", "DPS_CHIEF": "", "DPS_CLUSTER": ""})
+    assert [found[name] for name in ("cluster", "task", "chief", "workers", "ps", "update")] == [None] * 6
+    assert (found["bind"], found["device"]) == ("127.0.0.1:0", "")
+
+
+def test_a_cluster_is_read_and_task_0_is_a_task() -> None:
+    cluster = {"ps": ["a:1"], "worker": ["b:1"]}
+    found = server_arguments({"DPS_JOB": "worker", "DPS_TASK": "0", "DPS_CLUSTER": json.dumps(cluster)})
+    assert found["cluster"].as_dict() == cluster and found["task"] == 0
+
+
+def test_without_a_job_tf_config_says_it_and_without_that_it_is_an_error() -> None:
+    cluster = {"ps": ["a:1"], "worker": ["b:1"]}
+    found = server_arguments({"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})})
+    assert (found["job"], found["task"]) == ("worker", 0) and found["cluster"].as_dict() == cluster
+    with pytest.raises(ConfigError, match="neither DPS_JOB nor TF_CONFIG is set"):
+        server_arguments({})

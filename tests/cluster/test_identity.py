@@ -1,0 +1,63 @@
+"""Who a process is in the cluster, and where the chief is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dps.cluster.identity import Identity
+from dps.cluster.spec import ClusterSpec
+from dps.errors import ConfigError
+
+PS, W0, W3, CHIEF = "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4"
+NO_CHIEF = {"ps": [PS], "worker": {0: W0, 3: W3}}
+
+
+def who(cluster: dict[str, Any], job: str | None = None, task: int | None = None) -> Identity:
+    return Identity.in_cluster(ClusterSpec(cluster), job, task)
+
+
+def test_with_a_chief_job_only_that_task_hosts_the_chief() -> None:
+    cluster = {**NO_CHIEF, "chief": [CHIEF]}
+    chief, worker = who(cluster, "chief"), who(cluster, "worker", 0)
+    assert chief.hosts_chief and chief.listens_as_chief and chief.bind == chief.chief == CHIEF
+    assert not worker.hosts_chief and not worker.listens_as_chief and (worker.bind, worker.chief) == (W0, CHIEF)
+
+
+def test_without_one_the_first_worker_hosts_it_and_everybody_knows_where() -> None:
+    first, last, ps = who(NO_CHIEF, "worker", 0), who(NO_CHIEF, "worker", 3), who(NO_CHIEF, "ps")
+    assert {task.chief for task in (first, last, ps)} == {W0}
+    assert [task.hosts_chief for task in (first, last, ps)] == [True, False, False] and first.listens_as_chief
+
+
+def test_what_has_one_choice_may_be_left_out() -> None:
+    assert (who({"ps": {2: PS}}).job, who({"ps": {2: PS}}).task) == ("ps", 2)
+    with pytest.raises(ConfigError, match="which job is this task of"):
+        who(NO_CHIEF)
+    with pytest.raises(ConfigError, match=r"which task of worker is this\? There are \[0, 3\]"):
+        who(NO_CHIEF, "worker")
+
+
+def test_a_task_that_joins_knows_the_chiefs_address_and_may_have_no_number() -> None:
+    ps = Identity.joining("ps", None, "10.0.0.1:7000", "0.0.0.0:0")
+    assert (ps.job, ps.task, ps.bind, ps.chief, ps.hosts_chief) == ("ps", -1, "0.0.0.0:0", "10.0.0.1:7000", False)
+    assert Identity.joining("worker", 4, None, "127.0.0.1:0").chief == "127.0.0.1:2220"
+    with pytest.raises(ConfigError, match="which job is this task of"):
+        Identity.joining(None, None, None, "127.0.0.1:0")
+    with pytest.raises(ValueError, match="nonsense"):
+        Identity.joining("ps", None, "nonsense", "127.0.0.1:0")
+
+
+def test_a_chief_listens_where_it_is_told_whatever_its_number() -> None:
+    for job in ("chief", "master"):
+        chief = Identity.joining(job, 5, None, "127.0.0.1:0")
+        assert (chief.job, chief.task, chief.chief) == ("chief", 0, "127.0.0.1:0")
+        assert chief.hosts_chief and chief.listens_as_chief
+
+
+def test_a_chief_waits_for_the_tasks_of_its_cluster_or_for_as_many_as_it_is_told() -> None:
+    assert who(NO_CHIEF, "worker", 0).expected("worker", 9) == [0, 3]
+    assert who({"worker": [W0]}, "worker", 0).expected("ps", None) == []
+    joining = Identity.joining("chief", None, None, "127.0.0.1:0")
+    assert (joining.expected("ps", 2), joining.expected("worker", None)) == ([0, 1], [])
