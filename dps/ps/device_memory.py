@@ -9,7 +9,7 @@ import numpy as np
 from dps.kernels import cuda, device
 from dps.optim import Optimizer
 from dps.ps import optimizers
-from dps.ps.arena import ArenaMemory
+from dps.ps.arena import ArenaMemory, Mean
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, Part
@@ -65,6 +65,12 @@ class DeviceMemory(ArenaMemory):
         """Readers have copies: what is on the GPU may always be written."""
         return False
 
+    def target(self, check: bool) -> int:
+        return self.current
+
+    def looks_itself(self, index: int) -> bool:
+        return False
+
     def wrote(self, index: int, ranges: list[tuple[int, int]]) -> None:
         self._stale = True
 
@@ -92,16 +98,22 @@ class DeviceMemory(ArenaMemory):
             cuda.gather(self._table(self._values, part, start), self._sent("rows", rows), out)
             return np.asarray(device.to_host(out))
 
-    def update(self, index: int, start: int, gradient: Array, t: int, step: int, scale: float) -> None:
+    def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
         assert self.optimizer is not None
+        if isinstance(gradient, Mean):
+            gradient = self._reduced(gradient.arrays)[0]
         if not gradient.size:
-            return
+            return True
         stop = start + gradient.size
         with self._gpu:
             slots = {name: slot[start:stop] for name, slot in self.slots.items()}
             w, g = self._values[start:stop], self._sent("values", gradient)
             optimizers.apply(self.optimizer, w, w, slots, g, t, step, scale, cuda)
             device.wait()  # an error belongs to the push that made it, and its memory may be the session's
+        return True
+
+    def _fused(self) -> bool:
+        return False
 
     def update_rows(
         self, index: int, part: Part, start: int, rows: Array, gradient: Array, t: int, step: int, scale: float

@@ -10,7 +10,7 @@ import numpy as np
 
 from dps.errors import ProtocolError
 from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push, Pushed
-from dps.ps.store import RowGradient, Update, is_finite, row_gradient
+from dps.ps.store import RowGradient, Update, is_finite, not_finite, row_gradient
 from dps.transport.wire import Array
 from dps.variables.plan import Part, ShardLayout
 
@@ -31,6 +31,8 @@ class Staged:
     whole: bool = False
     borrowed: bool = False
     """The run lies in memory of the session's."""
+    unchecked: bool = False
+    """Nobody has looked for NaN and infinity in the run."""
     touched_at: float = 0.0
     run: Array | None = None
     parts: dict[int, Array | RowGradient] = field(default_factory=dict)
@@ -61,12 +63,21 @@ class Staged:
         self.whole = True
 
     def borrow(self, run: Array, layout: ShardLayout, check_finite: bool) -> None:
-        """Take a whole run that lies in the session's own memory; it stays as it is until the push is answered."""
+        """Take a whole run that lies in the session's own memory; it stays as it is until the push is answered.
+
+        Whoever applies it looks for NaN and infinity, or calls `look`.
+        """
         self.run, self._got, self._got_nbytes = run, [], 0
-        for arena in layout.arenas:
-            if check_finite and arena.optimizer is not None and not self.problem:
-                self.problem = _not_finite(run, layout, arena.offset, arena.nbytes)
+        self.unchecked = check_finite
         self.borrowed = self.whole = True
+
+    def look(self, layout: ShardLayout) -> None:
+        """Look for NaN and infinity where nobody has; a bad gradient sets `problem`."""
+        if self.unchecked and self.run is not None:
+            for arena in layout.arenas:
+                if arena.optimizer is not None and not self.problem:
+                    self.problem = _not_finite(self.run, layout, arena.offset, arena.nbytes)
+        self.unchecked = False
 
     def own(self) -> None:
         """Copy what is borrowed: the session may go on before the push is applied."""
@@ -158,13 +169,7 @@ def _not_finite(run: Array, layout: ShardLayout, offset: int, nbytes: int) -> st
         if not arena.offset <= offset < arena.offset + arena.nbytes:
             continue
         piece = run[offset : offset + nbytes].view(arena.dtype)
-        if is_finite(piece):
-            return ""
-        item = piece.dtype.itemsize
-        first = (offset - arena.offset) // item + int(np.flatnonzero(~np.isfinite(piece))[0])
-        for part, start in zip(arena.parts, arena.starts, strict=True):
-            if start <= first < start + part.size:
-                return f"the gradient of {part.name} has NaN or infinite values (first at element {first - start})"
+        return not_finite(arena, piece, (offset - arena.offset) // piece.dtype.itemsize)
     return ""
 
 
