@@ -218,8 +218,11 @@ class ArenaMemory:
 
     def is_finite(self, gradient: Array | Mean) -> bool:
         """Whether no element is NaN or infinite."""
-        arrays = gradient.arrays if isinstance(gradient, Mean) else (gradient,)
-        return all(self._shared(a.size, lambda start, stop, a=a: cpu.all_finite(a[start:stop])) for a in arrays)  # type: ignore[misc]
+        if isinstance(gradient, Mean):
+            return all(self.is_finite(array) for array in gradient.arrays)
+        if self._crew is None:
+            return bool(cpu.all_finite(gradient))
+        return self._shared(gradient.size, lambda start, stop: bool(cpu.all_finite(gradient[start:stop])))
 
     def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
         """One pass over the elements that `gradient` is for, from the current values to buffer `index`.

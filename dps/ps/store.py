@@ -74,7 +74,7 @@ class Store:
         shared = runtime if layout.nbytes >= runtime.shared_nbytes else None
         self._crew = Crew(threads) if threads > 1 and not runtime.simulated else None
         self.arenas = [memory_of(arena, shared, device, self._crew) for arena in layout.arenas]
-        self._trained = [number for number, arena in enumerate(layout.arenas) if arena.optimizer is not None]
+        self._trained = [(a, memory) for a, memory in enumerate(self.arenas) if memory.optimizer is not None]
         self._on_device = any(memory.on_device for memory in self.arenas)
         self.counter = 0
         self.step = 0
@@ -180,51 +180,64 @@ class Store:
     # all of the shard
 
     def _apply_run(self, run: Sequence[Array | Mean], step: int, before: int, scale: float, check: bool) -> str:
-        arenas, trained = self.arenas, self._trained
-        targets: dict[int, int] = {}
+        chosen: list[tuple[int, ArenaMemory, int]] = []
         with self._lock:
-            for a in trained:
-                targets[a] = arenas[a].target(check) if self.leases_on else arenas[a].current
-                self._writing |= targets[a] == arenas[a].current
-        applied = True
+            for a, memory in self._trained:
+                index = memory.target(check) if self.leases_on else memory.current
+                self._writing |= index == memory.current
+                chosen.append((a, memory, index))
+        good = True
         try:
-            if check:
-                aside = [a for a in trained if arenas[a].looks_itself(targets[a])]
-                applied = all(a in aside or arenas[a].is_finite(run[a]) for a in trained)
-                applied = applied and all(self._pass_over(a, targets[a], run[a], before, scale) for a in aside)
-                trained = [a for a in trained if a not in aside]
-            if applied:
-                for a in trained:
-                    self._pass_over(a, targets[a], run[a], before, scale)
+            left = self._checked(chosen, run, before, scale) if check else chosen
+            good = left is not None
+            for a, memory, index in left or ():
+                self._pass_over(memory, index, run[a], before, scale)
         finally:
-            if applied:
-                for a in targets:
-                    arenas[a].applied += 1
-                self._publish(targets, dict.fromkeys(targets, _ALL), step)
-            else:
-                self._forget(targets)
-        if applied:
+            with self._lock:
+                for _, memory, index in chosen:
+                    if good:
+                        memory.applied += 1
+                        memory.wrote(index, _ALL)
+                    elif index != memory.current:
+                        memory.spoilt(index)
+                self._writing = False
+                if good:
+                    self.counter += 1
+                    self.step = step
+        if good:
             return ""
         # A session that goes on writing in its memory may have made it finite again.
         return self._problem(Update(run, {})) or "the gradient has NaN or infinite values"
 
-    def _pass_over(self, number: int, index: int, gradient: Array | Mean, step: int, scale: float) -> bool:
+    def _checked(
+        self, chosen: list[tuple[int, ArenaMemory, int]], run: Sequence[Array | Mean], step: int, scale: float
+    ) -> list[tuple[int, ArenaMemory, int]] | None:
+        """What is still to be applied once all is known to be finite; None where it is not, and nothing has changed.
+
+        What is only looked at comes first; then what finds out while it writes where nobody reads.
+        """
+        left, aside = [], []
+        for one in chosen:
+            a, memory, index = one
+            if memory.looks_itself(index):
+                aside.append(one)
+            elif memory.is_finite(run[a]):
+                left.append(one)
+            else:
+                return None
+        for a, memory, index in aside:
+            if not self._pass_over(memory, index, run[a], step, scale):
+                return None
+        return left
+
+    def _pass_over(self, memory: ArenaMemory, index: int, gradient: Array | Mean, step: int, scale: float) -> bool:
         """Update all of an arena into buffer `index`; False for a gradient that was found not to be finite."""
-        memory = self.arenas[number]
         counts = memory.applied
         if not memory.counts or len(counts) == 1 or (counts == counts[0]).all():
             return self._pass(memory, index, 0, gradient, int(counts[0]) + 1, step, scale)
         for part, start, t in zip(memory.arena.parts, memory.arena.starts, counts, strict=True):
             self._pass(memory, index, start, _cut(gradient, start, start + part.size), int(t) + 1, step, scale)
         return True
-
-    def _forget(self, targets: dict[int, int]) -> None:
-        """Nothing was applied; what lies in buffers that are not current is of no use."""
-        with self._lock:
-            for a, index in targets.items():
-                if index != self.arenas[a].current:
-                    self.arenas[a].spoilt(index)
-            self._writing = False
 
     # some of its parts
 
@@ -284,7 +297,7 @@ class Store:
     def _problem(self, update: Update) -> str:
         """The first variable whose gradient is not finite, as a sentence; "" where there is none."""
         if update.run is not None:
-            found = (not_finite(self.layout.arenas[a], g, 0) for a in self._trained for g in _arrays(update.run[a]))
+            found = (not_finite(self.layout.arenas[a], g, 0) for a, _ in self._trained for g in _arrays(update.run[a]))
         else:
             found = (_part_not_finite(self.arenas[self.layout.place[n][0]], n, g) for n, g in update.parts.items())
         return next((problem for problem in found if problem), "")

@@ -208,7 +208,7 @@ class Arena:
     device: str = ""
     """As `Part.device`."""
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         return self.size * np.dtype(self.dtype).itemsize
 
