@@ -79,7 +79,7 @@ class AsyncMode:
         limit = self.settings.max_staleness
         stale = limit is not None and staleness > limit
         if stale or self.settings.compensation:
-            staged.look(self.shard.layout)
+            staged.look(self.shard.store)
         if staged.problem:
             status = REFUSED
         elif stale:

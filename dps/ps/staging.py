@@ -10,7 +10,7 @@ import numpy as np
 
 from dps.errors import ProtocolError
 from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push, Pushed
-from dps.ps.store import RowGradient, Update, is_finite, not_finite, row_gradient
+from dps.ps.store import RowGradient, Store, Update, is_finite, not_finite, row_gradient
 from dps.transport.wire import Array
 from dps.variables.plan import Part, ShardLayout
 
@@ -71,12 +71,10 @@ class Staged:
         self.unchecked = check_finite
         self.borrowed = self.whole = True
 
-    def look(self, layout: ShardLayout) -> None:
+    def look(self, store: Store) -> None:
         """Look for NaN and infinity where nobody has; a bad gradient sets `problem`."""
-        if self.unchecked and self.run is not None:
-            for arena in layout.arenas:
-                if arena.optimizer is not None and not self.problem:
-                    self.problem = _not_finite(self.run, layout, arena.offset, arena.nbytes)
+        if self.unchecked and self.run is not None and not self.problem:
+            self.problem = store.look(run_arrays(self.run, store.layout))
         self.unchecked = False
 
     def own(self) -> None:

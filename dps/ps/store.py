@@ -177,6 +177,11 @@ class Store:
             self._publish(targets, touched, step)
         return ""
 
+    def look(self, run: Sequence[Array]) -> str:
+        """The first variable that has NaN or infinity in a gradient of all of the shard, as a sentence; or ""."""
+        good = all(memory.is_finite(run[a]) for a, memory in self._trained)
+        return "" if good else self._problem(Update(run, {}))
+
     # all of the shard
 
     def _apply_run(self, run: Sequence[Array | Mean], step: int, before: int, scale: float, check: bool) -> str:

@@ -43,7 +43,7 @@ class SyncMode:
     # -- Mode -------------------------------------------------------------------------------------------------
 
     def whole(self, staged: Staged, sender: Sender) -> None:
-        staged.look(self.shard.layout)
+        staged.look(self.shard.store)
         self._askers[staged.incarnation, staged.number] = sender
         if self.quorum is None:
             staged.own()  # the session is told that it is held, and goes on when the step ps lets it
