@@ -38,8 +38,8 @@ from dps.kernels.gradients import (
     sum_of_squares,
 )
 from dps.kernels.jit import compiled
-from dps.kernels.rules import adagrad_rule, adam_rule, ftrl_rule, momentum_rule, sgd_rule
 from dps.kernels.rows import gather, prefetch, rows_in_range, sum_duplicate_rows
+from dps.kernels.rules import adagrad_rule, adam_rule, ftrl_rule, momentum_rule, sgd_rule
 
 __all__ = [
     "accumulate",

@@ -16,19 +16,27 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import models, overload, register_model
 
 from dps.kernels.jit import compiled
 
 Array: TypeAlias = npt.NDArray[Any]
 
+_declared: Any = cgutils.get_or_insert_function
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """numba's, which supplies the first argument of what it decorates; mypy cannot know."""
+    return extending.intrinsic(function)
+
+
 LINE = 64
 """Bytes of a vector, and what `stream` wants its addresses to be a multiple of."""
 
 
-class Vector(types.Type):  # type: ignore[misc]
+class Vector(types.Type):
     """LINE bytes of numbers of one dtype, in registers."""
 
     def __init__(self, dtype: Any) -> None:
@@ -37,10 +45,10 @@ class Vector(types.Type):  # type: ignore[misc]
 
 
 @register_model(Vector)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, vector: Vector) -> None:
         lane = manager.lookup(vector.dtype).get_value_type()
-        super().__init__(manager, vector, ir.VectorType(lane, vector.lanes))
+        super().__init__(manager, vector, ir.VectorType(lane, vector.lanes))  # type: ignore[no-untyped-call]
 
 
 @compiled
@@ -155,7 +163,7 @@ def _operator(operation: Callable[[Any, Any], Any], instruction: str) -> None:
     def on_vectors(a, b):  # type: ignore[no-untyped-def]  # numba compares it with the lambda, to the letter
         kinds = [of.dtype if isinstance(of, Vector) else of for of in (a, b)]
         if kinds[0] == kinds[1] and (isinstance(a, Vector) or isinstance(b, Vector)):
-            return lambda a, b: of_both(a, b)  # type: ignore[call-arg]  # numba supplies the context
+            return lambda a, b: of_both(a, b)
         return None
 
 
@@ -176,7 +184,7 @@ def _root(typing: Any, value: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = context.get_value_type(value)
         name = f"llvm.sqrt.v{kind.count}{kind.element.intrinsic_name}"
-        root = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), name)
+        root = _declared(builder.module, ir.FunctionType(kind, [kind]), name)
         return builder.call(root, args)
 
     return value(value), generate
@@ -185,5 +193,5 @@ def _root(typing: Any, value: Any) -> Any:
 @overload(math.sqrt)
 def _sqrt(x):  # type: ignore[no-untyped-def]
     if isinstance(x, Vector):
-        return lambda x: _root(x)  # type: ignore[call-arg]
+        return lambda x: _root(x)
     return None

@@ -256,7 +256,7 @@ class ArenaMemory:
         self, out: Array, w: Array, slots: list[Array | None], gs: tuple[Array, ...], n: int,
         t: int, step: int, scale: float,
     ) -> bool:  # fmt: skip
-        """Update a range; `n`: what the sum of `gs` is divided by in the one pass over all of them, 0 for a plain one."""
+        """Update a range; `n`: what the sum of `gs` is divided by where one pass does all, 0 for a plain update."""
         bound = self._bound
         assert bound is not None
         if n:

@@ -10,6 +10,7 @@ import numpy as np
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.protocol import APPLIED, DROPPED, REFUSED, Members, Pull, Pushed, Token
+from dps.ps.arena import Mean
 from dps.ps.clocks import Clocks
 from dps.ps.shard import Shard
 from dps.ps.staging import Ledger, Staged
@@ -113,7 +114,7 @@ class AsyncMode:
             return update
         if update.run is not None:
             runs = [
-                g if memory.optimizer is None else self._compensate(g, memory.values, backup)
+                g if memory.optimizer is None or isinstance(g, Mean) else self._compensate(g, memory.values, backup)
                 for g, memory, backup in zip(update.run, self.shard.store.arenas, backups, strict=True)
             ]
             return Update(runs, {})

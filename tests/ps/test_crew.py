@@ -12,8 +12,8 @@ from dps.ps.crew import Crew
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("pieces", [0, 1, 2, 50])
 def test_every_piece_is_worked_on_once(threads: int, pieces: int) -> None:
-    crew, done = Crew(threads), []
-    assert crew.share(pieces, lambda k: done.append(k) is None)
+    crew, done = Crew(threads), set[int]()
+    assert crew.share(pieces, lambda k: k not in done and not done.add(k))  # type: ignore[func-returns-value]
     assert sorted(done) == list(range(pieces))
     crew.close()
 
@@ -25,15 +25,15 @@ def test_two_threads_work_at_the_same_time() -> None:
 
 
 def test_one_piece_that_is_not_good_spoils_the_pass_and_the_rest_is_worked_on() -> None:
-    crew, done = Crew(2), []
-    assert not crew.share(9, lambda k: done.append(k) is None and k != 4)
+    crew, done = Crew(2), list[int]()
+    assert not crew.share(9, lambda k: done.append(k) is None and k != 4)  # type: ignore[func-returns-value]
     assert len(done) == 9
     assert crew.share(3, lambda k: True)
     crew.close()
 
 
 def test_what_a_piece_raises_comes_out_when_all_have_ended() -> None:
-    crew, done = Crew(2), []
+    crew, done = Crew(2), list[int]()
 
     def work(k: int) -> bool:
         done.append(k)
