@@ -39,12 +39,15 @@ from dps.kernels.gradients import (
 )
 from dps.kernels.jit import compiled
 from dps.kernels.rows import gather, prefetch, rows_in_range, sum_duplicate_rows
+from dps.kernels.rowwise import adagrad_rowwise, adagrad_rowwise_rows
 from dps.kernels.rules import adagrad_rule, adam_rule, ftrl_rule, momentum_rule, sgd_rule
 
 __all__ = [
     "accumulate",
     "adagrad",
     "adagrad_rows",
+    "adagrad_rowwise",
+    "adagrad_rowwise_rows",
     "adam",
     "adam_rows",
     "add",

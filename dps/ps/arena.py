@@ -5,6 +5,7 @@ The store knows an arena by the methods of `ArenaMemory`; `dps.ps.device_memory`
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,6 +73,11 @@ class Buffer:
     missed: list[tuple[int, int]] = field(default_factory=list)
 
 
+def rows_of(part: Part) -> int:
+    """How many rows a part has; a scalar is one."""
+    return part.shape[0] if part.shape else 1
+
+
 class ArenaMemory:
     """Values and slots of one arena. Only the ps's thread writes; the store's lock guards indices and leases.
 
@@ -93,6 +99,7 @@ class ArenaMemory:
         self.places = {p.index: (n, start) for n, (p, start) in enumerate(zip(arena.parts, arena.starts, strict=True))}
         """For each part, by its index: its number here, and its first element."""
         self._item = np.dtype(arena.dtype).itemsize
+        self._row_starts = [0, *itertools.accumulate(rows_of(part) for part in arena.parts)]
         self.buffers = [self._buffer()]
         self.current = 0
         self.slots = self._initial_slots()
@@ -100,6 +107,8 @@ class ArenaMemory:
         """For each part, how often its optimizer was applied: the t of Adam."""
         self._bound = None if optimizer is None else optimizers.Bound(optimizer, arena.dtype)
         self._ordered = [] if self._bound is None else self._bound.ordered(self.slots)
+        self.by_rows = self._bound is not None and self._bound.by_rows
+        """Whether rows must not be cut: an update of one needs all of it."""
         self.counts = self._bound is not None and self._bound.counts
         """Whether `applied` matters to an update."""
         self._scratch: Array | None = None
@@ -107,7 +116,9 @@ class ArenaMemory:
     def _initial_slots(self) -> dict[str, Array]:
         if self.optimizer is None:
             return {}
-        return optimizers.initial_slots(self.optimizer, self.arena.size, np.dtype(self.arena.dtype))
+        return optimizers.initial_slots(
+            self.optimizer, self.arena.size, np.dtype(self.arena.dtype), self._row_starts[-1]
+        )
 
     def _buffer(self) -> Buffer:
         """New values, zeros."""
@@ -206,6 +217,21 @@ class ArenaMemory:
         """Fill a range of a slot, or of the values, before the shard is published."""
         (self.values if slot is None else self.slots[slot])[start : start + data.size] = data
 
+    def extent(self, slot: str | None, place: int) -> tuple[int, int, tuple[int, ...]]:
+        """Where the values or a slot of the part at that place begin and end, and their shape."""
+        part, start = self.arena.parts[place], self.arena.starts[place]
+        if self.optimizer is not None and slot in self.optimizer.row_slots:
+            return self._row_starts[place], self._row_starts[place + 1], part.shape[:1]
+        return start, start + part.size, part.shape
+
+    def _tables(self, place: int) -> list[Array | None]:
+        """The slots of a part as its kernels for rows take them: (rows, dim), or (rows,)."""
+        part, start = self.arena.parts[place], self.arena.starts[place]
+        if self.by_rows:
+            return [None if s is None else s[slice(*self._row_starts[place : place + 2])] for s in self._ordered]
+        stop, shape = start + part.size, (rows_of(part), part.row_size)
+        return [None if slot is None else slot[start:stop].reshape(shape) for slot in self._ordered]
+
     def gather(self, part: Part, start: int, rows: Array) -> Array:
         """Copies of rows of the part that begins at `start`, shape (len(rows), dim); the row numbers are in range."""
         table = self.values[start : start + part.size].reshape(part.shape[0], part.row_size)
@@ -229,6 +255,8 @@ class ArenaMemory:
 
         False when the gradient is not finite; only where it `looks_itself`.
         """
+        if self.by_rows:
+            return self._update_rows_of_parts(index, start, gradient, t, step, scale)
         out, w, slots = self.buffers[index].values, self.buffers[self.current].values, self._ordered
         gs = gradient.arrays if isinstance(gradient, Mean) else (gradient,)
         n, size = len(gs), gs[0].size
@@ -248,6 +276,20 @@ class ArenaMemory:
             return self._pass(out[begin:end], w[begin:end], cut, gradients, n if one_pass else 0, t, step, scale)
 
         return self._shared(size, piece)
+
+    def _update_rows_of_parts(
+        self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float
+    ) -> bool:
+        """`update`, of whole parts, by an optimizer that takes all elements of a row together."""
+        assert self._bound is not None
+        g = self._reduced(gradient.arrays)[0] if isinstance(gradient, Mean) else gradient
+        for place, (part, begin) in enumerate(zip(self.arena.parts, self.arena.starts, strict=True)):
+            if start <= begin and begin + part.size <= start + g.size:
+                at, shape = slice(begin, begin + part.size), (rows_of(part), part.row_size)
+                out, w = self.buffers[index].values[at].reshape(shape), self.values[at].reshape(shape)
+                part_g = g[begin - start : begin - start + part.size].reshape(shape)
+                self._bound.apply(out, w, self._tables(place), part_g, t, step, scale)
+        return True
 
     def _fused(self) -> bool:
         return self._bound is not None and self._bound.fused is not None
@@ -286,7 +328,7 @@ class ArenaMemory:
         """The fused kernel over rows of the part that begins at `start`, in place in buffer `index`."""
         assert self._bound is not None
         stop, shape = start + part.size, (part.shape[0], part.row_size)
-        slots = [None if slot is None else slot[start:stop].reshape(shape) for slot in self._ordered]
+        slots = self._tables(self.places[part.index][0])
         table = self.buffers[index].values[start:stop].reshape(shape)
         self._bound.apply_rows(table, slots, rows, gradient, t, step, scale)
 

@@ -26,10 +26,16 @@ Array: TypeAlias = npt.NDArray[Any]
 Scalars: TypeAlias = tuple[float, ...]  # in double; a bool stays a bool
 
 
-def initial_slots(optimizer: Optimizer, n: int, dtype: npt.DTypeLike) -> dict[str, Array]:
-    """New slots for a variable of `n` elements: 1-D arrays by name, zeros but for initial accumulators."""
+def initial_slots(optimizer: Optimizer, n: int, dtype: npt.DTypeLike, rows: int = 0) -> dict[str, Array]:
+    """New slots for a variable of `n` elements: 1-D arrays by name, zeros but for initial accumulators.
+
+    `rows`: how many rows the variable has, for slots that have an element for each.
+    """
     start = getattr(optimizer, "initial_accumulator", 0.0)
-    return {name: np.full(n, start if name == "accumulator" else 0.0, dtype) for name in optimizer.slots}
+    return {
+        name: np.full(rows if name in optimizer.row_slots else n, start if "accumulator" in name else 0.0, dtype)
+        for name in optimizer.slots
+    }
 
 
 def apply(
@@ -43,8 +49,9 @@ def apply(
     fit each other.
     """
     bound = _bind(optimizer, w, slots, t)
-    if not out.shape == w.shape == g.shape or not out.dtype == w.dtype == g.dtype or w.ndim != 1:
-        raise _misfit(optimizer, "one shape (n,)", out=out, w=w, g=g)
+    fits = out.shape == w.shape == g.shape and out.dtype == w.dtype == g.dtype
+    if not fits or w.ndim != (2 if optimizer.row_slots else 1):
+        raise _misfit(optimizer, "one shape (n,), for row-wise slots (n, dim)", out=out, w=w, g=g)
     bound.apply(out, w, bound.ordered(slots), g, t, step, scale, kernels)
 
 
@@ -85,13 +92,15 @@ class Bound:
 
     def __init__(self, optimizer: Optimizer, dtype: npt.DTypeLike) -> None:
         """Raises ValueError for an optimizer without kernels."""
-        binding = _BINDINGS.get(type(optimizer))
+        binding = _ROWWISE if optimizer.row_slots else _BINDINGS.get(type(optimizer))
         if binding is None:
             known = ", ".join(cls.__name__ for cls in _BINDINGS)
             raise ValueError(f"got {optimizer!r}, wanted an optimizer with kernels; try one of {known}")
         self.optimizer, self._binding, self._number = optimizer, binding, np.dtype(dtype).type
         self.counts = isinstance(optimizer, Adam)
         """Whether an update depends on `t`."""
+        self.by_rows = bool(optimizer.row_slots)
+        """Whether arrays are of shape (rows, dim) in dense updates, too, and slots of shape (rows,)."""
         self.fused = getattr(fused, binding.kernel, None)
         """The pass over several gradients, which for an optimizer without slots says what is not finite, too."""
         self._scalars: tuple[tuple[float, int], list[Any]] = ((math.nan, 0), [])
@@ -106,7 +115,7 @@ class Bound:
     ) -> None:  # fmt: skip
         scalars = self._of(t, step, scale)
         if scalars:
-            getattr(kernels, self._binding.kernel)(out, w, *slots, g, *scalars)
+            getattr(kernels, self._binding.kernel)(out, w, *slots, g, *scalars, *self._dim(w))
         elif out is not w:
             np.copyto(out, w)
 
@@ -124,7 +133,11 @@ class Bound:
     ) -> None:  # fmt: skip
         scalars = self._of(t, step, scale)
         if scalars:
-            getattr(kernels, f"{self._binding.kernel}_rows")(w, *slots, rows, g, *scalars)
+            getattr(kernels, f"{self._binding.kernel}_rows")(w, *slots, rows, g, *scalars, *self._dim(w))
+
+    def _dim(self, w: Array) -> tuple[Any, ...]:
+        """The length of a row, for kernels that take a mean over it."""
+        return (self._number(w.shape[1]),) if self.by_rows else ()
 
     def _of(self, t: int, step: int, scale: float) -> list[Any]:
         """The scalars of an update, in the arrays' dtype; none where nothing changes."""
@@ -157,6 +170,7 @@ def _ftrl(optimizer: Ftrl, lr: float, t: int) -> Scalars:
     return lr, -optimizer.learning_rate_power, optimizer.l1, 2 * optimizer.l2, optimizer.beta
 
 
+_ROWWISE = _Binding("adagrad_rowwise", ("row_accumulator",), lambda o, lr, t: (lr, o.epsilon))
 _MOMENTS = ("first_moment", "second_moment")
 _BINDINGS: dict[type[Optimizer], _Binding] = {
     SGD: _Binding("sgd", (), lambda o, lr, t: (lr, o.weight_decay)),
@@ -177,7 +191,8 @@ def _bind(optimizer: Optimizer, w: Array, slots: Mapping[str, Array], t: int) ->
     if slots.keys() != set(optimizer.slots):
         raise ValueError(f"{optimizer.name}: got slots {sorted(slots)}, wanted {optimizer.slots}; try initial_slots")
     if w.dtype.type not in (np.float32, np.float64) or any(
-        slot.shape != w.shape or slot.dtype != w.dtype for slot in slots.values()
+        slot.shape != (w.shape[:1] if name in optimizer.row_slots else w.shape) or slot.dtype != w.dtype
+        for name, slot in slots.items()
     ):
         raise _misfit(optimizer, "one shape and one dtype, float32 or float64", w=w, **slots)
     return bound

@@ -289,7 +289,7 @@ class Store:
         self, memory: ArenaMemory, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float
     ) -> bool:
         """The fused kernel over a range; in the simulator in blocks of a piece, so that readers come in between."""
-        if not self.runtime.simulated:
+        if not self.runtime.simulated or memory.by_rows:
             return memory.update(index, start, gradient, t, step, scale)
         size = gradient.arrays[0].size if isinstance(gradient, Mean) else gradient.size
         block, good = max(1, self.runtime.piece_nbytes // 4), True
