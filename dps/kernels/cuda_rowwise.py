@@ -5,10 +5,15 @@ A thread adds up a row, in the order that the CPU has; then a thread takes an el
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeAlias
+
+import numpy as np
+from numba import from_dtype
 
 from dps.kernels import cuda_rules as rules
 from dps.kernels.device import cuda, gpu_function, gpu_kernel, launch_each
+from dps.kernels.vectors import LINE
 
 Array: TypeAlias = Any
 Rows: TypeAlias = Any
@@ -21,7 +26,7 @@ def adagrad_rowwise(
     stream: Stream = 0,
 ) -> None:  # fmt: skip
     """row_accumulator += mean of g**2 over the row; out = w - lr * g / (sqrt(row_accumulator) + epsilon)."""
-    launch_each(_accumulate, w.shape[0], stream, row_accumulator, g, dim)
+    launch_each(_accumulate(str(g.dtype))[0], w.shape[0], stream, row_accumulator, g, dim)
     launch_each(_update, w.size, stream, out, w, row_accumulator, g, lr, epsilon)
 
 
@@ -30,40 +35,45 @@ def adagrad_rowwise_rows(
     stream: Stream = 0,
 ) -> None:  # fmt: skip
     """`adagrad_rowwise` on the named rows."""
-    launch_each(_accumulate_rows, rows.size, stream, row_accumulator, rows, g, dim)
+    launch_each(_accumulate(str(g.dtype))[1], rows.size, stream, row_accumulator, rows, g, dim)
     launch_each(_update_rows, g.size, stream, w, row_accumulator, rows, g, lr, epsilon)
 
 
-@gpu_function
-def sum_of_row(g: Array, i: int, zero: Scalar) -> Scalar:
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = zero
-    dim = g.shape[1]
-    whole = dim // 8 * 8
-    for j in range(0, whole, 8):
-        s0 += rules.mul(g[i, j], g[i, j])
-        s1 += rules.mul(g[i, j + 1], g[i, j + 1])
-        s2 += rules.mul(g[i, j + 2], g[i, j + 2])
-        s3 += rules.mul(g[i, j + 3], g[i, j + 3])
-        s4 += rules.mul(g[i, j + 4], g[i, j + 4])
-        s5 += rules.mul(g[i, j + 5], g[i, j + 5])
-        s6 += rules.mul(g[i, j + 6], g[i, j + 6])
-        s7 += rules.mul(g[i, j + 7], g[i, j + 7])
-    for j in range(whole, dim):
-        s0 += rules.mul(g[i, j], g[i, j])
-    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+@cache
+def _accumulate(dtype: str) -> tuple[Any, Any]:
+    """The kernels that add the mean square of all rows, and of the named rows, to their accumulators."""
+    number, sums = from_dtype(np.dtype(dtype)), LINE // np.dtype(dtype).itemsize  # as many as a vector of the CPU has
 
+    @gpu_function
+    def sum_of_row(g: Array, i: int) -> Scalar:
+        s = cuda.local.array(sums, number)
+        for k in range(sums):
+            s[k] = 0
+        whole = g.shape[1] // sums * sums
+        for j in range(whole):
+            s[j % sums] += rules.mul(g[i, j], g[i, j])
+        half = sums // 2
+        while half > 0:
+            for k in range(half):
+                s[k] += s[k + half]
+            half //= 2
+        total = s[0]
+        for j in range(whole, g.shape[1]):
+            total += rules.mul(g[i, j], g[i, j])
+        return total
 
-@gpu_kernel
-def _accumulate(row_accumulator: Array, g: Array, dim: Scalar) -> None:
-    for i in range(cuda.grid(1), g.shape[0], cuda.gridsize(1)):
-        row_accumulator[i] = row_accumulator[i] + sum_of_row(g, i, dim - dim) / dim
+    @gpu_kernel
+    def of_all(row_accumulator: Array, g: Array, dim: Scalar) -> None:
+        for i in range(cuda.grid(1), g.shape[0], cuda.gridsize(1)):
+            row_accumulator[i] = row_accumulator[i] + sum_of_row(g, i) / dim
 
+    @gpu_kernel
+    def of_rows(row_accumulator: Array, rows: Rows, g: Array, dim: Scalar) -> None:
+        for i in range(cuda.grid(1), rows.size, cuda.gridsize(1)):
+            r = rows[i]
+            row_accumulator[r] = row_accumulator[r] + sum_of_row(g, i) / dim
 
-@gpu_kernel
-def _accumulate_rows(row_accumulator: Array, rows: Rows, g: Array, dim: Scalar) -> None:
-    for i in range(cuda.grid(1), rows.size, cuda.gridsize(1)):
-        r = rows[i]
-        row_accumulator[r] = row_accumulator[r] + sum_of_row(g, i, dim - dim) / dim
+    return of_all, of_rows
 
 
 @gpu_kernel

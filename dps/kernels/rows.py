@@ -50,12 +50,6 @@ def prefetch(table: Array, rows: Rows, i: int) -> None:
 
 
 @compiled
-def prefetch_number(numbers: Array, i: int) -> None:
-    """Asks for the line of numbers[i]; any i is harmless."""
-    _prefetch_line(int(np.int64(numbers.ctypes.data)) + i * numbers.itemsize)  # type: ignore[call-arg]
-
-
-@compiled
 def rows_in_range(rows: Rows, n: int) -> bool:
     """Whether every row number is at least 0 and below `n`. True for no rows."""
     outside = 0

@@ -142,6 +142,24 @@ def any_nan(typing: Any, value: Any) -> Any:
     return types.boolean(value), generate
 
 
+@intrinsic
+def halved(typing: Any, value: Any) -> Any:
+    """The sum of all lanes in one order: the upper half is added to the lower one, until one lane is left."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lane, total, n = ir.IntType(32), args[0], value.lanes
+        while n > 1:
+            n //= 2
+            low, high = (
+                builder.shuffle_vector(total, total, ir.Constant(ir.VectorType(lane, n), list(range(k, k + n))))
+                for k in (0, n)
+            )
+            total = builder.fadd(low, high)
+        return builder.extract_element(total, ir.Constant(lane, 0))
+
+    return value.dtype(value), generate
+
+
 def _operator(operation: Callable[[Any, Any], Any], instruction: str) -> None:
     """Teach numba an operator on two vectors, or a vector and a number of its dtype, which stands for all lanes."""
 
