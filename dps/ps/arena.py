@@ -266,7 +266,8 @@ class ArenaMemory:
         if n > MOST or (n > 1 and not self._fused()):
             gs = self._reduced(gs)
             n = n if len(gs) > 1 else 1
-        one_pass = n > 1 or (index != self.current and self._fused() and size * self._item >= STREAM_NBYTES)
+        streams = index != self.current and self._fused() and size * self._item >= STREAM_NBYTES
+        one_pass = n > 1 or streams or self.looks_itself(index)
         if self._crew is None or size * self._item < 4 * PIECE_NBYTES:
             return self._pass(out, w, slots, gs, n if one_pass else 0, t, step, scale)
 

@@ -44,4 +44,6 @@ def test_a_kernel_works_on_vectors_and_never_joins_a_product_with_a_sum(
         assert re.search(rf"\bv{operation}ps\s.*%[yz]mm", code), f"no packed {operation}"
     assert not re.search(r"\bvf(n?m)(add|sub)", code)
     past_the_caches = re.search(r"\bvmovntp[sd]\s.*%[yz]mm", code)
+    fenced = re.search(r"\bmfence\b|\block\s+or[lq]\s.*\(%rsp\)", code)  # both wait for such stores
+    assert bool(past_the_caches) == bool(fenced)
     assert bool(past_the_caches) == (kernel.py_func.__module__ == fused.__name__)

@@ -116,6 +116,32 @@ def test_the_first_variable_in_the_order_of_the_shard_is_named() -> None:
     assert store.apply(Update(run, {}), 1, check=True) == wanted
 
 
+class Blocks:
+    """A runtime whose passes go in blocks of two elements, as those of a simulated process do."""
+
+    simulated, piece_nbytes, shared_nbytes = True, 8, 1 << 40
+
+    def preempt(self) -> None:
+        """Nobody else is there."""
+
+
+def test_a_pass_in_blocks_finds_what_one_pass_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena, "STREAM_NBYTES", 64)
+    blocks: Any = Blocks()
+    store, plain = Store(LAYOUT, blocks), Store(LAYOUT, runtime())
+    for step in (1, 2):
+        bad = run_of(step)
+        spoil(bad, PLAN.parts[0], 20, np.nan)
+        before = state(store)
+        assert store.apply(Update(bad, {}), step, check=True) == (
+            "the gradient of a has NaN or infinite values (first at element 20)"
+        )
+        assert state(store) == before
+        assert store.apply(Update(run_of(step), {}), step, check=True) == ""
+        plain.apply(Update(run_of(step), {}), step)
+        assert state(store) == state(plain)
+
+
 def test_what_is_not_trained_may_be_anything() -> None:
     store, run = Store(LAYOUT, runtime()), run_of(0)
     run[LAYOUT.place[3][0]][:] = np.iinfo(np.int64).max
