@@ -18,7 +18,7 @@ from numba.extending import overload
 from dps.kernels.gradients import same
 from dps.kernels.jit import compiled
 from dps.kernels.rules import adagrad_rule, adam_rule, momentum_rule, sgd_rule
-from dps.kernels.vectors import any_nan, before_line, fence, lanes_of, load, store, stream, zeros
+from dps.kernels.vectors import AHEAD, any_nan, ask, before_line, fence, lanes_of, load, store, stream, zeros
 
 Array: TypeAlias = npt.NDArray[Any]
 Gradients: TypeAlias = tuple[Array, ...]
@@ -58,6 +58,28 @@ def _load_mean(gs, i, n):  # type: ignore[no-untyped-def]
     }[len(gs)]
 
 
+def ask_all(gs: Gradients, i: int) -> None:
+    """Have elements i and on of all gradients brought."""
+    raise NotImplementedError("numba compiles this")
+
+
+@overload(ask_all)
+def _ask_all(gs, i):  # type: ignore[no-untyped-def]
+    def one(gs, i):  # type: ignore[no-untyped-def]
+        ask(gs[0], i)
+
+    def two(gs, i):  # type: ignore[no-untyped-def]
+        ask(gs[0], i), ask(gs[1], i)
+
+    def three(gs, i):  # type: ignore[no-untyped-def]
+        ask(gs[0], i), ask(gs[1], i), ask(gs[2], i)
+
+    def four(gs, i):  # type: ignore[no-untyped-def]
+        ask(gs[0], i), ask(gs[1], i), ask(gs[2], i), ask(gs[3], i)
+
+    return {1: one, 2: two, 3: three, 4: four}[len(gs)]
+
+
 @compiled
 def put(out: Array, i: int, value: Any, here: bool) -> None:
     """Write a vector: into memory that was just read, or past the caches."""
@@ -91,7 +113,10 @@ def sgd(out: Array, w: Array, gs: Gradients, n: Scalar, lr: Scalar, weight_decay
         g = mean_at(gs, i, n)
         bad += g - g
         out[i] = sgd_rule(w[i], g, lr, weight_decay)
-    for i in range(start, end, lanes_of(w)):
+    lanes, ahead = lanes_of(w), AHEAD * lanes_of(w)
+    for i in range(start, end, lanes):
+        ask(w, i + ahead)
+        ask_all(gs, i + ahead)
         gv = load_mean(gs, i, n)
         found = found + (gv - gv)
         put(out, i, sgd_rule(load(w, i), gv, lr, weight_decay), here)
@@ -109,7 +134,11 @@ def momentum(
     for k in range(start + w.size - end):
         i = edge(k, start, end)
         out[i], velocity[i] = momentum_rule(w[i], velocity[i], mean_at(gs, i, n), lr, mu, nesterov)
-    for i in range(start, end, lanes_of(w)):
+    lanes, ahead = lanes_of(w), AHEAD * lanes_of(w)
+    for i in range(start, end, lanes):
+        ask(w, i + ahead)
+        ask(velocity, i + ahead)
+        ask_all(gs, i + ahead)
         wv, v = momentum_rule(load(w, i), load(velocity, i), load_mean(gs, i, n), lr, mu, nesterov)
         put(out, i, wv, here)
         store(velocity, i, v)
@@ -124,7 +153,11 @@ def adagrad(out: Array, w: Array, accumulator: Array, gs: Gradients, n: Scalar, 
     for k in range(start + w.size - end):
         i = edge(k, start, end)
         out[i], accumulator[i] = adagrad_rule(w[i], accumulator[i], mean_at(gs, i, n), lr, epsilon)
-    for i in range(start, end, lanes_of(w)):
+    lanes, ahead = lanes_of(w), AHEAD * lanes_of(w)
+    for i in range(start, end, lanes):
+        ask(w, i + ahead)
+        ask(accumulator, i + ahead)
+        ask_all(gs, i + ahead)
         wv, a = adagrad_rule(load(w, i), load(accumulator, i), load_mean(gs, i, n), lr, epsilon)
         put(out, i, wv, here)
         store(accumulator, i, a)
@@ -143,7 +176,12 @@ def adam(
     for k in range(start + w.size - end):
         i = edge(k, start, end)
         out[i], m[i], v[i] = adam_rule(w[i], m[i], v[i], mean_at(gs, i, n), s, d, b1, c1, b2, c2, root, e)
-    for i in range(start, end, lanes_of(w)):
+    lanes, ahead = lanes_of(w), AHEAD * lanes_of(w)
+    for i in range(start, end, lanes):
+        ask(w, i + ahead)
+        ask(m, i + ahead)
+        ask(v, i + ahead)
+        ask_all(gs, i + ahead)
         wv, mv, vv = adam_rule(
             load(w, i), load(m, i), load(v, i), load_mean(gs, i, n), s, d, b1, c1, b2, c2, root, e
         )  # fmt: skip

@@ -32,6 +32,8 @@ ASIDE_NBYTES = 24 << 20
 place of two. Smaller values and gradients stay in the caches between the two, which is faster."""
 STREAM_NBYTES = 1 << 19
 """From this size on what goes to another buffer is written past the caches."""
+HERE_NBYTES = 4 << 20
+"""From this size on an update in place asks for memory ahead, as `dps.kernels.fused` does."""
 PIECE_NBYTES = 2 << 20
 """What a thread of a crew takes at a time; passes of less than four of them are not shared."""
 
@@ -266,8 +268,8 @@ class ArenaMemory:
         if n > MOST or (n > 1 and not self._fused()):
             gs = self._reduced(gs)
             n = n if len(gs) > 1 else 1
-        streams = index != self.current and self._fused() and size * self._item >= STREAM_NBYTES
-        one_pass = n > 1 or streams or self.looks_itself(index)
+        large = size * self._item >= (STREAM_NBYTES if index != self.current else HERE_NBYTES)
+        one_pass = n > 1 or (large and self._fused()) or self.looks_itself(index)
         if self._crew is None or size * self._item < 4 * PIECE_NBYTES:
             return self._pass(out, w, slots, gs, n if one_pass else 0, t, step, scale)
 
