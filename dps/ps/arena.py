@@ -32,7 +32,7 @@ ASIDE_NBYTES = 24 << 20
 place of two. Smaller values and gradients stay in the caches between the two, which is faster."""
 STREAM_NBYTES = 1 << 19
 """From this size on what goes to another buffer is written past the caches."""
-HERE_NBYTES = 4 << 20
+HERE_NBYTES = 1 << 20
 """From this size on an update in place asks for memory ahead, as `dps.kernels.fused` does."""
 PIECE_NBYTES = 2 << 20
 """What a thread of a crew takes at a time; passes of less than four of them are not shared."""
