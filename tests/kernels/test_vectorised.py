@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import llvmlite.binding as llvm
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from numba import njit
