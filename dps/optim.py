@@ -44,7 +44,15 @@ class Optimizer(Definition):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the slots, in the order in which kernels take them; each has the variable's shape and dtype."""
+        """Names of the slots, in the order in which kernels take them; each has the variable's shape and dtype.
+
+        Those that `row_slots` names have an element for each row only.
+        """
+        return ()
+
+    @property
+    def row_slots(self) -> tuple[str, ...]:
+        """Those of the slots that have one element for each row, shape (rows,), in place of the variable's shape."""
         return ()
 
     def rate(self, step: int) -> float:
@@ -86,21 +94,32 @@ class Momentum(Optimizer):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """`a += g**2; w -= lr * g / (sqrt(a) + epsilon)`. Duchi, Hazan and Singer 2011."""
+    """`a += g**2; w -= lr * g / (sqrt(a) + epsilon)`. Duchi, Hazan and Singer 2011.
+
+    With `rowwise` a row has one `a` for all its elements, to which the mean of their g**2 is added: for embedding
+    tables, whose slots then take 1 / dim of the memory, and whose updates touch half as much of it. Rows are those of
+    axis 0; a scalar is one row. Source: Naumov et al. 2019 (DLRM).
+    """
 
     name: ClassVar[str] = "adagrad"
     learning_rate: float | Schedule
     initial_accumulator: float = 0.1
     epsilon: float = 1e-10
+    rowwise: bool = False
 
     def __post_init__(self) -> None:
         self._rate("learning_rate")
         self._at_least_zero("initial_accumulator", 0.1)
         self._positive("epsilon", 1e-10)
+        self._flag("rowwise")
 
     @property
     def slots(self) -> tuple[str, ...]:
-        return ("accumulator",)
+        return ("row_accumulator",) if self.rowwise else ("accumulator",)
+
+    @property
+    def row_slots(self) -> tuple[str, ...]:
+        return self.slots if self.rowwise else ()
 
 
 @dataclass(frozen=True)

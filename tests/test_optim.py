@@ -45,6 +45,7 @@ def test_the_wire_form_is_names_and_numbers():
         "learning_rate": {"name": "warmup", "target": 1.0, "steps": 10},
         "initial_accumulator": 0.1,
         "epsilon": 1e-10,
+        "rowwise": False,
     }
 
 

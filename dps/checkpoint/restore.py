@@ -25,6 +25,8 @@ def read_part(
 ) -> Array:
     """Rows `row0` to `row0 + rows` of the whole variable, `(rows, ...)`, or of one of its slots; the caller's array.
 
+    A slot with one element for each row comes with shape `(rows,)`.
+
     A scalar is row 0 of 1 and comes back with shape `()`. Only the bytes of these rows are read. Give the same
     `headers` dict to many calls and each shard's header is read once. ValueError for rows that the variable
     does not have; CheckpointError where variable or slot was not saved or a file does not hold what the manifest says.
@@ -75,14 +77,15 @@ def _overlaps(variable: SavedVariable, row0: int, rows: int) -> Iterator[tuple[S
 
 
 def _check_tensor(path: str, header: ShardHeader, variable: SavedVariable, part: SavedPart, slot: str | None) -> None:
-    """A part's tensor has the part's shape, and its values the variable's dtype; a slot has a dtype of its own."""
+    """A part's tensor has the part's shape, and its values the variable's dtype; a slot has a dtype of its own, and may
+    have one element for each row."""
     name = variable.tensor(part, slot)
     entry = header.tensors.get(name)
     shape = (part.rows, *variable.shape[1:]) if variable.shape else ()
     dtype = variable.dtype if slot is None else "any dtype"
     if entry is None:
         raise CheckpointError(f"{path} holds no tensor {name!r}, which its manifest names; use an older checkpoint")
-    if entry.shape != shape or (slot is None and entry.dtype != dtype):
+    if entry.shape not in (shape, shape if slot is None else shape[:1]) or (slot is None and entry.dtype != dtype):
         raise CheckpointError(
             f"{path} holds {name!r} as {entry.dtype} {entry.shape}; its manifest says {dtype} {shape}: "
             "use an older checkpoint"

@@ -11,8 +11,8 @@ lose digits in float32 (1 - beta, bias corrections, lr * weight_decay) are compu
 Nothing is checked here, least of all sizes: `dps.ps.optimizers` does that. No kernel holds the GIL or runs parallel.
 
 Each dense kernel has two loops over one element rule, because LLVM does not vectorise a loop over two arrays that turn
-out to be the same. Non-temporal stores for `out` were tried and dropped: 0.72 of memcpy's rate for SGD over 256 MB
-against 0.75 with plain stores.
+out to be the same. `dps.kernels.fused` has the passes for what is too large for the caches: into another buffer without
+reading it first, over several gradients, with a look for NaN.
 """
 
 from __future__ import annotations
@@ -39,11 +39,15 @@ from dps.kernels.gradients import (
 )
 from dps.kernels.jit import compiled
 from dps.kernels.rows import gather, prefetch, rows_in_range, sum_duplicate_rows
+from dps.kernels.rowwise import adagrad_rowwise, adagrad_rowwise_rows
+from dps.kernels.rules import adagrad_rule, adam_rule, ftrl_rule, momentum_rule, sgd_rule
 
 __all__ = [
     "accumulate",
     "adagrad",
     "adagrad_rows",
+    "adagrad_rowwise",
+    "adagrad_rowwise_rows",
     "adam",
     "adam_rows",
     "add",
@@ -75,21 +79,14 @@ Scalar: TypeAlias = "np.floating[Any]"
 
 
 @compiled
-def _sgd(w: Scalar, g: Scalar, lr: Scalar, weight_decay: Scalar) -> Scalar:
-    if weight_decay == 0:  # w may be inf, and 0 * inf is nan
-        return w - lr * g
-    return w - lr * (g + weight_decay * w)
-
-
-@compiled
 def sgd(out: Array, w: Array, g: Array, lr: Scalar, weight_decay: Scalar) -> None:
     """out = w - lr * (g + weight_decay * w)."""
     if same(out, w):
         for i in range(w.size):
-            w[i] = _sgd(w[i], g[i], lr, weight_decay)
+            w[i] = sgd_rule(w[i], g[i], lr, weight_decay)
     else:
         for i in range(w.size):
-            out[i] = _sgd(w[i], g[i], lr, weight_decay)
+            out[i] = sgd_rule(w[i], g[i], lr, weight_decay)
 
 
 @compiled
@@ -99,13 +96,7 @@ def sgd_rows(w: Array, rows: Rows, g: Array, lr: Scalar, weight_decay: Scalar) -
         prefetch(w, rows, i)
         r = rows[i]
         for j in range(w.shape[1]):
-            w[r, j] = _sgd(w[r, j], g[i, j], lr, weight_decay)
-
-
-@compiled
-def _momentum(w: Scalar, v: Scalar, g: Scalar, lr: Scalar, mu: Scalar, nesterov: bool) -> tuple[Scalar, Scalar]:
-    v = mu * v + g
-    return (w - lr * (g + mu * v) if nesterov else w - lr * v), v
+            w[r, j] = sgd_rule(w[r, j], g[i, j], lr, weight_decay)
 
 
 @compiled
@@ -113,10 +104,10 @@ def momentum(out: Array, w: Array, velocity: Array, g: Array, lr: Scalar, mu: Sc
     """velocity = mu * velocity + g; out = w - lr * velocity, with Nesterov w - lr * (g + mu * velocity)."""
     if same(out, w):
         for i in range(w.size):
-            w[i], velocity[i] = _momentum(w[i], velocity[i], g[i], lr, mu, nesterov)
+            w[i], velocity[i] = momentum_rule(w[i], velocity[i], g[i], lr, mu, nesterov)
     else:
         for i in range(w.size):
-            out[i], velocity[i] = _momentum(w[i], velocity[i], g[i], lr, mu, nesterov)
+            out[i], velocity[i] = momentum_rule(w[i], velocity[i], g[i], lr, mu, nesterov)
 
 
 @compiled
@@ -127,13 +118,7 @@ def momentum_rows(w: Array, velocity: Array, rows: Rows, g: Array, lr: Scalar, m
         prefetch(velocity, rows, i)
         r = rows[i]
         for j in range(w.shape[1]):
-            w[r, j], velocity[r, j] = _momentum(w[r, j], velocity[r, j], g[i, j], lr, mu, nesterov)
-
-
-@compiled
-def _adagrad(w: Scalar, a: Scalar, g: Scalar, lr: Scalar, epsilon: Scalar) -> tuple[Scalar, Scalar]:
-    a = a + g * g
-    return w - lr * g / (math.sqrt(a) + epsilon), a
+            w[r, j], velocity[r, j] = momentum_rule(w[r, j], velocity[r, j], g[i, j], lr, mu, nesterov)
 
 
 @compiled
@@ -141,10 +126,10 @@ def adagrad(out: Array, w: Array, accumulator: Array, g: Array, lr: Scalar, epsi
     """accumulator += g**2; out = w - lr * g / (sqrt(accumulator) + epsilon). Duchi, Hazan and Singer 2011."""
     if same(out, w):
         for i in range(w.size):
-            w[i], accumulator[i] = _adagrad(w[i], accumulator[i], g[i], lr, epsilon)
+            w[i], accumulator[i] = adagrad_rule(w[i], accumulator[i], g[i], lr, epsilon)
     else:
         for i in range(w.size):
-            out[i], accumulator[i] = _adagrad(w[i], accumulator[i], g[i], lr, epsilon)
+            out[i], accumulator[i] = adagrad_rule(w[i], accumulator[i], g[i], lr, epsilon)
 
 
 @compiled
@@ -155,7 +140,7 @@ def adagrad_rows(w: Array, accumulator: Array, rows: Rows, g: Array, lr: Scalar,
         prefetch(accumulator, rows, i)
         r = rows[i]
         for j in range(w.shape[1]):
-            w[r, j], accumulator[r, j] = _adagrad(w[r, j], accumulator[r, j], g[i, j], lr, epsilon)
+            w[r, j], accumulator[r, j] = adagrad_rule(w[r, j], accumulator[r, j], g[i, j], lr, epsilon)
 
 
 @compiled
@@ -202,16 +187,6 @@ def rmsprop_rows(
 
 
 @compiled
-def _adam(
-    w: Scalar, m: Scalar, v: Scalar, g: Scalar, step_size: Scalar, decay: Scalar,
-    beta1: Scalar, one_minus_beta1: Scalar, beta2: Scalar, one_minus_beta2: Scalar, root: Scalar, epsilon: Scalar,
-) -> tuple[Scalar, Scalar, Scalar]:  # fmt: skip
-    m = beta1 * m + one_minus_beta1 * g
-    v = beta2 * v + one_minus_beta2 * (g * g)
-    return (w - decay * w) - step_size * m / (math.sqrt(v) / root + epsilon), m, v
-
-
-@compiled
 def adam(
     out: Array, w: Array, m: Array, v: Array, g: Array, step_size: Scalar, decay: Scalar,
     beta1: Scalar, one_minus_beta1: Scalar, beta2: Scalar, one_minus_beta2: Scalar, root: Scalar, epsilon: Scalar,
@@ -224,10 +199,10 @@ def adam(
     s, d, b1, c1, b2, c2, e = (step_size, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon)
     if same(out, w):
         for i in range(w.size):
-            w[i], m[i], v[i] = _adam(w[i], m[i], v[i], g[i], s, d, b1, c1, b2, c2, root, e)
+            w[i], m[i], v[i] = adam_rule(w[i], m[i], v[i], g[i], s, d, b1, c1, b2, c2, root, e)
     else:
         for i in range(w.size):
-            out[i], m[i], v[i] = _adam(w[i], m[i], v[i], g[i], s, d, b1, c1, b2, c2, root, e)
+            out[i], m[i], v[i] = adam_rule(w[i], m[i], v[i], g[i], s, d, b1, c1, b2, c2, root, e)
 
 
 @compiled
@@ -243,19 +218,7 @@ def adam_rows(
         prefetch(v, rows, i)
         r = rows[i]
         for j in range(w.shape[1]):
-            w[r, j], m[r, j], v[r, j] = _adam(w[r, j], m[r, j], v[r, j], g[i, j], s, d, b1, c1, b2, c2, root, e)
-
-
-@compiled
-def _ftrl(
-    w: Scalar, n: Scalar, z: Scalar, g: Scalar,
-    lr: Scalar, power: Scalar, l1: Scalar, twice_l2: Scalar, beta: Scalar, is_root: bool,
-) -> tuple[Scalar, Scalar, Scalar]:  # fmt: skip
-    after = n + g * g
-    was, now = (math.sqrt(n), math.sqrt(after)) if is_root else (n**power, after**power)
-    z = z + (g - (now - was) / lr * w)
-    q = (now + beta) / lr + twice_l2
-    return ((math.copysign(l1, z) - z) / q if abs(z) > l1 else l1 - l1), after, z
+            w[r, j], m[r, j], v[r, j] = adam_rule(w[r, j], m[r, j], v[r, j], g[i, j], s, d, b1, c1, b2, c2, root, e)
 
 
 @compiled
@@ -271,10 +234,10 @@ def ftrl(
     is_root = power == 0.5
     if same(out, w):
         for i in range(w.size):
-            w[i], n[i], z[i] = _ftrl(w[i], n[i], z[i], g[i], lr, power, l1, twice_l2, beta, is_root)
+            w[i], n[i], z[i] = ftrl_rule(w[i], n[i], z[i], g[i], lr, power, l1, twice_l2, beta, is_root)
     else:
         for i in range(w.size):
-            out[i], n[i], z[i] = _ftrl(w[i], n[i], z[i], g[i], lr, power, l1, twice_l2, beta, is_root)
+            out[i], n[i], z[i] = ftrl_rule(w[i], n[i], z[i], g[i], lr, power, l1, twice_l2, beta, is_root)
 
 
 @compiled
@@ -290,5 +253,5 @@ def ftrl_rows(
         prefetch(z, rows, i)
         r = rows[i]
         for j in range(w.shape[1]):
-            new = _ftrl(w[r, j], n[r, j], z[r, j], g[i, j], lr, power, l1, twice_l2, beta, is_root)
+            new = ftrl_rule(w[r, j], n[r, j], z[r, j], g[i, j], lr, power, l1, twice_l2, beta, is_root)
             w[r, j], n[r, j], z[r, j] = new

@@ -22,12 +22,15 @@ from dps.kernels.cuda_rows import (
     sgd_rows,
     sum_duplicate_rows,
 )
+from dps.kernels.cuda_rowwise import adagrad_rowwise, adagrad_rowwise_rows
 from dps.kernels.device import cuda, gpu_kernel, launch_each
 
 __all__ = [
     "accumulate",
     "adagrad",
     "adagrad_rows",
+    "adagrad_rowwise",
+    "adagrad_rowwise_rows",
     "adam",
     "adam_rows",
     "add",

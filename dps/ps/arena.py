@@ -5,15 +5,20 @@ The store knows an arena by the methods of `ArenaMemory`; `dps.ps.device_memory`
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dps.errors import Unavailable
+from dps.kernels import cpu
 from dps.kernels import rows as row_kernels
+from dps.kernels.fused import MOST
 from dps.optim import Optimizer
 from dps.ps import optimizers
+from dps.ps.crew import Crew
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, Part
@@ -23,6 +28,39 @@ log = logging.getLogger("dps")
 BUFFERS, SMALL_BUFFERS = 3, 32
 """The most buffers of one arena; more where they are small, for their readers return them late."""
 WHOLE = (0, -1)
+ASIDE_NBYTES = 24 << 20
+"""From this size on an optimizer without slots looks at a gradient while it updates, into another buffer: one pass in
+place of two. Smaller values and gradients stay in the caches between the two, which is faster."""
+STREAM_NBYTES = 1 << 19
+"""From this size on what goes to another buffer is written past the caches."""
+HERE_NBYTES = 1 << 20
+"""From this size on an update in place asks for memory ahead, as `dps.kernels.fused` does."""
+PIECE_NBYTES = 2 << 20
+"""What a thread of a crew takes at a time; passes of less than four of them are not shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The mean of flat gradients of one arena or part: their sum in this order, divided by their number."""
+
+    arrays: tuple[Array, ...]
+
+    def array(self, out: Array | None = None) -> Array:
+        """The mean, in `out` or in new memory; one array is its own mean. The gradients stay as they are."""
+        if len(self.arrays) == 1:
+            return self.arrays[0]
+        total = out = np.empty_like(self.arrays[0]) if out is None else out
+        cpu.add_divide(out, summed(self.arrays[:-1], total), self.arrays[-1], out.dtype.type(len(self.arrays)))
+        return out
+
+
+def summed(arrays: tuple[Array, ...], out: Array) -> Array:
+    """The sum of arrays in their order: in `out`, or the one that there is."""
+    total = arrays[0]
+    for array in arrays[1:]:
+        cpu.add(out, total, array)
+        total = out
+    return total
 
 
 @dataclass(slots=True)
@@ -38,6 +76,11 @@ class Buffer:
     missed: list[tuple[int, int]] = field(default_factory=list)
 
 
+def rows_of(part: Part) -> int:
+    """How many rows a part has; a scalar is one."""
+    return part.shape[0] if part.shape else 1
+
+
 class ArenaMemory:
     """Values and slots of one arena. Only the ps's thread writes; the store's lock guards indices and leases.
 
@@ -48,20 +91,38 @@ class ArenaMemory:
     on_device = False
     """Whether values and slots are in the memory of a GPU, and the buffers are copies."""
 
-    def __init__(self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None = None) -> None:
-        """`runtime`: shares the values with readers on this machine; None keeps them to this process."""
-        self.arena, self.optimizer, self._runtime = arena, optimizer, runtime
+    def __init__(
+        self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None = None, crew: Crew | None = None
+    ) -> None:
+        """`runtime`: shares the values with readers on this machine; None keeps them to this process.
+
+        `crew`: who shares long passes; None: nobody, the calling thread does all.
+        """
+        self.arena, self.optimizer, self._runtime, self._crew = arena, optimizer, runtime, crew
+        self.places = {p.index: (n, start) for n, (p, start) in enumerate(zip(arena.parts, arena.starts, strict=True))}
+        """For each part, by its index: its number here, and its first element."""
         self._most = SMALL_BUFFERS if runtime is not None and arena.nbytes <= runtime.small_nbytes else BUFFERS
+        self._item = np.dtype(arena.dtype).itemsize
+        self._row_starts = [0, *itertools.accumulate(rows_of(part) for part in arena.parts)]
         self.buffers = [self._buffer()]
         self.current = 0
         self.slots = self._initial_slots()
         self.applied = np.zeros(len(arena.parts), np.int64)
         """For each part, how often its optimizer was applied: the t of Adam."""
+        self._bound = None if optimizer is None else optimizers.Bound(optimizer, arena.dtype)
+        self._ordered = [] if self._bound is None else self._bound.ordered(self.slots)
+        self.by_rows = self._bound is not None and self._bound.by_rows
+        """Whether rows must not be cut: an update of one needs all of it."""
+        self.counts = self._bound is not None and self._bound.counts
+        """Whether `applied` matters to an update."""
+        self._scratch: Array | None = None
 
     def _initial_slots(self) -> dict[str, Array]:
         if self.optimizer is None:
             return {}
-        return optimizers.initial_slots(self.optimizer, self.arena.size, np.dtype(self.arena.dtype))
+        return optimizers.initial_slots(
+            self.optimizer, self.arena.size, np.dtype(self.arena.dtype), self._row_starts[-1]
+        )
 
     def _buffer(self) -> Buffer:
         """New values, zeros."""
@@ -105,6 +166,32 @@ class ArenaMemory:
             return len(self.buffers) - 1
         return None
 
+    def target(self, check: bool) -> int:
+        """The buffer that an update of all values goes to: the current one, or one that nobody reads.
+
+        `check`: the gradient has not been looked at; see ASIDE_NBYTES.
+        """
+        aside = check and self._looks() and self.arena.nbytes >= ASIDE_NBYTES
+        if not self.buffers or not (aside or self.is_still()):
+            return self.current
+        free = self.free_buffer()
+        if free is None:
+            if self.is_still():
+                raise RuntimeError("every buffer is leased; a lease was granted that should not have been")
+            return self.current
+        return free
+
+    def _looks(self) -> bool:
+        return self._bound is not None and self._bound.fused is not None and not self.slots
+
+    def looks_itself(self, index: int) -> bool:
+        """Whether `update` of all values into buffer `index` finds what is not finite, and leaves all else as it is."""
+        return index != self.current and self._looks() and self.arena.nbytes >= STREAM_NBYTES
+
+    def spoilt(self, index: int) -> None:
+        """What was written to a buffer that is not current is of no use."""
+        self.buffers[index].missed = [WHOLE]
+
     def catch_up(self, index: int) -> None:
         """Copy into a free buffer the ranges that it missed."""
         buffer, now = self.buffers[index], self.values
@@ -134,6 +221,21 @@ class ArenaMemory:
         """Fill a range of a slot, or of the values, before the shard is published."""
         (self.values if slot is None else self.slots[slot])[start : start + data.size] = data
 
+    def extent(self, slot: str | None, place: int) -> tuple[int, int, tuple[int, ...]]:
+        """Where the values or a slot of the part at that place begin and end, and their shape."""
+        part, start = self.arena.parts[place], self.arena.starts[place]
+        if self.optimizer is not None and slot in self.optimizer.row_slots:
+            return self._row_starts[place], self._row_starts[place + 1], part.shape[:1]
+        return start, start + part.size, part.shape
+
+    def _tables(self, place: int) -> list[Array | None]:
+        """The slots of a part as its kernels for rows take them: (rows, dim), or (rows,)."""
+        part, start = self.arena.parts[place], self.arena.starts[place]
+        if self.by_rows:
+            return [None if s is None else s[slice(*self._row_starts[place : place + 2])] for s in self._ordered]
+        stop, shape = start + part.size, (rows_of(part), part.row_size)
+        return [None if slot is None else slot[start:stop].reshape(shape) for slot in self._ordered]
+
     def gather(self, part: Part, start: int, rows: Array, out: Array | None = None) -> Array:
         """Copies of rows of the part that begins at `start`, shape (len(rows), dim), in `out` where it is given.
 
@@ -146,23 +248,96 @@ class ArenaMemory:
     def refresh(self) -> None:
         """Have the current version where readers may lease it. Here it always is."""
 
-    def update(self, index: int, start: int, gradient: Array, t: int, step: int, scale: float) -> None:
-        """The fused kernel over the elements that `gradient` is for, from the current values to buffer `index`."""
-        assert self.optimizer is not None
-        stop = start + gradient.size
-        slots = {name: slot[start:stop] for name, slot in self.slots.items()}
-        target, values = self.buffers[index].values[start:stop], self.values[start:stop]
-        optimizers.apply(self.optimizer, target, values, slots, gradient, t, step, scale)
+    def is_finite(self, gradient: Array | Mean) -> bool:
+        """Whether no element is NaN or infinite."""
+        if isinstance(gradient, Mean):
+            return all(self.is_finite(array) for array in gradient.arrays)
+        if self._crew is None:
+            return bool(cpu.all_finite(gradient))
+        return self._shared(gradient.size, lambda start, stop: bool(cpu.all_finite(gradient[start:stop])))
+
+    def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
+        """One pass over the elements that `gradient` is for, from the current values to buffer `index`.
+
+        False when the gradient is not finite; only where it `looks_itself`.
+        """
+        if self.by_rows:
+            return self._update_rows_of_parts(index, start, gradient, t, step, scale)
+        out, w, slots = self.buffers[index].values, self.buffers[self.current].values, self._ordered
+        gs = gradient.arrays if isinstance(gradient, Mean) else (gradient,)
+        n, size = len(gs), gs[0].size
+        if size != out.size:
+            stop = start + size
+            out, w, slots = out[start:stop], w[start:stop], [None if s is None else s[start:stop] for s in slots]
+        if n > MOST or (n > 1 and not self._fused()):
+            gs = self._reduced(gs)
+            n = n if len(gs) > 1 else 1
+        large = size * self._item >= (STREAM_NBYTES if index != self.current else HERE_NBYTES)
+        one_pass = n > 1 or (large and self._fused()) or self.looks_itself(index)
+        if self._crew is None or size * self._item < 4 * PIECE_NBYTES:
+            return self._pass(out, w, slots, gs, n if one_pass else 0, t, step, scale)
+
+        def piece(begin: int, end: int) -> bool:
+            cut = [None if s is None else s[begin:end] for s in slots]
+            gradients = tuple(g[begin:end] for g in gs)
+            return self._pass(out[begin:end], w[begin:end], cut, gradients, n if one_pass else 0, t, step, scale)
+
+        return self._shared(size, piece)
+
+    def _update_rows_of_parts(
+        self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float
+    ) -> bool:
+        """`update`, of whole parts, by an optimizer that takes all elements of a row together."""
+        assert self._bound is not None
+        g = self._reduced(gradient.arrays)[0] if isinstance(gradient, Mean) else gradient
+        for place, (part, begin) in enumerate(zip(self.arena.parts, self.arena.starts, strict=True)):
+            if start <= begin and begin + part.size <= start + g.size:
+                at, shape = slice(begin, begin + part.size), (rows_of(part), part.row_size)
+                out, w = self.buffers[index].values[at].reshape(shape), self.values[at].reshape(shape)
+                part_g = g[begin - start : begin - start + part.size].reshape(shape)
+                self._bound.apply(out, w, self._tables(place), part_g, t, step, scale)
+        return True
+
+    def _fused(self) -> bool:
+        return self._bound is not None and self._bound.fused is not None
+
+    def _pass(
+        self, out: Array, w: Array, slots: list[Array | None], gs: tuple[Array, ...], n: int,
+        t: int, step: int, scale: float,
+    ) -> bool:  # fmt: skip
+        """Update a range; `n`: what the sum of `gs` is divided by where one pass does all, 0 for a plain update."""
+        bound = self._bound
+        assert bound is not None
+        if n:
+            return bound.apply_mean(out, w, slots, gs, n, t, step, scale)
+        bound.apply(out, w, slots, gs[0], t, step, scale)
+        return True
+
+    def _reduced(self, gs: tuple[Array, ...]) -> tuple[Array, ...]:
+        """As many gradients as a pass takes, of the same sum in the same order; or their mean."""
+        if self._scratch is None or self._scratch.size < gs[0].size:
+            self._scratch = np.empty_like(gs[0])
+        scratch = self._scratch[: gs[0].size]
+        if self._fused():
+            return (summed(gs[: 1 - MOST], scratch), *gs[1 - MOST :])
+        return (Mean(gs).array(scratch),)
+
+    def _shared(self, size: int, work: Callable[[int, int], bool]) -> bool:
+        """`work(start, stop)` on all of `size` elements, by the crew where they are many."""
+        if self._crew is None or size * self._item < 4 * PIECE_NBYTES:
+            return work(0, size)
+        each = PIECE_NBYTES // self._item
+        return self._crew.share(-(-size // each), lambda k: work(k * each, min(size, (k + 1) * each)))
 
     def update_rows(
         self, index: int, part: Part, start: int, rows: Array, gradient: Array, t: int, step: int, scale: float
     ) -> None:
         """The fused kernel over rows of the part that begins at `start`, in place in buffer `index`."""
-        assert self.optimizer is not None
+        assert self._bound is not None
         stop, shape = start + part.size, (part.shape[0], part.row_size)
-        slots = {name: slot[start:stop].reshape(shape) for name, slot in self.slots.items()}
+        slots = self._tables(self.places[part.index][0])
         table = self.buffers[index].values[start:stop].reshape(shape)
-        optimizers.apply_rows(self.optimizer, table, slots, rows, gradient, t, step, scale)
+        self._bound.apply_rows(table, slots, rows, gradient, t, step, scale)
 
     def close(self) -> None:
         """The shard is over: nothing reads or writes here any more but readers under leases."""

@@ -6,63 +6,29 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dps.kernels import cpu
 from dps.kernels import rows as row_kernels
+from dps.ps.arena import Mean
 from dps.ps.staging import Staged, run_arrays
 from dps.ps.store import RowGradient, Update
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
 
-class Scratch:
-    """Memory for sums, one array for each arena, used again at every step."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[int, Array] = {}
-
-    def like(self, arena: int, array: Array) -> Array:
-        """An array of that shape and dtype, its contents undefined."""
-        found = self._arrays.get(arena)
-        if found is None or found.shape != array.shape or found.dtype != array.dtype:
-            found = self._arrays[arena] = np.empty_like(array)
-        return found
-
-
-def mean(pushes: Sequence[Staged], layout: ShardLayout, scratch: Scratch | None = None) -> Update:
+def mean(pushes: Sequence[Staged], layout: ShardLayout) -> Update:
     """One update from all pushes of a step, which stay as they are: their memory may be the sessions' own.
 
     A variable is divided by the number of pushes that have a gradient for it, and a sparse row by the number of
-    pushes that touched it.
+    pushes that touched it. Where all pushes are runs nothing is computed here: the pass that applies them sums.
     """
     pushes = [p for p in sorted(pushes, key=lambda p: p.id) if p.run is not None or p.parts]
     if pushes and all(p.run is not None for p in pushes):
-        arrays = [run_arrays(p.run, layout) for p in pushes if p.run is not None]
-        trained = [a.optimizer is not None for a in layout.arenas]
-        scratch = scratch or Scratch()
-        means = [
-            _mean([r[i] for r in arrays], scratch.like(i, arrays[0][i]) if len(arrays) > 1 else None)
-            if trained[i]
-            else arrays[0][i]
-            for i in range(len(trained))
-        ]
-        return Update(means, {})
+        runs = [run_arrays(p.run, layout) for p in pushes if p.run is not None]
+        return Update(runs[0] if len(runs) == 1 else [Mean(gs) for gs in zip(*runs, strict=True)], {})
     gradients: dict[int, list[Array | RowGradient]] = {}
     for push in pushes:
         for index, gradient in _parts(push, layout).items():
             gradients.setdefault(index, []).append(gradient)
     return Update(None, {index: _mean_of_part(gradients[index]) for index in sorted(gradients)})
-
-
-def _mean(arrays: list[Array], out: Array | None) -> Array:
-    """The mean of flat arrays, summed in their order, in `out`; one array is its own mean."""
-    if out is None:
-        return arrays[0]
-    total = arrays[0]
-    for array in arrays[1:-1]:
-        cpu.add(out, total, array)
-        total = out
-    cpu.add_divide(out, total, arrays[-1], out.dtype.type(len(arrays)))
-    return out
 
 
 def _parts(push: Staged, layout: ShardLayout) -> dict[int, Array | RowGradient]:
@@ -81,7 +47,7 @@ def _mean_of_part(gradients: list[Array | RowGradient]) -> Array | RowGradient:
     rows = [g for g in gradients if isinstance(g, RowGradient)]
     if not rows:
         flat = [g.reshape(-1) for g in gradients if not isinstance(g, RowGradient)]
-        return _mean(flat, np.empty_like(flat[0]) if len(flat) > 1 else None)
+        return Mean(tuple(flat)).array()
     if len(rows) == len(gradients):
         unique, sums, counts = row_kernels.sum_duplicate_rows(
             np.concatenate([g.rows for g in rows]), np.concatenate([g.values for g in rows])

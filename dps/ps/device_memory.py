@@ -8,8 +8,7 @@ import numpy as np
 
 from dps.kernels import cuda, device
 from dps.optim import Optimizer
-from dps.ps import optimizers
-from dps.ps.arena import ArenaMemory
+from dps.ps.arena import ArenaMemory, Mean, rows_of
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, Part
@@ -65,6 +64,12 @@ class DeviceMemory(ArenaMemory):
         """Readers have copies: what is on the GPU may always be written."""
         return False
 
+    def target(self, check: bool) -> int:
+        return self.current
+
+    def looks_itself(self, index: int) -> bool:
+        return False
+
     def wrote(self, index: int, ranges: list[tuple[int, int]]) -> None:
         self._stale = True
 
@@ -92,37 +97,49 @@ class DeviceMemory(ArenaMemory):
             cuda.gather(self._table(self._values, part, start), self._sent("rows", rows), found)
             return np.asarray(device.to_host(found) if out is None else device.to_host(found, out))
 
-    def update(self, index: int, start: int, gradient: Array, t: int, step: int, scale: float) -> None:
-        assert self.optimizer is not None
-        if not gradient.size:
-            return
-        stop = start + gradient.size
+    def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
+        assert self._bound is not None
+        g = self._reduced(gradient.arrays)[0] if isinstance(gradient, Mean) else gradient
+        if not g.size:
+            return True
         with self._gpu:
-            slots = {name: slot[start:stop] for name, slot in self.slots.items()}
-            w, g = self._values[start:stop], self._sent("values", gradient)
-            optimizers.apply(self.optimizer, w, w, slots, g, t, step, scale, cuda)
+            sent = self._sent("values", g)
+            if self.by_rows:
+                for place, (part, begin) in enumerate(zip(self.arena.parts, self.arena.starts, strict=True)):
+                    if part.size and start <= begin and begin + part.size <= start + g.size:
+                        w, here = self._table(self._values, part, begin), self._table(sent, part, begin - start)
+                        self._bound.apply(w, w, self._tables(place), here, t, step, scale, cuda)
+            else:
+                stop = start + g.size
+                w = self._values[start:stop]
+                slots = [None if slot is None else slot[start:stop] for slot in self._ordered]
+                self._bound.apply(w, w, slots, sent, t, step, scale, cuda)
             device.wait()  # an error belongs to the push that made it, and its memory may be the session's
+        return True
+
+    def _fused(self) -> bool:
+        return False
 
     def update_rows(
         self, index: int, part: Part, start: int, rows: Array, gradient: Array, t: int, step: int, scale: float
     ) -> None:
-        assert self.optimizer is not None
+        assert self._bound is not None
         if not gradient.size:
             return
         with self._gpu:
-            slots = {name: self._table(slot, part, start) for name, slot in self.slots.items()}
-            w, g = self._table(self._values, part, start), self._sent("values", gradient)
-            optimizers.apply_rows(self.optimizer, w, slots, self._sent("rows", rows), g, t, step, scale, cuda)
+            slots, w = self._tables(self.places[part.index][0]), self._table(self._values, part, start)
+            g = self._sent("values", gradient)
+            self._bound.apply_rows(w, slots, self._sent("rows", rows), g, t, step, scale, cuda)
             device.wait()
 
     def close(self) -> None:
         """Give the GPU's memory back, here, in a thread that the GPU belongs to."""
         with self._gpu:
-            self._values, self.slots = None, {}
+            self._values, self.slots, self._ordered = None, {}, []
             self._staging.clear()
 
     def _table(self, array: Any, part: Part, start: int) -> Any:
-        return array[start : start + part.size].reshape(part.shape[0], part.row_size)
+        return array[start : start + part.size].reshape(rows_of(part), part.row_size)
 
     def _sent(self, what: str, array: Array) -> Any:
         """A host array on the GPU, until the next of its kind."""

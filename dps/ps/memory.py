@@ -6,20 +6,22 @@ from dps import optim
 from dps.cluster.device import Device
 from dps.errors import ConfigError
 from dps.ps.arena import ArenaMemory
+from dps.ps.crew import Crew
 from dps.transport.endpoint import Runtime
 from dps.variables.plan import Arena
 
 
-def memory_of(arena: Arena, shared: Runtime | None, default: str) -> ArenaMemory:
+def memory_of(arena: Arena, shared: Runtime | None, default: str, crew: Crew | None = None) -> ArenaMemory:
     """The memory of an arena, zeros. `default`: the device of one that says nothing, as "GPU:0"; "" is the CPU.
 
-    `shared`: the runtime to share values with readers on this machine by, or None. numba.cuda is imported where a GPU
-    is wanted and nowhere else. Raises ConfigError, in one line, for a GPU that cannot be used.
+    `shared`: the runtime to share values with readers on this machine by, or None. `crew`: who shares long passes.
+    numba.cuda is imported where a GPU is wanted and nowhere else. Raises ConfigError, in one line, for a GPU that
+    cannot be used.
     """
     gpu = gpu_index(arena.device or default)
     optimizer = None if arena.optimizer is None else optim.from_wire(arena.optimizer)
     if gpu is None:
-        return ArenaMemory(arena, optimizer, shared)
+        return ArenaMemory(arena, optimizer, shared, crew)
     from dps.ps.device_memory import DeviceMemory
 
     try:

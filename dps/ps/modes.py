@@ -10,6 +10,7 @@ import numpy as np
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.protocol import APPLIED, DROPPED, REFUSED, Members, Pull, Pushed, Token
+from dps.ps.arena import Mean
 from dps.ps.clocks import Clocks
 from dps.ps.shard import Shard
 from dps.ps.staging import Ledger, Staged
@@ -77,18 +78,24 @@ class AsyncMode:
         store = self.shard.store
         staleness = max(0, store.counter - staged.counter) if staged.counter >= 0 else 0
         limit = self.settings.max_staleness
+        stale = limit is not None and staleness > limit
+        if stale or self.settings.compensation:
+            staged.look(self.shard.store)
         if staged.problem:
             status = REFUSED
-        elif limit is not None and staleness > limit:
+        elif stale:
             status = DROPPED
         else:
             status = APPLIED
             step = store.step + 1 if self.shard.is_step_ps else max(store.step, staged.step + 1)
             damping = self.settings.damping
             scale = 1.0 if damping is None else 1.0 / (1.0 + staleness) ** damping
-            store.apply(self._compensated(staged), step, scale)
-            store.step = step
-            self._note(ledger, staged, staleness)
+            staged.problem = store.apply(self._compensated(staged), step, scale, check=staged.unchecked)
+            if staged.problem:
+                status = REFUSED
+            else:
+                store.step = step
+                self._note(ledger, staged, staleness)
         result = Pushed(staged.number, status, store.step, staleness, store.counter, staged.problem)
         return self.shard.decide(ledger, result)
 
@@ -107,7 +114,7 @@ class AsyncMode:
             return update
         if update.run is not None:
             runs = [
-                g if memory.optimizer is None else self._compensate(g, memory.values, backup)
+                g if memory.optimizer is None or isinstance(g, Mean) else self._compensate(g, memory.values, backup)
                 for g, memory, backup in zip(update.run, self.shard.store.arenas, backups, strict=True)
             ]
             return Update(runs, {})

@@ -11,7 +11,7 @@ bits of an element do not depend on where the run that it lies in begins or ends
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -19,17 +19,23 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dps.kernels import cpu
+from dps.kernels import cpu, fused
 from dps.optim import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RMSProp
 
 Array: TypeAlias = npt.NDArray[Any]
 Scalars: TypeAlias = tuple[float, ...]  # in double; a bool stays a bool
 
 
-def initial_slots(optimizer: Optimizer, n: int, dtype: npt.DTypeLike) -> dict[str, Array]:
-    """New slots for a variable of `n` elements: 1-D arrays by name, zeros but for initial accumulators."""
+def initial_slots(optimizer: Optimizer, n: int, dtype: npt.DTypeLike, rows: int = 0) -> dict[str, Array]:
+    """New slots for a variable of `n` elements: 1-D arrays by name, zeros but for initial accumulators.
+
+    `rows`: how many rows the variable has, for slots that have an element for each.
+    """
     start = getattr(optimizer, "initial_accumulator", 0.0)
-    return {name: np.full(n, start if name == "accumulator" else 0.0, dtype) for name in optimizer.slots}
+    return {
+        name: np.full(rows if name in optimizer.row_slots else n, start if "accumulator" in name else 0.0, dtype)
+        for name in optimizer.slots
+    }
 
 
 def apply(
@@ -42,16 +48,11 @@ def apply(
     are, `dps.kernels.cpu` or `dps.kernels.cuda`. Raises ValueError, before anything is written, for arrays that do not
     fit each other.
     """
-    binding = _bind(optimizer, w, slots, t)
-    if not out.shape == w.shape == g.shape or not out.dtype == w.dtype == g.dtype or w.ndim != 1:
-        raise _misfit(optimizer, "one shape (n,)", out=out, w=w, g=g)
-    lr = optimizer.rate(step) * scale
-    if lr == 0 and isinstance(optimizer, Ftrl):  # its formula divides by the rate
-        if out is not w:
-            np.copyto(out, w)
-        return
-    arrays = [slots.get(name) for name in binding.slots]
-    getattr(kernels, binding.kernel)(out, w, *arrays, g, *_cast(binding.scalars(optimizer, lr, t), w.dtype))
+    bound = _bind(optimizer, w, slots, t)
+    fits = out.shape == w.shape == g.shape and out.dtype == w.dtype == g.dtype
+    if not fits or w.ndim != (2 if optimizer.row_slots else 1):
+        raise _misfit(optimizer, "one shape (n,), for row-wise slots (n, dim)", out=out, w=w, g=g)
+    bound.apply(out, w, bound.ordered(slots), g, t, step, scale, kernels)
 
 
 def apply_rows(
@@ -63,7 +64,7 @@ def apply_rows(
     `w` and slots have shape (n, dim), `g` has (len(rows), dim); `rows` rises without repeats (`sum_duplicate_rows`),
     so its ends tell whether it is in range. Raises ValueError, before anything is written, for what does not fit.
     """
-    binding = _bind(optimizer, w, slots, t)
+    bound = _bind(optimizer, w, slots, t)
     if w.ndim != 2 or g.shape != (rows.size, w.shape[1]) or g.dtype != w.dtype:
         raise _misfit(optimizer, "w (n, dim), rows (k,), g (k, dim)", w=w, rows=rows, g=g)
     if rows.size == 0:
@@ -71,11 +72,7 @@ def apply_rows(
     if rows[0] < 0 or rows[-1] >= w.shape[0]:
         got = f"rows {rows[0]} to {rows[-1]} of a variable of {w.shape[0]} rows"
         raise ValueError(f"{optimizer.name}: got {got}, wanted 0 to {w.shape[0] - 1}; try rows_in_range first")
-    lr = optimizer.rate(step) * scale
-    if lr == 0 and isinstance(optimizer, Ftrl):
-        return
-    arrays = [slots.get(name) for name in binding.slots]
-    getattr(kernels, f"{binding.kernel}_rows")(w, *arrays, rows, g, *_cast(binding.scalars(optimizer, lr, t), w.dtype))
+    bound.apply_rows(w, bound.ordered(slots), rows, g, t, step, scale, kernels)
 
 
 @dataclass(frozen=True)
@@ -85,6 +82,73 @@ class _Binding:
     kernel: str
     slots: tuple[str, ...]
     scalars: Callable[[Any, float, int], Scalars]
+
+
+class Bound:
+    """An optimizer with its kernels, for arrays of one dtype that are known to fit: nothing is checked here.
+
+    `slots` are arrays in the order of `ordered`, the rest is as of `apply`. A ps keeps one for each arena.
+    """
+
+    def __init__(self, optimizer: Optimizer, dtype: npt.DTypeLike) -> None:
+        """Raises ValueError for an optimizer without kernels."""
+        binding = _ROWWISE if optimizer.row_slots else _BINDINGS.get(type(optimizer))
+        if binding is None:
+            known = ", ".join(cls.__name__ for cls in _BINDINGS)
+            raise ValueError(f"got {optimizer!r}, wanted an optimizer with kernels; try one of {known}")
+        self.optimizer, self._binding, self._number = optimizer, binding, np.dtype(dtype).type
+        self.counts = isinstance(optimizer, Adam)
+        """Whether an update depends on `t`."""
+        self.by_rows = bool(optimizer.row_slots)
+        """Whether arrays are of shape (rows, dim) in dense updates, too, and slots of shape (rows,)."""
+        self.fused = getattr(fused, binding.kernel, None)
+        """The pass over several gradients, which for an optimizer without slots says what is not finite, too."""
+        self._scalars: tuple[tuple[float, int], list[Any]] = ((math.nan, 0), [])
+
+    def ordered(self, slots: Mapping[str, Array]) -> list[Array | None]:
+        """The slots as the kernels take them."""
+        return [slots.get(name) for name in self._binding.slots]
+
+    def apply(
+        self, out: Array, w: Array, slots: Sequence[Array | None], g: Array, t: int, step: int, scale: float,
+        kernels: ModuleType = cpu,
+    ) -> None:  # fmt: skip
+        scalars = self._of(t, step, scale)
+        if scalars:
+            getattr(kernels, self._binding.kernel)(out, w, *slots, g, *scalars, *self._dim(w))
+        elif out is not w:
+            np.copyto(out, w)
+
+    def apply_mean(
+        self, out: Array, w: Array, slots: Sequence[Array | None], gs: tuple[Array, ...], n: int,
+        t: int, step: int, scale: float,
+    ) -> bool:  # fmt: skip
+        """The update with the sum of `gs` divided by `n`, for an optimizer that is `fused`: `dps.kernels.fused`."""
+        assert self.fused is not None
+        return self.fused(out, w, *slots, gs, self._number(n), *self._of(t, step, scale)) is not False
+
+    def apply_rows(
+        self, w: Array, slots: Sequence[Array | None], rows: npt.NDArray[np.int64], g: Array,
+        t: int, step: int, scale: float, kernels: ModuleType = cpu,
+    ) -> None:  # fmt: skip
+        scalars = self._of(t, step, scale)
+        if scalars:
+            getattr(kernels, f"{self._binding.kernel}_rows")(w, *slots, rows, g, *scalars, *self._dim(w))
+
+    def _dim(self, w: Array) -> tuple[Any, ...]:
+        """The length of a row, for kernels that take a mean over it."""
+        return (self._number(w.shape[1]),) if self.by_rows else ()
+
+    def _of(self, t: int, step: int, scale: float) -> list[Any]:
+        """The scalars of an update, in the arrays' dtype; none where nothing changes."""
+        lr = self.optimizer.rate(step) * scale
+        key = (lr, t if self.counts else 0)
+        if key != self._scalars[0]:
+            if lr == 0 and isinstance(self.optimizer, Ftrl):  # its formula divides by the rate
+                return []
+            numbers = self._binding.scalars(self.optimizer, lr, t)
+            self._scalars = key, _cast(numbers, self._number)
+        return self._scalars[1]
 
 
 def _momentum(optimizer: Momentum, lr: float, t: int) -> Scalars:
@@ -106,6 +170,7 @@ def _ftrl(optimizer: Ftrl, lr: float, t: int) -> Scalars:
     return lr, -optimizer.learning_rate_power, optimizer.l1, 2 * optimizer.l2, optimizer.beta
 
 
+_ROWWISE = _Binding("adagrad_rowwise", ("row_accumulator",), lambda o, lr, t: (lr, o.epsilon))
 _MOMENTS = ("first_moment", "second_moment")
 _BINDINGS: dict[type[Optimizer], _Binding] = {
     SGD: _Binding("sgd", (), lambda o, lr, t: (lr, o.weight_decay)),
@@ -118,25 +183,25 @@ _BINDINGS: dict[type[Optimizer], _Binding] = {
 }
 
 
-def _bind(optimizer: Optimizer, w: Array, slots: Mapping[str, Array], t: int) -> _Binding:
-    """The optimizer's binding, once its slots are known to fit the variable."""
-    binding = _BINDINGS.get(type(optimizer))
-    if binding is None:
-        known = ", ".join(cls.__name__ for cls in _BINDINGS)
-        raise ValueError(f"got {optimizer!r}, wanted an optimizer with kernels; try one of {known}")
+def _bind(optimizer: Optimizer, w: Array, slots: Mapping[str, Array], t: int) -> Bound:
+    """The optimizer with its kernels, once its slots are known to fit the variable."""
+    bound = Bound(optimizer, w.dtype)
     if t < 1:
         raise ValueError(f"{optimizer.name}: got update number t={t}, wanted 1 or more; try t=1 for the first update")
     if slots.keys() != set(optimizer.slots):
         raise ValueError(f"{optimizer.name}: got slots {sorted(slots)}, wanted {optimizer.slots}; try initial_slots")
     if w.dtype.type not in (np.float32, np.float64) or any(
-        slot.shape != w.shape or slot.dtype != w.dtype for slot in slots.values()
+        slot.shape != (w.shape[:1] if name in optimizer.row_slots else w.shape) or slot.dtype != w.dtype
+        for name, slot in slots.items()
     ):
         raise _misfit(optimizer, "one shape and one dtype, float32 or float64", w=w, **slots)
-    return binding
+    return bound
 
 
-def _cast(scalars: Scalars, dtype: np.dtype[Any]) -> list[Any]:
-    return [scalar if isinstance(scalar, bool) else dtype.type(scalar) for scalar in scalars]
+def _cast(scalars: Scalars, dtype: Any) -> list[Any]:
+    if any(scalar is True or scalar is False for scalar in scalars):
+        return [scalar if isinstance(scalar, bool) else dtype(scalar) for scalar in scalars]
+    return list(np.array(scalars, dtype))  # half the time of one after the other
 
 
 def _misfit(optimizer: Optimizer, wanted: str, **arrays: Array) -> ValueError:

@@ -77,12 +77,10 @@ class Saving:
     def _tensors(self) -> list[tuple[str, Array]]:
         found: list[tuple[str, Array]] = []
         for memory in self.store.arenas:
-            for part, start in zip(memory.arena.parts, memory.arena.starts, strict=True):
-                stop = start + part.size
-                found += [
-                    (self._name(part, slot), memory.read(slot, start, stop).reshape(part.shape))
-                    for slot in (None, *memory.slots)
-                ]
+            for place, part in enumerate(memory.arena.parts):
+                for slot in (None, *memory.slots):
+                    start, stop, shape = memory.extent(slot, place)
+                    found.append((self._name(part, slot), memory.read(slot, start, stop).reshape(shape)))
         return found
 
     def _name(self, part: Part, slot: str | None = None) -> str:
@@ -135,6 +133,6 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
             memory.write(None, start, read(None))
             for slot in memory.slots:
                 if slot in saved.slots:
-                    memory.write(slot, start, read(slot))
+                    memory.write(slot, memory.extent(slot, number)[0], read(slot))
             memory.applied[number] = part_t(manifest, spec.name, part.row0, rows)
     store.step = manifest.step

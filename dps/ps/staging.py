@@ -11,7 +11,7 @@ from dps.errors import ProtocolError
 from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push, Pushed
 from dps.ps.borrowed import Borrowed
 from dps.ps.parts import Parts
-from dps.ps.store import RowGradient, Update, is_finite
+from dps.ps.store import RowGradient, Store, Update, not_finite
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
@@ -32,6 +32,8 @@ class Staged:
     whole: bool = False
     borrowed: bool = False
     """Its values lie in memory of the session's."""
+    unchecked: bool = False
+    """Nobody has looked for NaN and infinity in the run."""
     touched_at: float = 0.0
     run: Array | None = None
     parts: dict[int, Array | RowGradient] = field(default_factory=dict)
@@ -63,12 +65,19 @@ class Staged:
         self.whole = True
 
     def borrow(self, run: Array, layout: ShardLayout, check_finite: bool) -> None:
-        """Take a whole run that lies in the session's own memory; it stays as it is until the push is answered."""
+        """Take a whole run that lies in the session's own memory; it stays as it is until the push is answered.
+
+        Whoever applies it looks for NaN and infinity, or calls `look`.
+        """
         self.run, self._got, self._got_nbytes = run, [], 0
-        for arena in layout.arenas:
-            if check_finite and arena.optimizer is not None and not self.problem:
-                self.problem = _not_finite(run, layout, arena.offset, arena.nbytes)
+        self.unchecked = check_finite
         self.borrowed = self.whole = True
+
+    def look(self, store: Store) -> None:
+        """Look for NaN and infinity where nobody has; a bad gradient sets `problem`."""
+        if self.unchecked and self.run is not None and not self.problem:
+            self.problem = store.look(run_arrays(self.run, store.layout))
+        self.unchecked = False
 
     def own(self) -> None:
         """Copy what is borrowed: the session may go on before the push is applied."""
@@ -136,13 +145,7 @@ def _not_finite(run: Array, layout: ShardLayout, offset: int, nbytes: int) -> st
         if not arena.offset <= offset < arena.offset + arena.nbytes:
             continue
         piece = run[offset : offset + nbytes].view(arena.dtype)
-        if is_finite(piece):
-            return ""
-        item = piece.dtype.itemsize
-        first = (offset - arena.offset) // item + int(np.flatnonzero(~np.isfinite(piece))[0])
-        for part, start in zip(arena.parts, arena.starts, strict=True):
-            if start <= first < start + part.size:
-                return f"the gradient of {part.name} has NaN or infinite values (first at element {first - start})"
+        return not_finite(arena, piece, (offset - arena.offset) // piece.dtype.itemsize)
     return ""
 
 

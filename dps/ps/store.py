@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from dps.kernels import cpu
 from dps.kernels import rows as row_kernels
-from dps.ps.arena import WHOLE, ArenaMemory, Buffer
+from dps.ps.arena import WHOLE, ArenaMemory, Buffer, Mean
+from dps.ps.crew import Crew
 from dps.ps.memory import memory_of
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
-from dps.variables.plan import Part, ShardLayout
+from dps.variables.plan import Arena, Part, ShardLayout
 
 NOTHING = np.empty(0, np.uint8)
+_ALL = [WHOLE]
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class RowGradient:
 class Update:
     """What one pass applies. Either `run` (per arena a flat gradient of all of it) or `parts`."""
 
-    run: list[Array] | None
-    parts: dict[int, Array | RowGradient]
+    run: Sequence[Array | Mean] | None
+    parts: Mapping[int, Array | RowGradient]
 
     @property
     def empty(self) -> bool:
@@ -63,13 +63,17 @@ class Store:
     leases_on = True
     """Off only in the test that shows what leases are for."""
 
-    def __init__(self, layout: ShardLayout, runtime: Runtime, device: str = "") -> None:
+    def __init__(self, layout: ShardLayout, runtime: Runtime, device: str = "", threads: int = 1) -> None:
         """`device`: where variables live whose placement says nothing of it: "GPU:0", else this process's memory.
+
+        `threads`: how many share a long pass on the CPU. 2 make it nearly twice as fast where a core is free.
 
         Raises ConfigError for a GPU that cannot be used."""
         self.layout, self.runtime = layout, runtime
         shared = runtime if layout.nbytes >= runtime.shared_nbytes else None
-        self.arenas = [memory_of(arena, shared, device) for arena in layout.arenas]
+        self._crew = Crew(threads) if threads > 1 and not runtime.simulated else None
+        self.arenas = [memory_of(arena, shared, device, self._crew) for arena in layout.arenas]
+        self._trained = [(a, memory) for a, memory in enumerate(self.arenas) if memory.optimizer is not None]
         self._on_device = any(memory.on_device for memory in self.arenas)
         self.counter = 0
         self.step = 0
@@ -151,82 +155,130 @@ class Store:
                 values = data.reshape(-1).view(np.uint8).view(arena.dtype)
                 memory.write(None, (offset - arena.offset) // values.itemsize, values)
 
-    def apply(self, update: Update, step: int, scale: float = 1.0) -> None:
-        """Apply one update as one new version: whole or not at all for every reader."""
+    def apply(self, update: Update, step: int, scale: float = 1.0, check: bool = False) -> str:
+        """Apply one update as one new version: whole or not at all for every reader. "" when it was applied.
+
+        `check`: nobody has looked for NaN and infinity. Where there is some, the first variable that has it comes back
+        as a sentence, and the shard is as it was: values, slots, counts and version.
+        """
         if update.empty:
-            return
-        touched = self._touched(update)
+            return ""
         before = step - 1  # what a schedule is a function of: the first update takes its rate at 0
-        with self._writable(touched, step) as targets:
-            if update.run is not None:
-                for memory, index, gradient in zip(self.arenas, targets, update.run, strict=True):
-                    self._apply_run(memory, index, gradient, before, scale)
-            else:
-                for number, gradient_of_part in update.parts.items():
-                    arena, start = self.layout.place[number]
-                    self._apply_part(self.arenas[arena], targets[arena], start, number, gradient_of_part, before, scale)
-
-    def _touched(self, update: Update) -> list[list[tuple[int, int]]]:
-        """Per arena the element ranges that the update writes."""
-        touched: list[list[tuple[int, int]]] = [[] for _ in self.arenas]
         if update.run is not None:
-            return [[WHOLE] if m.optimizer is not None else [] for m in self.arenas]
-        for index in update.parts:
-            arena, start = self.layout.place[index]
-            size = next(p.size for p in self.arenas[arena].arena.parts if p.index == index)
-            touched[arena].append((start, start + size))
-        return touched
-
-    @contextmanager
-    def _writable(self, touched: list[list[tuple[int, int]]], step: int) -> Iterator[list[int]]:
-        """Buffers to write the next version into, in place or aside; published at the end, under its number."""
-        with self._lock:
-            indices = [self._target(memory, ranges) for memory, ranges in zip(self.arenas, touched, strict=True)]
-            in_place = any(
-                ranges and index == memory.current
-                for memory, ranges, index in zip(self.arenas, touched, indices, strict=True)
-            )
-            self._writing = in_place
-        for memory, index, ranges in zip(self.arenas, indices, touched, strict=True):
-            if ranges and index != memory.current and ranges != [WHOLE]:
-                memory.catch_up(index)
+            return self._apply_run(update.run, step, before, scale, check)
+        if check and (problem := self._problem(update)):
+            return problem
+        targets, touched = self._begin(update)
         try:
-            yield indices
+            for number, gradient in update.parts.items():
+                arena = self.layout.place[number][0]
+                self._apply_part(self.arenas[arena], targets[arena], number, gradient, before, scale)
+        finally:
+            self._publish(targets, touched, step)
+        return ""
+
+    def look(self, run: Sequence[Array]) -> str:
+        """The first variable that has NaN or infinity in a gradient of all of the shard, as a sentence; or ""."""
+        good = all(memory.is_finite(run[a]) for a, memory in self._trained)
+        return "" if good else self._problem(Update(run, {}))
+
+    # all of the shard
+
+    def _apply_run(self, run: Sequence[Array | Mean], step: int, before: int, scale: float, check: bool) -> str:
+        chosen: list[tuple[int, ArenaMemory, int]] = []
+        with self._lock:
+            for a, memory in self._trained:
+                index = memory.target(check) if self.leases_on else memory.current
+                self._writing |= index == memory.current
+                chosen.append((a, memory, index))
+        good = True
+        try:
+            left = self._checked(chosen, run, before, scale) if check else chosen
+            good = left is not None
+            for a, memory, index in left or ():
+                self._pass_over(memory, index, run[a], before, scale)
         finally:
             with self._lock:
-                for memory, index, ranges in zip(self.arenas, indices, touched, strict=True):
-                    if ranges:
-                        memory.wrote(index, ranges)
+                for _, memory, index in chosen:
+                    if good:
+                        memory.applied += 1
+                        memory.wrote(index, _ALL)
+                    elif index != memory.current:
+                        memory.spoilt(index)
                 self._writing = False
-                self.counter += 1
-                self.step = step
+                if good:
+                    self.counter += 1
+                    self.step = step
+        if good:
+            return ""
+        # A session that goes on writing in its memory may have made it finite again.
+        return self._problem(Update(run, {})) or "the gradient has NaN or infinite values"
 
-    def _target(self, memory: ArenaMemory, ranges: list[tuple[int, int]]) -> int:
-        if not ranges or not (memory.is_still() and self.leases_on):
-            return memory.current
-        free = memory.free_buffer()
-        if free is None:
-            raise RuntimeError("every buffer is leased; a lease was granted that should not have been")
-        return free
+    def _checked(
+        self, chosen: list[tuple[int, ArenaMemory, int]], run: Sequence[Array | Mean], step: int, scale: float
+    ) -> list[tuple[int, ArenaMemory, int]] | None:
+        """What is still to be applied once all is known to be finite; None where it is not, and nothing has changed.
 
-    def _apply_run(self, memory: ArenaMemory, index: int, gradient: Array, step: int, scale: float) -> None:
-        if memory.optimizer is None:
-            return
-        memory.applied += 1
+        What is only looked at comes first; then what finds out while it writes where nobody reads.
+        """
+        left, aside = [], []
+        for one in chosen:
+            a, memory, index = one
+            if memory.looks_itself(index):
+                aside.append(one)
+            elif memory.is_finite(run[a]):
+                left.append(one)
+            else:
+                return None
+        for a, memory, index in aside:
+            if not self._pass_over(memory, index, run[a], step, scale):
+                return None
+        return left
+
+    def _pass_over(self, memory: ArenaMemory, index: int, gradient: Array | Mean, step: int, scale: float) -> bool:
+        """Update all of an arena into buffer `index`; False for a gradient that was found not to be finite."""
         counts = memory.applied
-        if len(counts) and (counts == counts[0]).all():
-            self._pass(memory, index, 0, gradient, int(counts[0]), step, scale)
-            return
+        if not memory.counts or len(counts) == 1 or (counts == counts[0]).all():
+            return self._pass(memory, index, 0, gradient, int(counts[0]) + 1, step, scale)
         for part, start, t in zip(memory.arena.parts, memory.arena.starts, counts, strict=True):
-            g = gradient[start : start + part.size]
-            self._pass(memory, index, start, g, int(t), step, scale)
+            self._pass(memory, index, start, _cut(gradient, start, start + part.size), int(t) + 1, step, scale)
+        return True
+
+    # some of its parts
+
+    def _begin(self, update: Update) -> tuple[dict[int, int], dict[int, list[tuple[int, int]]]]:
+        """For each arena that the parts are of: the buffer to write, in place or aside, and the ranges in it."""
+        targets: dict[int, int] = {}
+        touched: dict[int, list[tuple[int, int]]] = {}
+        for number in update.parts:
+            a, start = self.layout.place[number]
+            memory = self.arenas[a]
+            size = memory.arena.parts[memory.places[number][0]].size
+            touched.setdefault(a, []).append((start, start + size))
+        with self._lock:
+            for a in touched:
+                targets[a] = self.arenas[a].target(False) if self.leases_on else self.arenas[a].current
+                self._writing |= targets[a] == self.arenas[a].current
+        for a, index in targets.items():
+            if index != self.arenas[a].current:
+                self.arenas[a].catch_up(index)
+        return targets, touched
+
+    def _publish(self, targets: dict[int, int], touched: dict[int, list[tuple[int, int]]], step: int) -> None:
+        """The buffers that were written are the next version."""
+        with self._lock:
+            for a, index in targets.items():
+                self.arenas[a].wrote(index, touched[a])
+            self._writing = False
+            self.counter += 1
+            self.step = step
 
     def _apply_part(
-        self, memory: ArenaMemory, index: int, start: int, number: int, gradient: Any, step: int, scale: float
+        self, memory: ArenaMemory, index: int, number: int, gradient: Array | RowGradient, step: int, scale: float
     ) -> None:
         if memory.optimizer is None:
             return
-        place = next(i for i, p in enumerate(memory.arena.parts) if p.index == number)
+        place, start = memory.places[number]
         memory.applied[place] += 1
         part, t = memory.arena.parts[place], int(memory.applied[place])
         if isinstance(gradient, RowGradient):
@@ -235,18 +287,32 @@ class Store:
             self._pass(memory, index, start, gradient.reshape(-1), t, step, scale)
 
     def _pass(
-        self, memory: ArenaMemory, index: int, start: int, gradient: Array, t: int, step: int, scale: float
-    ) -> None:
+        self, memory: ArenaMemory, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float
+    ) -> bool:
         """The fused kernel over a range; in the simulator in blocks of a piece, so that readers come in between."""
-        block = max(1, self.runtime.piece_nbytes // 4 if self.runtime.simulated else gradient.size)
-        for at in range(0, gradient.size, block):
-            memory.update(index, start + at, gradient[at : at + block], t, step, scale)
+        if not self.runtime.simulated or memory.by_rows:
+            return memory.update(index, start, gradient, t, step, scale)
+        size = gradient.arrays[0].size if isinstance(gradient, Mean) else gradient.size
+        block, good = max(1, self.runtime.piece_nbytes // 4), True
+        for at in range(0, size, block):
+            good &= memory.update(index, start + at, _cut(gradient, at, at + block), t, step, scale)
             self.runtime.preempt()
+        return good
+
+    def _problem(self, update: Update) -> str:
+        """The first variable whose gradient is not finite, as a sentence; "" where there is none."""
+        if update.run is not None:
+            found = (not_finite(self.layout.arenas[a], g, 0) for a, _ in self._trained for g in _arrays(update.run[a]))
+        else:
+            found = (_part_not_finite(self.arenas[self.layout.place[n][0]], n, g) for n, g in update.parts.items())
+        return next((problem for problem in found if problem), "")
 
     def close(self) -> None:
-        """Another run epoch has begun: give the memory of GPUs back."""
+        """Another run epoch has begun: give the memory of GPUs back, and let the threads go."""
         for memory in self.arenas:
             memory.close()
+        if self._crew is not None:
+            self._crew.close()
 
 
 def _read_only(array: Array) -> Array:
@@ -266,3 +332,30 @@ def _check_rows(part: Part, rows: Array) -> None:
 def is_finite(array: Array) -> bool:
     """Whether no element is NaN or infinite; integers always are finite."""
     return array.dtype.kind != "f" or bool(cpu.all_finite(array.reshape(-1)))
+
+
+def not_finite(arena: Arena, gradient: Array, start: int) -> str:
+    """Which part has NaN or infinite values in a gradient of an arena from element `start` on, as a sentence; or ""."""
+    if is_finite(gradient):
+        return ""
+    first = start + int(np.flatnonzero(~np.isfinite(gradient))[0])
+    for part, begin in zip(arena.parts, arena.starts, strict=True):
+        if begin <= first < begin + part.size:
+            return f"the gradient of {part.name} has NaN or infinite values (first at element {first - begin})"
+    return ""
+
+
+def _part_not_finite(memory: ArenaMemory, number: int, gradient: Array | RowGradient) -> str:
+    if is_finite(gradient.values if isinstance(gradient, RowGradient) else gradient):
+        return ""
+    return f"the gradient of {memory.arena.parts[memory.places[number][0]].name} has NaN or infinite values"
+
+
+def _arrays(gradient: Array | Mean) -> tuple[Array, ...]:
+    return gradient.arrays if isinstance(gradient, Mean) else (gradient,)
+
+
+def _cut(gradient: Array | Mean, start: int, stop: int) -> Array | Mean:
+    if isinstance(gradient, Mean):
+        return Mean(tuple(array[start:stop] for array in gradient.arrays))
+    return gradient[start:stop]

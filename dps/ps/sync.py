@@ -8,7 +8,7 @@ from typing import Any
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.protocol import APPLIED, DROPPED, REFUSED, WINDOW, Decide, Members, Pull, Pushed, PushHeld, Report, Token
-from dps.ps.combine import Scratch, mean
+from dps.ps.combine import mean
 from dps.ps.quorum import Decision, Grant, Member, PushId, Quorum
 from dps.ps.shard import Shard
 from dps.ps.staging import Ledger, Staged
@@ -34,7 +34,6 @@ class SyncMode:
                 shard.plan.ps, shard.store.step, settings.replicas_to_aggregate, settings.total_num_replicas,
                 settings.initial_tokens,
             )  # fmt: skip
-        self._scratch = Scratch()
         self._decisions: dict[int, Decide] = {}
         self._next = 1
         self._issued = 0
@@ -47,6 +46,7 @@ class SyncMode:
     # -- Mode -------------------------------------------------------------------------------------------------
 
     def whole(self, staged: Staged, sender: Sender) -> None:
+        staged.look(self.shard.store)
         self._askers[staged.incarnation, staged.number] = sender
         if self.quorum is None:
             staged.own()  # the session is told that it is held, and goes on when the step ps lets it
@@ -183,7 +183,7 @@ class SyncMode:
     def _apply(self, chosen: list[PushId], step: int) -> None:
         shard = self.shard
         staged = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in chosen]
-        shard.store.apply(mean(staged, shard.layout, self._scratch), step)
+        shard.store.apply(mean(staged, shard.layout), step)
         shard.store.step = step  # a step in which nobody had a gradient for this shard counts, too
         shard.node.runtime.record(
             "applied", epoch=shard.epoch, counter=shard.store.counter, step=step, pushes=tuple(chosen)

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from dps.protocol import EMPTY, PARTS, RUN
+from dps.ps.arena import Mean
 from dps.ps.combine import mean
 from dps.ps.rowlists import checked, row_gradient
 from dps.ps.staging import Staged
@@ -47,7 +48,8 @@ def dense(update: Any, part: int) -> Any:
     shape = PLAN.parts[part].shape
     if update.run is not None:
         arena, start = LAYOUT.place[part]
-        return update.run[arena][start : start + int(np.prod(shape))].reshape(shape)
+        found = update.run[arena]
+        return (found.array() if isinstance(found, Mean) else found)[start : start + int(np.prod(shape))].reshape(shape)
     found = update.parts.get(part)
     if isinstance(found, RowGradient):
         whole = np.zeros(shape, np.float32)

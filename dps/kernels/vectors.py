@@ -1,0 +1,233 @@
+"""Vectors of one cache line as a numba type: what kernels compute with that must say how memory is written.
+
+Arithmetic is elementwise, each operation rounded as that on scalars is, so a rule of `dps.kernels.rules` gives the same
+bits for vectors as for numbers. LLVM makes of a vector what the processor has: one AVX-512 register, two of AVX2, four
+of SSE or NEON. `stream` stores past the caches (non-temporal): a line that is written whole is not read first, and what
+is in the caches stays there. A kernel that streams ends with `fence`, or other threads might see its index before it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import extending, types
+from numba.core import cgutils
+from numba.extending import models, overload, register_model
+
+from dps.kernels.jit import compiled
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_declared: Any = cgutils.get_or_insert_function
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """numba's, which supplies the first argument of what it decorates; mypy cannot know."""
+    return extending.intrinsic(function)
+
+
+AHEAD = 16
+"""How many vectors ahead `ask` pays in a pass over memory: 1 KB. 4 KB and 8 KB were no better."""
+LINE = 64
+"""Bytes of a vector, and what `stream` wants its addresses to be a multiple of."""
+
+
+class Vector(types.Type):
+    """LINE bytes of numbers of one dtype, in registers."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype, self.lanes = dtype, LINE * 8 // dtype.bitwidth
+        super().__init__(f"Vector({dtype} x {self.lanes})")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, vector: Vector) -> None:
+        lane = manager.lookup(vector.dtype).get_value_type()
+        super().__init__(manager, vector, ir.VectorType(lane, vector.lanes))  # type: ignore[no-untyped-call]
+
+
+@compiled
+def lanes_of(array: Array) -> int:
+    """How many of its elements a vector holds."""
+    return LINE // array.itemsize
+
+
+@compiled
+def before_line(array: Array) -> int:
+    """How many elements lie before the first that begins a line; all of them where none does."""
+    nbytes = -int(np.int64(array.ctypes.data)) % LINE
+    return min(array.size, nbytes // array.itemsize) if nbytes % array.itemsize == 0 else array.size
+
+
+# ---- memory ----
+
+
+def _address(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
+    memory = context.make_array(kind)(context, builder, array)
+    vector = context.get_value_type(Vector(kind.dtype))
+    return builder.bitcast(builder.gep(memory.data, [index]), vector.as_pointer())
+
+
+@intrinsic
+def load(typing: Any, array: Any, index: Any) -> Any:
+    """array[index : index + lanes]; at any address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_address(context, builder, signature.args[0], *args), align=1)
+
+    return Vector(array.dtype)(array, types.intp), generate
+
+
+@intrinsic
+def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
+    """array[index : index + lanes] = value; at any address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[2], _address(context, builder, signature.args[0], *args[:2]), align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, value), generate
+
+
+@intrinsic
+def stream(typing: Any, array: Any, index: Any, value: Any) -> Any:
+    """`store` past the caches; the address is a multiple of LINE."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        stored = builder.store(args[2], _address(context, builder, signature.args[0], *args[:2]), align=LINE)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, value), generate
+
+
+@intrinsic
+def ask(typing: Any, array: Any, index: Any) -> Any:
+    """Have the line of array[index] brought into the caches, without waiting; any index is harmless."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        flag, line = ir.IntType(32), _address(context, builder, signature.args[0], *args)
+        pointer = builder.bitcast(line, ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
+        read, all_levels, data = (ir.Constant(flag, value) for value in (0, 3, 1))
+        builder.call(prefetch, [pointer, read, all_levels, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+@intrinsic
+def fence(typing: Any) -> Any:
+    """What was streamed before is seen by everybody who sees what is stored after."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+# ---- arithmetic ----
+
+
+@intrinsic
+def zeros(typing: Any, array: Any) -> Any:
+    """A vector of zeros of the array's dtype."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.Constant(context.get_value_type(signature.return_type), None)
+
+    return Vector(array.dtype)(array), generate
+
+
+@intrinsic
+def any_nan(typing: Any, value: Any) -> Any:
+    """Whether a lane is NaN."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = builder.fcmp_unordered("uno", args[0], args[0])
+        bits = ir.IntType(value.lanes)
+        return builder.icmp_unsigned("!=", builder.bitcast(found, bits), ir.Constant(bits, 0))
+
+    return types.boolean(value), generate
+
+
+@intrinsic
+def halved(typing: Any, value: Any) -> Any:
+    """The sum of all lanes in one order: the upper half is added to the lower one, until one lane is left."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lane, total, n = ir.IntType(32), args[0], value.lanes
+        while n > 1:
+            n //= 2
+            low, high = (
+                builder.shuffle_vector(total, total, ir.Constant(ir.VectorType(lane, n), list(range(k, k + n))))
+                for k in (0, n)
+            )
+            total = builder.fadd(low, high)
+        return builder.extract_element(total, ir.Constant(lane, 0))
+
+    return value.dtype(value), generate
+
+
+def _operator(operation: Callable[[Any, Any], Any], instruction: str) -> None:
+    """Teach numba an operator on two vectors, or a vector and a number of its dtype, which stands for all lanes."""
+
+    @intrinsic
+    def of_both(typing: Any, a: Any, b: Any) -> Any:
+        vector = a if isinstance(a, Vector) else b
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = context.get_value_type(vector)
+            both = [
+                arg if isinstance(of, Vector) else _in_all_lanes(builder, kind, arg)
+                for of, arg in zip(signature.args, args, strict=True)
+            ]
+            return getattr(builder, instruction)(*both)
+
+        return vector(a, b), generate
+
+    @overload(operation)
+    def on_vectors(a, b):  # type: ignore[no-untyped-def]  # numba compares it with the lambda, to the letter
+        kinds = [of.dtype if isinstance(of, Vector) else of for of in (a, b)]
+        if kinds[0] == kinds[1] and (isinstance(a, Vector) or isinstance(b, Vector)):
+            return lambda a, b: of_both(a, b)
+        return None
+
+
+for _operation, _instruction in (
+    (operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul"), (operator.truediv, "fdiv")
+):  # fmt: skip
+    _operator(_operation, _instruction)
+
+
+def _in_all_lanes(builder: Any, kind: Any, number: Any) -> Any:
+    lane, nothing = ir.IntType(32), ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(nothing, number, ir.Constant(lane, 0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(lane, kind.count), [0] * kind.count))
+
+
+@intrinsic
+def _root(typing: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_value_type(value)
+        name = f"llvm.sqrt.v{kind.count}{kind.element.intrinsic_name}"
+        root = _declared(builder.module, ir.FunctionType(kind, [kind]), name)
+        return builder.call(root, args)
+
+    return value(value), generate
+
+
+@overload(math.sqrt)
+def _sqrt(x):  # type: ignore[no-untyped-def]
+    if isinstance(x, Vector):
+        return lambda x: _root(x)
+    return None

@@ -1,0 +1,80 @@
+"""Passes that sum, look and update in one: the bits of the kernels that do one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dps.kernels import cpu, fused
+
+ADAM = (0.002, 0.01, 0.9, 0.1, 0.999, 0.001, 0.5, 1e-8)
+CASES = [
+    ("sgd", 0, (0.1, 0.0)),
+    ("sgd", 0, (0.1, 0.01)),
+    ("momentum", 1, (0.1, 0.9, False)),
+    ("momentum", 1, (0.1, 0.9, True)),
+    ("adagrad", 1, (0.1, 1e-10)),
+    ("adam", 2, ADAM),
+]
+
+
+def numbers(n: int, seed: int, dtype: Any, offset: int) -> Any:
+    """Small numbers in memory that begins `offset` elements behind a line."""
+    made = np.random.default_rng(seed).standard_normal(n + offset + 16).astype(dtype)
+    begin = -made.ctypes.data % 64 // made.itemsize + offset
+    return made[begin : begin + n] if begin + n <= made.size else made[offset : offset + n]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("name", "slots", "scalars"), CASES, ids=lambda c: c if isinstance(c, str) else "")
+@settings(max_examples=25)
+@given(n=st.integers(0, 100), offset=st.integers(0, 5), pushes=st.integers(1, 4), in_place=st.booleans())
+def test_the_bits_are_those_of_a_mean_and_then_an_update(
+    dtype: Any, name: str, slots: int, scalars: Any, n: int, offset: int, pushes: int, in_place: bool
+) -> None:
+    gs = tuple(numbers(n, 10 + k, dtype, offset) for k in range(pushes))
+    mean = gs[0]
+    for g in gs[1:]:
+        mean = mean + g
+    if pushes > 1:
+        mean = mean / dtype(pushes)
+    kept = [np.abs(numbers(n, 20 + k, dtype, offset)) for k in range(slots)]
+    numbers_of = [s if isinstance(s, bool) else dtype(s) for s in scalars]
+    w, wanted = numbers(n, 1, dtype, 1), np.empty(n, dtype)
+    wanted_slots = [slot.copy() for slot in kept]
+    getattr(cpu, name)(wanted, w, *wanted_slots, mean.astype(dtype), *numbers_of)
+    before = w.tobytes()
+    out = w if in_place else numbers(n, 2, dtype, offset)
+    good = getattr(fused, name)(out, w, *kept, gs, dtype(pushes), *numbers_of)
+    assert out.tobytes() == wanted.tobytes()
+    assert [s.tobytes() for s in kept] == [s.tobytes() for s in wanted_slots]
+    assert in_place or w.tobytes() == before
+    assert good is (True if name == "sgd" else None)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_bad_number_anywhere_is_told_of(bad: float, dtype: Any) -> None:
+    w, out = np.ones(75, dtype), np.empty(75, dtype)
+    for position in range(75):
+        g = np.ones(75, dtype)
+        g[position] = bad
+        assert not fused.sgd(out, w, (g,), dtype(1), dtype(0.1), dtype(0))
+        assert not fused.sgd(out[3:], w[3:], (g[3:],), dtype(1), dtype(0.1), dtype(0)) or position < 3
+
+
+def test_a_variable_that_is_infinite_is_not_the_gradients_fault() -> None:
+    w, out = np.full(40, np.inf, np.float32), np.empty(40, np.float32)
+    one = np.float32(1)
+    assert fused.sgd(out, w, (np.ones(40, np.float32),), one, one, np.float32(0)) and np.isinf(out).all()
+
+
+def test_memory_that_is_not_aligned_to_its_elements_is_written_all_the_same() -> None:
+    raw = bytearray(4 * 101)
+    out, w, g = np.frombuffer(raw, np.float32, 100, offset=1), np.ones(100, np.float32), np.ones(100, np.float32)
+    assert fused.sgd(out, w, (g,), np.float32(1), np.float32(0.5), np.float32(0))
+    assert out.tolist() == [0.5] * 100

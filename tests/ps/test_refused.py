@@ -1,0 +1,190 @@
+"""A gradient that is looked at while it is applied: refused, it leaves no trace; applied, the bits it always left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from dps import optim
+from dps.ps import arena
+from dps.ps.arena import Mean
+from dps.ps.store import RowGradient, Store, Update
+from dps.transport.current import runtime
+from dps.variables.plan import VariableSpec, make_plan
+
+SPECS = [
+    VariableSpec("a", (4, 9), "<f4", optim.SGD(0.5).to_wire()),
+    VariableSpec("b", (), "<f8", optim.SGD(0.5).to_wire()),
+    VariableSpec("c", (5,), "<f4", optim.SGD(0.5).to_wire()),
+    VariableSpec("frozen", (2,), "<i8", None),
+    VariableSpec("d", (37,), "<f4", optim.Adagrad(0.5).to_wire()),
+    VariableSpec("e", (3,), "<f4", optim.Adam(0.5).to_wire()),
+    VariableSpec("table", (6, 2), "<f4", optim.SGD(0.1).to_wire(), sparse=True),
+]
+PLAN = make_plan(SPECS, (0,), lambda *_: 0, None)
+LAYOUT = PLAN.layouts[0]
+TRAINED = [part for part in PLAN.parts if SPECS[part.variable].optimizer is not None]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_small() -> Iterator[None]:
+    """Updates go aside as those of large arenas do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arena, "ASIDE_NBYTES", 0)
+        patch.setattr(arena, "STREAM_NBYTES", 0)
+        yield
+
+
+def run_of(seed: int) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(a.size).astype(a.dtype) for a in LAYOUT.arenas]
+
+
+def spoil(run: list[Any], part: Any, element: int, bad: float) -> None:
+    number, start = LAYOUT.place[part.index]
+    run[number][start + element] = bad
+
+
+def state(store: Store) -> Any:
+    return (
+        [m.values.tobytes() for m in store.arenas],
+        [slot.tobytes() for m in store.arenas for slot in m.slots.values()],
+        [m.applied.tolist() for m in store.arenas],
+        (store.counter, store.step),
+    )
+
+
+BAD = st.sampled_from([np.nan, np.inf, -np.inf])
+EVENT = st.one_of(
+    st.tuples(st.just("good"), st.integers(0, 99)),
+    st.tuples(st.just("bad"), st.tuples(st.sampled_from(TRAINED), st.integers(0, 36), BAD)),
+    st.tuples(st.just("part"), st.sampled_from(TRAINED)),
+    st.tuples(st.just("bad part"), st.sampled_from(TRAINED)),
+    st.tuples(st.just("lease"), st.none()),
+    st.tuples(st.just("release"), st.integers(0, 5)),
+)
+
+
+@settings(max_examples=100)
+@given(events=st.lists(EVENT, max_size=25))
+def test_refused_updates_leave_no_trace_and_others_the_bits_of_updates_that_were_checked_before(events: Any) -> None:
+    store, plain = Store(LAYOUT, runtime()), Store(LAYOUT, runtime())
+    held: list[Any] = []
+    for what, detail in events:
+        before = state(store)
+        if what == "good":
+            assert store.apply(Update(run_of(detail), {}), store.step + 1, check=True) == ""
+            plain.apply(Update(run_of(detail), {}), plain.step + 1)
+        elif what == "bad":
+            part, element, bad = detail
+            run = run_of(1)
+            spoil(run, part, element % part.size, bad)
+            wanted = f"the gradient of {part.name} has NaN or infinite values (first at element {element % part.size})"
+            assert store.apply(Update(run, {}), 77, check=True) == wanted
+            assert state(store) == before
+        elif what.endswith("part"):
+            number, start = LAYOUT.place[detail.index]
+            gradient = run_of(2)[number][start : start + detail.size].copy()
+            if what == "bad part":
+                gradient[-1] = np.nan
+                refused = store.apply(Update(None, {detail.index: gradient}), 77, check=True)
+                assert refused == f"the gradient of {detail.name} has NaN or infinite values"
+                assert state(store) == before
+            else:
+                assert store.apply(Update(None, {detail.index: gradient}), store.step + 1, check=True) == ""
+                plain.apply(Update(None, {detail.index: gradient}), plain.step + 1)
+        elif what == "lease":
+            lease = store.lease()
+            if lease is not None:
+                held.append((lease, [array.tobytes() for array in lease.arrays]))
+        elif held:
+            held.pop(detail % len(held))[0].release()
+        assert state(store) == state(plain)
+        assert all([array.tobytes() for array in lease.arrays] == then for lease, then in held)
+
+
+def test_the_first_variable_in_the_order_of_the_shard_is_named() -> None:
+    store, run = Store(LAYOUT, runtime()), run_of(0)
+    spoil(run, PLAN.parts[5], 1, np.inf)  # e, with slots: looked at before anything is written
+    spoil(run, PLAN.parts[2], 4, np.nan)  # c, found while it is written aside
+    wanted = "the gradient of c has NaN or infinite values (first at element 4)"
+    assert store.apply(Update(run, {}), 1, check=True) == wanted
+
+
+class Blocks:
+    """A runtime whose passes go in blocks of two elements, as those of a simulated process do."""
+
+    simulated, piece_nbytes, shared_nbytes = True, 8, 1 << 40
+
+    def preempt(self) -> None:
+        """Nobody else is there."""
+
+
+def test_a_pass_in_blocks_finds_what_one_pass_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena, "STREAM_NBYTES", 64)
+    blocks: Any = Blocks()
+    store, plain = Store(LAYOUT, blocks), Store(LAYOUT, runtime())
+    for step in (1, 2):
+        bad = run_of(step)
+        spoil(bad, PLAN.parts[0], 20, np.nan)
+        before = state(store)
+        assert store.apply(Update(bad, {}), step, check=True) == (
+            "the gradient of a has NaN or infinite values (first at element 20)"
+        )
+        assert state(store) == before
+        assert store.apply(Update(run_of(step), {}), step, check=True) == ""
+        plain.apply(Update(run_of(step), {}), step)
+        assert state(store) == state(plain)
+
+
+def test_what_is_not_trained_may_be_anything() -> None:
+    store, run = Store(LAYOUT, runtime()), run_of(0)
+    run[LAYOUT.place[3][0]][:] = np.iinfo(np.int64).max
+    assert store.apply(Update(run, {}), 1, check=True) == ""
+
+
+def test_rows_are_looked_at_too() -> None:
+    store = Store(LAYOUT, runtime())
+    rows = RowGradient(np.array([1]), np.array([[1, np.nan]], np.float32))
+    assert store.apply(Update(None, {6: rows}), 1, check=True) == "the gradient of table has NaN or infinite values"
+    assert store.counter == 0 and not store.part(PLAN.parts[6]).any()
+
+
+@pytest.mark.parametrize("pushes", [1, 2, 3, 4, 5, 7])
+def test_a_mean_is_applied_with_the_bits_of_a_mean_that_was_made_before(pushes: int) -> None:
+    runs = [run_of(seed) for seed in range(pushes)]
+    made = []
+    for arrays in zip(*runs, strict=True):
+        total = arrays[0]
+        for array in arrays[1:]:
+            total = total + array
+        made.append((total / total.dtype.type(pushes)).astype(total.dtype) if pushes > 1 else total)
+    for leased in (False, True):
+        one, other = Store(LAYOUT, runtime()), Store(LAYOUT, runtime())
+        for step in (1, 2):
+            held = one.lease() if leased else None
+            one.apply(Update([Mean(arrays) for arrays in zip(*runs, strict=True)], {}), step)
+            other.apply(Update(made, {}), step)
+            assert state(one) == state(other)
+            assert held is None or held.counter == step - 1
+
+
+def test_a_shared_pass_has_the_bits_of_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena, "PIECE_NBYTES", 64)
+    alone, together = Store(LAYOUT, runtime()), Store(LAYOUT, runtime(), threads=3)
+    for seed in range(6):
+        for store in (alone, together):
+            pushes = [run_of(seed), run_of(seed + 1)]
+            update = pushes[0] if seed % 2 else [Mean(arrays) for arrays in zip(*pushes, strict=True)]
+            assert store.apply(Update(update, {}), seed + 1, check=True) == ""
+        assert state(alone) == state(together)
+    run = run_of(0)
+    spoil(run, PLAN.parts[0], 35, np.nan)
+    before = state(together)
+    assert "of a has NaN" in together.apply(Update(run, {}), 9, check=True) and state(together) == before
+    together.close()
