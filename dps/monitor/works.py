@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ from dps import optim
 from dps.session import Session
 from dps.variables.tree import Rows, Variable
 
-TABLE_ROWS, DIM, ROWS = 1_000_000, 64, 8192
+DIM = 64
 
 
 def resnet50() -> list[tuple[int, ...]]:
@@ -38,10 +41,50 @@ def resnet50() -> list[tuple[int, ...]]:
 
 
 SIZES: dict[str, list[tuple[int, ...]]] = {
-    "4k": [(1024,)], "1m": [(262_144,)], "64m": [(16_777_216,)], "256m": [(67_108_864,)], "resnet": resnet50(),
-    "small": [(2560,)] * 10,
+    "4k": [(1024,)], "small": [(2560,)] * 10, "1m": [(262_144,)], "64m": [(16_777_216,)], "256m": [(67_108_864,)],
+    "resnet": resnet50(),
 }  # fmt: skip
 WORKS = ("pull", "push", "step", "sparse", "sync")
+"""W1, W2, W3, W4 (a pull and a push of rows), W5 of the goals."""
+OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(0.01), "adagrad": optim.Adagrad(0.01)}
+IN_PLACE = " in place"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The sparse work: a table of `rows` x DIM float32, of which `taken` distinct rows are moved at a time."""
+
+    rows: int = 1_000_000
+    taken: int = 8192
+
+    @property
+    def nbytes(self) -> int:
+        """What is moved one way."""
+        return self.taken * DIM * 4
+
+    def params(self, optimizer: str) -> dict[str, Any]:
+        values = np.zeros((self.rows, DIM), np.float32)
+        return {"table": Variable(values, sparse=True, optimizer=OPTIMIZERS[optimizer])}
+
+    def drawn(self, seed: int) -> Any:
+        """Distinct row numbers, drawn by Zipf weights (exponent 1.1), int64, in the order they were drawn."""
+        draw = np.random.default_rng(seed)
+        weights = np.arange(1, self.rows + 1, dtype=np.float64) ** -1.1
+        return draw.choice(self.rows, self.taken, replace=False, p=weights / weights.sum()).astype(np.int64)
+
+    def calls(self, session: Session) -> dict[str, Callable[[], object]]:
+        """One lookup and one push, of other rows each time."""
+        lists = itertools.cycle([self.drawn(seed) for seed in range(4)])
+        values = np.ones((self.taken, DIM), np.float32)
+        return {
+            "sparse pull": lambda: session.lookup("table", next(lists)),
+            "sparse push": lambda: session.push({"table": Rows(next(lists), values)}),
+        }
+
+
+def nbytes(size: str) -> int:
+    """Bytes of a named size, one way."""
+    return 4 * sum(math.prod(shape) for shape in SIZES[size])
 
 
 def params(size: str) -> dict[str, Any]:
@@ -49,41 +92,28 @@ def params(size: str) -> dict[str, Any]:
     return {f"v{i}": np.zeros(shape, np.float32) for i, shape in enumerate(SIZES[size])}
 
 
-def table() -> dict[str, Any]:
-    """The embedding table of the sparse work."""
-    return {"table": Variable(np.zeros((TABLE_ROWS, DIM), np.float32), sparse=True, optimizer=optim.Adagrad(0.01))}
+def dense(session: Session, size: str) -> dict[str, Callable[[], object]]:
+    """One call of each dense work, by name. "sync" is a step, for sessions of a run in sync mode.
 
-
-def zipf_rows(seed: int) -> Any:
-    """8,192 distinct rows, drawn by Zipf weights."""
-    draw = np.random.default_rng(seed)
-    weights = np.arange(1, TABLE_ROWS + 1, dtype=np.float64) ** -1.1
-    return draw.choice(TABLE_ROWS, ROWS, replace=False, p=weights / weights.sum()).astype(np.int64)
-
-
-def dense(work: str, session: Session, size: str) -> Callable[[], object]:
-    """One call of pull, push or step (or sync, which is step on a cluster in sync mode)."""
-    gradients = session.gradients()
-    for gradient in gradients.values():
+    Copied: gradients lie in the caller's own arrays, values come in arrays that are the caller's. In place: gradients
+    lie where the ps reads them, values are seen where it wrote them (and are not read: no byte of them is moved).
+    """
+    own = {name: np.ones(array.shape, np.float32) for name, array in params(size).items()}
+    shared = session.gradients()
+    for gradient in shared.values():
         gradient[...] = 1.0
-    session.pull()
-    if work == "pull":
-        return session.pull
-    if work == "push":
-        return lambda: session.push(gradients)
-    return lambda: session.step(gradients)
 
+    def view() -> None:
+        with session.view():
+            pass
 
-def sparse(work: str, session: Session) -> Callable[[], object]:
-    """One lookup or one push of 8,192 rows, other rows each time."""
-    lists = [zipf_rows(seed) for seed in range(4)]
-    values = np.ones((ROWS, DIM), np.float32)
-    turn = [0]
+    def step_in_place() -> None:
+        session.push(shared)
+        view()
 
-    def rows() -> Any:
-        turn[0] += 1
-        return lists[turn[0] % 4]
-
-    if work == "pull":
-        return lambda: session.lookup("table", rows())
-    return lambda: session.push({"table": Rows(rows(), values)})
+    return {
+        "pull": session.pull, "pull" + IN_PLACE: view,
+        "push": lambda: session.push(own), "push" + IN_PLACE: lambda: session.push(shared),
+        "step": lambda: session.step(own), "step" + IN_PLACE: step_in_place,
+        "sync": lambda: session.step(own), "sync" + IN_PLACE: step_in_place,
+    }  # fmt: skip
