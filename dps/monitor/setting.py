@@ -26,6 +26,9 @@ SMALL = 1 << 16
 BARRIER = 1 << 20
 """Bytes up to which a synchronous step is held against a raw ZeroMQ barrier."""
 
+PATIENCE_S = 5.0
+"""How long a task may take to end."""
+
 Call = Callable[[], object]
 
 
@@ -121,40 +124,59 @@ class Setting:
     def cluster(self) -> Iterator[Server]:
         """The first worker's server in a new cluster; its chief and ps are threads on inproc, else processes."""
         with contextlib.ExitStack() as stack:
+            last = stack.enter_context(contextlib.ExitStack())  # the chief's farewell waits for its nodes to hear it
             target, bind = self._in_process(stack) if self.transport == "inproc" else self._processes(stack)
             worker = Server(None, "worker", 0, chief=target, bind=bind)
-            stack.callback(worker.stop)
+            last.callback(worker.stop)
             yield worker
 
     def _in_process(self, stack: contextlib.ExitStack) -> tuple[str, str]:
         name = f"inproc://dps-bench-{os.getpid()}-{runtime().random.getrandbits(48):x}"
         chief = Server(None, "chief", 0, bind=f"{name}-chief", ps=self.ps, workers=self.workers, owned=True)
-        stack.callback(chief.stop)
-        for task in range(self.ps):
-            stack.callback(Server(None, "ps", task, chief=chief.address, bind=f"{name}-{task}").stop)
+        tasks = [Server(None, "ps", task, chief=chief.address, bind=f"{name}-{task}") for task in range(self.ps)]
+        for server in (*tasks, chief):  # the chief first: it would take a ps that stops for one that is lost
+            stack.callback(server.stop)
         return chief.address, f"{name}-worker"
 
     def _processes(self, stack: contextlib.ExitStack) -> tuple[str, str]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dps-bench-"))
         binds = [f"ipc://{folder}/{n}" if self.transport == "ipc" else "127.0.0.1:0" for n in range(self.ps + 2)]
+        roles = stack.enter_context(Roles())
         counts = ["--ps", str(self.ps), "--workers", str(self.workers)]
-        target = stack.enter_context(role(["--job", "chief", "--chief", binds[0], *counts, "--owned"]))
+        target = roles.start(["--job", "chief", "--chief", binds[0], *counts, "--owned"])
         for task in range(self.ps):
-            flags = ["--job", "ps", "--task", str(task), "--chief", target, "--bind", binds[1 + task]]
-            stack.enter_context(role(flags))
+            roles.start(["--job", "ps", "--task", str(task), "--chief", target, "--bind", binds[1 + task]])
         return target, binds[-1]
 
 
-@contextlib.contextmanager
-def role(flags: list[str]) -> Iterator[str]:
-    """A task as a process; yields its address."""
-    command = [sys.executable, "-m", "dps.role", "--log-level", "WARNING", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=config.environment()) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().split()[-1]
-        finally:
+class Roles:
+    """Tasks as processes: the chief, then others. The chief ends them all."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, flags: list[str]) -> str:
+        """One more task; its address."""
+        command = [sys.executable, "-m", "dps.role", "--log-level", "WARNING", *flags]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=config.environment())
+        self.processes.append(process)
+        assert process.stdout is not None
+        return process.stdout.readline().split()[-1]
+
+    def __enter__(self) -> Roles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes[:1]:
             process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
 
 
 def kernel(optimizer: str, nbytes: int) -> Call:
