@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--works", default="pull,push,step,sparse,sync", help=_some(works.WORKS))
     made.add_argument("--forms", default="copied,in-place", help=_some(FORMS))
     made.add_argument("--transports", default="inproc,ipc,tcp", help=_some(TRANSPORTS) + "; socket: no shared memory")
-    made.add_argument("--sizes", default="4k,1m,resnet", help=_some(works.SIZES))
+    made.add_argument("--sizes", default="4k,1m,resnet", help=_some(works.SIZES) + "; or COUNTxELEMENTS")
     made.add_argument("--optimizers", default="sgd", help=_some(works.OPTIMIZERS) + "; sparse is adagrad in any case")
     made.add_argument("--ps", type=int, default=1, help="number of ps (default 1)")
     made.add_argument("--workers", type=int, help="number of workers; their rates are added (default 1, sync 2)")
@@ -72,13 +72,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _checked(args: argparse.Namespace) -> argparse.Namespace:
-    known = {"works": works.WORKS, "forms": FORMS, "transports": TRANSPORTS, "sizes": works.SIZES,
+    known = {"works": works.WORKS, "forms": FORMS, "transports": TRANSPORTS,
              "optimizers": works.OPTIMIZERS}  # fmt: skip
     for name, names in known.items():
         chosen = getattr(args, name).split(",")
         if unknown := [c for c in chosen if c not in names]:
             raise ConfigError(f"--{name} {','.join(unknown)} is not known; wanted some of {', '.join(names)}")
         setattr(args, name, chosen)
+    args.sizes = args.sizes.split(",")
+    for size in args.sizes:
+        works.shapes(size)
     for name in ("ps", "workers", "rounds", "table_rows", "table_taken"):
         value = getattr(args, name)
         if value is not None and value < 1:

@@ -34,7 +34,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Setting:
-    """`kind`: dense, sparse or sync; `size`: a name of works.SIZES, "table" for sparse."""
+    """`kind`: dense, sparse or sync; `size`: as works.shapes takes it, "table" for sparse."""
 
     kind: str
     transport: str
@@ -44,13 +44,14 @@ class Setting:
     workers: int = 1
     table_rows: int = 1_000_000
     table_taken: int = 8192
+    table_dim: int = 64
 
     def __str__(self) -> str:
         return f"{self.kind} {self.size} over {self.transport}, {self.optimizer}, {self.ps} ps, {self.workers} workers"
 
     @property
     def table(self) -> Table:
-        return Table(self.table_rows, self.table_taken)
+        return Table(self.table_rows, self.table_taken, self.table_dim)
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +60,7 @@ class Setting:
 
     @property
     def variables(self) -> int:
-        return 1 if self.kind == "sparse" else len(works.SIZES[self.size])
+        return 1 if self.kind == "sparse" else len(works.shapes(self.size))
 
     @property
     def shared(self) -> bool:

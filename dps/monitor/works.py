@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from dps import optim
+from dps.errors import ConfigError
 from dps.session import Session
 from dps.variables.tree import Rows, Variable
 
-DIM = 64
 
 
 def resnet50() -> list[tuple[int, ...]]:
@@ -48,48 +48,71 @@ WORKS = ("pull", "push", "step", "sparse", "sync")
 """W1, W2, W3, W4 (a pull and a push of rows), W5 of the goals."""
 OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(0.01), "adagrad": optim.Adagrad(0.01)}
 IN_PLACE = " in place"
+EXACT = 1_000_000
+"""Rows up to which Zipf weights are made one by one."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The sparse work: a table of `rows` x DIM float32, of which `taken` distinct rows are moved at a time."""
+    """The sparse work: a table of `rows` x `dim` float32, of which `taken` distinct rows are moved at a time."""
 
     rows: int = 1_000_000
     taken: int = 8192
+    dim: int = 64
 
     @property
     def nbytes(self) -> int:
         """What is moved one way."""
-        return self.taken * DIM * 4
+        return self.taken * self.dim * 4
 
     def params(self, optimizer: str) -> dict[str, Any]:
-        values = np.zeros((self.rows, DIM), np.float32)
+        values = np.zeros((self.rows, self.dim), np.float32)
         return {"table": Variable(values, sparse=True, optimizer=OPTIMIZERS[optimizer])}
 
     def drawn(self, seed: int) -> Any:
         """Distinct row numbers, drawn by Zipf weights (exponent 1.1), int64, in the order they were drawn."""
         draw = np.random.default_rng(seed)
+        if self.rows > EXACT:
+            return self._about(draw)
         weights = np.arange(1, self.rows + 1, dtype=np.float64) ** -1.1
         return draw.choice(self.rows, self.taken, replace=False, p=weights / weights.sum()).astype(np.int64)
+
+    def _about(self, draw: np.random.Generator) -> Any:
+        """The same for large tables, by the inverse of the continuous distribution: nothing of `rows` size is made."""
+        found = np.empty(0, np.int64)
+        while len(found) < self.taken:
+            ranks = (1 - draw.random(4 * self.taken) * (1 - self.rows**-0.1)) ** -10
+            found = np.unique(np.concatenate([found, np.minimum(ranks, self.rows).astype(np.int64) - 1]))
+        return draw.permutation(found)[: self.taken]
 
     def calls(self, session: Session) -> dict[str, Callable[[], object]]:
         """One lookup and one push, of other rows each time."""
         lists = itertools.cycle([self.drawn(seed) for seed in range(4)])
-        values = np.ones((self.taken, DIM), np.float32)
+        values = np.ones((self.taken, self.dim), np.float32)
         return {
             "sparse pull": lambda: session.lookup("table", next(lists)),
             "sparse push": lambda: session.push({"table": Rows(next(lists), values)}),
         }
 
 
+def shapes(size: str) -> list[tuple[int, ...]]:
+    """The shapes of a size: a name of SIZES, or "COUNTxELEMENTS" as "1000x64". ConfigError for anything else."""
+    if size in SIZES:
+        return SIZES[size]
+    count, _, elements = size.partition("x")
+    if not (count.isdigit() and elements.isdigit() and int(count) and int(elements)):
+        raise ConfigError(f"size {size!r} is not known; wanted one of {', '.join(SIZES)}, or COUNTxELEMENTS as 1000x64")
+    return [(int(elements),)] * int(count)
+
+
 def nbytes(size: str) -> int:
-    """Bytes of a named size, one way."""
-    return 4 * sum(math.prod(shape) for shape in SIZES[size])
+    """Bytes of a size, one way."""
+    return 4 * sum(math.prod(shape) for shape in shapes(size))
 
 
 def params(size: str) -> dict[str, Any]:
-    """float32 zeros of a named size."""
-    return {f"v{i}": np.zeros(shape, np.float32) for i, shape in enumerate(SIZES[size])}
+    """float32 zeros of a size."""
+    return {f"v{i}": np.zeros(shape, np.float32) for i, shape in enumerate(shapes(size))}
 
 
 def dense(session: Session, size: str) -> dict[str, Callable[[], object]]:
