@@ -82,9 +82,7 @@ def measured(workers: int, form: str, size: str, loops: int) -> dict[str, Any]:
 
 def _start(target: str, task: int, form: str, size: str, loops: int) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--worker", target, str(task), form, size, str(loops)]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=config.environment()
-    )
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=config.environment())
 
 
 def _expect(process: subprocess.Popen[str], wanted: str) -> None:
@@ -138,7 +136,9 @@ def table(base: dict[str, Any], rows: list[dict[str, Any]]) -> str:
             "w. VmHWM", "")  # fmt: skip
     lines = [form.format(*head)]
     for row in [base, *rows]:
-        ps, worker = ([f"{row[who][part] / MB:.0f}" for part in ("private", "owned", "peak")] for who in ("ps", "worker"))
+        ps, worker = (
+            [f"{row[who][part] / MB:.0f}" for part in ("private", "owned", "peak")] for who in ("ps", "worker")
+        )
         if row is base:
             lines.append(form.format("base", 1, *ps, "", "", *worker, "next to no values"))
             continue

@@ -2,11 +2,11 @@
 
     python benchmarks/soak.py --minutes 30
 
-2 ps, 2 workers, a table and dense variables of 20 MB. Each worker draws what it does next: pull, push, step, view,
-look rows up, push rows, push without waiting, save. Every 10 s a line tells memory, shared memory, descriptors and calls
-per second. Fails (exit code 1) when a process holds more in the last quarter than in the second one: over 3 % and 4 MB
-more memory, any more shared memory, or over 4 more descriptors. A rate that fell by a third is said, and is no failure: others may
-have taken the machine.
+2 ps, 2 workers, a table and dense variables of 20 MB. Each worker draws what it does next: pull, push, step, view, look
+rows up, push rows, push without waiting, save. Every 10 s a line tells memory, shared memory, descriptors and calls per
+second. Fails (exit code 1) when a process holds more in the last quarter than in the second one: over 3 % and 4 MB more
+memory, any more shared memory, or over 4 more descriptors. A rate that fell by a third is said, and is no failure:
+others may have taken the machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Look:
 
     def __str__(self) -> str:
         parts = [
-            f"{name} {one.private / MB:.1f}+{one.owned / MB:.0f} MB {one.descriptors} fd" for name, one in self.held.items()
+            f"{name} {one.private / MB:.1f}+{one.owned / MB:.0f} MB {one.descriptors} fd"
+            for name, one in self.held.items()
         ]
         return f"{self.at_s:7.0f} s  {self.per_s:8.1f} calls/s  " + "  ".join(parts)
 
@@ -62,7 +63,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS", help="between two looks")
-    parser.add_argument("--rows", type=int, default=100_000, help="of the table, 16 float32 each; the rest is thrice that")
+    parser.add_argument(
+        "--rows", type=int, default=100_000, help="of the table, 16 float32 each; the rest is thrice that"
+    )
     parser.add_argument("--out", type=Path, help="append one JSON line with all looks")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="dps-soak-") as folder:
@@ -126,7 +129,12 @@ class Told:
 def work(target: str, task: int, folder: str, rows: int) -> None:
     """One worker: whatever it draws next, until a line comes on stdin. Says every second how much it has done."""
     over = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.readline(), over.set()), daemon=True).start()
+
+    def listen() -> None:
+        sys.stdin.readline()
+        over.set()
+
+    threading.Thread(target=listen, daemon=True).start()
     draw = random.Random(task)
     params = {
         "table": dps.Variable(np.zeros((rows, DIM), np.float32), sparse=True),

@@ -16,7 +16,6 @@ from dps.session import Session
 from dps.variables.tree import Rows, Variable
 
 
-
 def resnet50() -> list[tuple[int, ...]]:
     """161 shapes, 25.6 M elements: those of a ResNet-50 without its moving averages."""
     shapes: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
