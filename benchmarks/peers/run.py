@@ -206,8 +206,8 @@ def main(argv: Sequence[str]) -> int:
     """Run, or print the table of an earlier run; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--time", type=float, default=0.15, help="how long is sampled, in parts of a few seconds each")
-    parser.add_argument("--sizes", default="4k,1m,64m,resnet", help="of W1 and W2: 4k, 1m, 64m, 256m, resnet")
+    parser.add_argument("--time", type=float, default=0.1, help="how long is sampled, in parts of a few seconds each")
+    parser.add_argument("--sizes", default="4k,1m,resnet", help="of W1 and W2: 4k, 1m, 64m, 256m, resnet")
     parser.add_argument("--peers", default=",".join(PACKAGES), help="comma-separated; empty: dps alone")
     parser.add_argument("--environments", action="store_true", help="make the environments, measure nothing")
     parser.add_argument("--environments-at", type=Path, default=ROOT / "build" / "peers", help="where they are")
