@@ -114,6 +114,8 @@ class Run:
             except Unavailable as error:
                 lane.give_up(error)
         self.bytes: Array = np.zeros(nbytes, np.uint8) if self.memory is None else self.memory.array
+        self.views: dict[int, Array] | None = None
+        """Its parts as the user has them, of a run that is the user's to fill."""
         self.in_use: Callable[[], bool] = nobody
         """Whether a push that was made of it is still on its way."""
 

@@ -207,7 +207,8 @@ class Pushes:
         }
         views: dict[int, Array] = {}
         for ps, layout in plan.layouts.items():
-            views |= layout.views(runs[ps].bytes)
+            runs[ps].views = layout.views(runs[ps].bytes)
+            views |= runs[ps].views or {}
         self._buffers.append(runs)
         del self._buffers[:-4]
 
@@ -282,7 +283,7 @@ def _filled_run(
     run = _own_run(plan, ps, gradients, buffers)
     if run is None or run.in_use():
         run = runs.take(ps, layout.nbytes)
-    fill_run(plan, layout, gradients, run.bytes)
+    fill_run(plan, layout, gradients, run.bytes, run.views)
     return run
 
 
@@ -307,9 +308,10 @@ def _parts(
 def _own_run(plan: Plan, ps: int, gradients: Mapping[int, Gradient], buffers: list[dict[int, Run]]) -> Run | None:
     """The buffer of `session.gradients()` in which these gradients already lie, if any."""
     for runs in buffers:
-        views = plan.layouts[ps].views(runs[ps].bytes)
-        for index, view in views.items():
+        for index, view in (runs[ps].views or {}).items():
             gradient = gradients.get(plan.parts[index].variable)
+            if gradient is view:
+                return runs[ps]
             if isinstance(gradient, np.ndarray) and gradient.base is not None and np.shares_memory(gradient, view):
                 return runs[ps]
             break

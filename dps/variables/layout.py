@@ -14,6 +14,9 @@ from dps.variables.tree import Rows, to_array
 
 Gradient = Array | Rows
 
+MANY = 64
+"""Variables of a shard from which on they are gathered in one call."""
+
 
 def specs_of(
     found: list[tuple[str, Array, dict[str, Any] | None, bool]],
@@ -30,10 +33,12 @@ def split(array: Array, part: Part, parts: int) -> Array:
 def assemble(plan: Plan, views: Mapping[int, Array], names: Mapping[str, int]) -> Callable[[str], Array]:
     """A function from a variable's name to its array, out of the parts in `views` (part index to array)."""
 
+    only_part = plan.only_part
+
     def leaf(name: str) -> Array:
+        if name in only_part:
+            return views[only_part[name]]
         parts = plan.parts_of[names[name]]
-        if len(parts) == 1:
-            return views[parts[0].index]
         return np.concatenate([views[p.index] for p in parts])
 
     return leaf
@@ -45,18 +50,23 @@ def check_gradients(plan: Plan, found: list[tuple[str, Any]]) -> dict[int, Gradi
     A leaf that is None, like a missing key, means no gradient for that variable.
     """
     gradients: dict[int, Gradient] = {}
+    by_name, variables, dtypes = plan.by_name, plan.variables, plan.dtypes
     for name, value in found:
         if value is None:
             continue
-        index = plan.by_name.get(name)
+        index = by_name.get(name)
         if index is None:
             known = ", ".join(list(plan.by_name)[:10])
             raise ValueError(f"a gradient came for {name!r}, which is no variable; there are {known}")
-        spec = plan.variables[index]
+        spec = variables[index]
         if spec.optimizer is None:
             raise ValueError(f"a gradient came for {name!r}, which is not trained; leave it out or pass None")
         if isinstance(value, Rows):
             gradients[index] = _checked_rows(spec, value)
+            continue
+        array = value if type(value) is np.ndarray and value.flags.c_contiguous else to_array(value, name)
+        if array.shape == spec.shape and array.dtype == dtypes[index]:
+            gradients[index] = array
             continue
         array = to_array(value, name)
         if array.shape != spec.shape:
@@ -98,24 +108,42 @@ def check_rows(spec: VariableSpec, indices: Array) -> None:
 
 def is_whole(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
     """Whether every trained part of a shard has a dense gradient."""
-    return all(
-        isinstance(gradients.get(part.variable), np.ndarray)
-        for arena in layout.arenas
-        if arena.optimizer is not None
-        for part in arena.parts
-    )
+    return all(isinstance(gradients.get(index), np.ndarray) for index in layout.trained)
 
 
-def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array) -> None:
-    """Copy dense gradients into a shard's run; those that lie there already are left."""
-    for index, view in layout.views(run).items():
+def fill_run(
+    plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array,
+    views: Mapping[int, Array] | None = None,
+) -> None:  # fmt: skip
+    """Copy dense gradients into a shard's run; those that lie there already are left.
+
+    `views`: the run's parts, as the user has them; None: no gradient lies in the run.
+    """
+    if views is None and _gather(plan, layout, gradients, run):
+        return
+    for index, view in (layout.views(run) if views is None else views).items():
         part = plan.parts[index]
         gradient = gradients.get(part.variable)
-        if not isinstance(gradient, np.ndarray):
+        if gradient is view or not isinstance(gradient, np.ndarray):
             continue
         source = split(gradient, part, len(plan.parts_of[part.variable]))
         if source.__array_interface__["data"][0] != view.__array_interface__["data"][0]:
             view[...] = source
+
+
+def _gather(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array) -> bool:
+    """Copy all gradients of a shard's small variables in one call of numpy's; False where it is not for this."""
+    if len(layout.trained) < MANY or len(plan.only_part) < len(plan.variables):
+        return False
+    if not is_whole(plan, layout, gradients):
+        return False
+    for arena in layout.arenas:
+        if arena.optimizer is None:
+            continue
+        flat = run[arena.offset : arena.offset + arena.nbytes].view(arena.dtype)
+        sources = [gradients[part.variable] for part in arena.parts]
+        np.concatenate([source.reshape(-1) for source in sources], out=flat)  # type: ignore[union-attr]
+    return True
 
 
 def parts_of_shard(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient]) -> list[tuple[int, Any]]:

@@ -129,6 +129,16 @@ class Plan:
         return tuple(tuple(parts) for parts in found)
 
     @functools.cached_property
+    def only_part(self) -> dict[str, int]:
+        """The index of its part, by name, for each variable that has one part."""
+        return {self.variables[i].name: parts[0].index for i, parts in enumerate(self.parts_of) if len(parts) == 1}
+
+    @functools.cached_property
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        """The dtype of each variable."""
+        return tuple(np.dtype(spec.dtype) for spec in self.variables)
+
+    @functools.cached_property
     def layouts(self) -> dict[int, ShardLayout]:
         """The layout of each ps."""
         return {ps: ShardLayout.of(self, ps) for ps in self.ps}
@@ -289,11 +299,27 @@ class ShardLayout:
     def views_of(self, memories: Sequence[Array]) -> dict[int, Array]:
         """The parts as arrays in the bytes of each arena, by part index."""
         found: dict[int, Array] = {}
-        for arena, memory in zip(self.arenas, memories, strict=True):
+        for arena, memory, spans in zip(self.arenas, memories, self._spans, strict=True):
             flat = memory.view(arena.dtype)
-            for part, start in zip(arena.parts, arena.starts, strict=True):
-                found[part.index] = flat[start : start + part.size].reshape(part.shape)
+            for index, start, stop, shape in spans:
+                found[index] = flat[start:stop] if shape is None else flat[start:stop].reshape(shape)
         return found
+
+    @functools.cached_property
+    def _spans(self) -> list[list[tuple[int, int, int, tuple[int, ...] | None]]]:
+        """For each arena: index, first element, end and shape of its parts; shape None: one dimension, as it lies."""
+        return [
+            [
+                (p.index, start, start + p.size, None if len(p.shape) == 1 else p.shape)
+                for p, start in zip(arena.parts, arena.starts, strict=True)
+            ]
+            for arena in self.arenas
+        ]
+
+    @functools.cached_property
+    def trained(self) -> tuple[int, ...]:
+        """The variables that have a trained part here, one for each such part."""
+        return tuple(p.variable for arena in self.arenas if arena.optimizer is not None for p in arena.parts)
 
     def check_range(self, offset: int, nbytes: int, trained_only: bool = False) -> None:
         """Raises ProtocolError unless the bytes lie within one (trained) arena, on element boundaries."""

@@ -48,9 +48,12 @@ def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping):
+    if type(node) is dict or isinstance(node, Mapping):
         for key, child in node.items():
-            yield from _walk(child, _join(path, key))
+            if type(child) is np.ndarray:
+                yield _join(path, key), child
+            else:
+                yield from _walk(child, _join(path, key))
     elif isinstance(node, list | tuple):
         for index, child in enumerate(node):
             yield from _walk(child, _join(path, str(index)))
@@ -69,30 +72,30 @@ def _join(path: str, key: object) -> str:
 def builder(tree: Any) -> Callable[[Callable[[str], Any]], Any]:
     """A function that builds the same nesting anew, asking for each leaf by its path."""
 
-    def build(node: Any, path: str, leaf: Callable[[str], Any]) -> Any:
-        if isinstance(node, Mapping):
-            return {key: build(child, _join(path, key), leaf) for key, child in node.items()}
-        if isinstance(node, list | tuple):
-            children = [build(child, _join(path, str(i)), leaf) for i, child in enumerate(node)]
-            if isinstance(node, list):
-                return children
-            return type(node)(*children) if hasattr(node, "_fields") else tuple(children)
-        return leaf(path or "value")
-
-    shape = _skeleton(tree)
-    return lambda leaf: build(shape, "", leaf)
-
-
-def _skeleton(node: Any) -> Any:
-    """The nesting without its arrays, so that a builder does not keep them alive."""
-    if isinstance(node, Mapping):
-        return {key: _skeleton(child) for key, child in node.items()}
-    if isinstance(node, list | tuple):
-        children = [_skeleton(child) for child in node]
+    def build(node: Any, leaf: Callable[[str], Any]) -> Any:
+        if type(node) is str:
+            return leaf(node)
+        if type(node) is dict:
+            return {key: leaf(child) if type(child) is str else build(child, leaf) for key, child in node.items()}
+        children = [build(child, leaf) for child in node]
         if isinstance(node, list):
             return children
         return type(node)(*children) if hasattr(node, "_fields") else tuple(children)
-    return None
+
+    shape = _skeleton(tree, "")
+    return lambda leaf: build(shape, leaf)
+
+
+def _skeleton(node: Any, path: str) -> Any:
+    """The nesting with the paths of its leaves, so that a builder does not keep arrays alive."""
+    if isinstance(node, Mapping):
+        return {key: _skeleton(child, _join(path, key)) for key, child in node.items()}
+    if isinstance(node, list | tuple):
+        children = [_skeleton(child, _join(path, str(i))) for i, child in enumerate(node)]
+        if isinstance(node, list):
+            return children
+        return type(node)(*children) if hasattr(node, "_fields") else tuple(children)
+    return path or "value"
 
 
 def nested(names: list[str]) -> Any:
