@@ -232,14 +232,16 @@ class ShardLayout:
 
     @staticmethod
     def of(plan: Plan, ps: int) -> ShardLayout:
-        groups: dict[str, list[Part]] = {}
+        groups: dict[tuple[str, str, int, str], list[Part]] = {}
+        optimizers: dict[str, str] = {}  # by what is quickly written: all of a model's variables have one or two
         for part in plan.parts:
             if part.ps == ps:
                 spec = plan.variables[part.variable]
                 own = part.index if spec.sparse else -1
-                groups.setdefault(
-                    json.dumps([spec.dtype, spec.optimizer, own, part.device], sort_keys=True), []
-                ).append(part)
+                written = repr(spec.optimizer)
+                if written not in optimizers:
+                    optimizers[written] = json.dumps(spec.optimizer, sort_keys=True)
+                groups.setdefault((spec.dtype, optimizers[written], own, part.device), []).append(part)
         arenas: list[Arena] = []
         offset = 0
         for parts in groups.values():
