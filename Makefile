@@ -30,9 +30,10 @@ docs: $(VENV)/ready-dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "== the documentation is at build/site/index.html"
 
 check: $(VENV)/ready-dev
-	@echo "== ruff check"; $(BIN)/ruff check --quiet dps tests examples notebooks/build.py notebooks/sources
-	@echo "== ruff format"; $(BIN)/ruff format --quiet --check dps tests examples notebooks/build.py notebooks/sources
-	@echo "== mypy"; $(BIN)/mypy --no-error-summary
+	@echo "== ruff check"; $(BIN)/ruff check --quiet benchmarks dps tests examples notebooks/build.py notebooks/sources
+	@echo "== ruff format"; $(BIN)/ruff format --quiet --check benchmarks dps tests examples notebooks/build.py notebooks/sources
+	@echo "== mypy"; $(BIN)/mypy --no-error-summary && \
+		$(BIN)/mypy --no-error-summary --strict --explicit-package-bases benchmarks/*.py benchmarks/micro benchmarks/peers/run.py
 	@echo "== import-linter"; $(BIN)/lint-imports >$(VENV)/import-linter.log 2>&1 || { cat $(VENV)/import-linter.log; exit 1; }
 	@echo "== all checks passed"
 

@@ -15,7 +15,7 @@ from dps.partial import PartRuns, PartsPush
 from dps.protocol import APPLIED, REFUSED, WINDOW
 from dps.protocol import Push as PushMessage
 from dps.reply import Push
-from dps.variables.layout import Gradient, fill_run, is_whole
+from dps.variables.layout import Gradient, fill_run, gather, is_whole
 from dps.variables.packed import PackedGradient
 from dps.variables.plan import Plan, ShardLayout
 from dps.variables.transfers import About, PushTransfer, run_pieces, shared_message
@@ -317,6 +317,8 @@ def _filled_run(
     run = _own_run(layout, ps, gradients, buffers)
     if run is None or run.in_use:
         run = runs.take(ps, layout)
+        if gather(plan, layout, gradients, run.bytes):
+            return run
     fill_run(plan, layout, gradients, run.views)
     return run
 

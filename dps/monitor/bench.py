@@ -1,7 +1,7 @@
 """`dps bench`: pull, push, step, sparse rows and sync steps, beside what this machine could do at best.
 
-The ps and chief (and the second worker of a sync step) are processes of their own on ipc and tcp, and threads of
-this one on inproc. Limits are measured in the same rounds. Compare ratios (`of_limit`), not seconds of two days.
+The ps, the chief and the workers beside the first are processes of their own, but threads of this one on inproc.
+Limits are measured in the same rounds. Compare ratios (`of_limit`), not seconds of two days.
 """
 
 from __future__ import annotations
@@ -11,192 +11,163 @@ import contextlib
 import json
 import os
 import platform
-import statistics
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from dps import config, optim
+from dps import config
 from dps.errors import ConfigError
-from dps.monitor import works
-from dps.server import Server
-from dps.session import Session
+from dps.monitor import goals, works
+from dps.monitor.beside import Beside, workers
+from dps.monitor.rounds import PROBE_NBYTES, Rounds, Turn
+from dps.monitor.setting import TRANSPORTS, Setting
+from dps.monitor.table import compared, table
+from dps.monitor.works import IN_PLACE
 from dps.transport import limits
-from dps.transport.current import runtime
-from dps.update import Async, SyncReplicas
 
-TRANSPORTS = ("inproc", "ipc", "tcp")
+FORMS = ("copied", "in-place")
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="dps bench", description=__doc__)
     made.add_argument("--json", action="store_true", help="one JSON object on stdout, progress on stderr")
-    made.add_argument(
-        "--works", default="pull,push,step,sparse,sync", help="comma-separated, of " + ", ".join(works.WORKS)
-    )
-    made.add_argument("--transports", default="inproc,ipc,tcp", help="comma-separated, of inproc, ipc, tcp")
-    made.add_argument("--sizes", default="4k,1m,resnet", help="comma-separated, of " + ", ".join(works.SIZES))
+    made.add_argument("--works", default="pull,push,step,sparse,sync", help=_some(works.WORKS))
+    made.add_argument("--forms", default="copied,in-place", help=_some(FORMS))
+    made.add_argument("--transports", default="inproc,ipc,tcp", help=_some(TRANSPORTS) + "; socket: no shared memory")
+    made.add_argument("--sizes", default="4k,1m,resnet", help=_some(works.SIZES) + "; or COUNTxELEMENTS")
+    made.add_argument("--optimizers", default="sgd", help=_some(works.OPTIMIZERS) + "; sparse is adagrad in any case")
     made.add_argument("--ps", type=int, default=1, help="number of ps (default 1)")
+    made.add_argument("--workers", type=int, help="number of workers; their rates are added (default 1, sync 2)")
+    made.add_argument("--table-rows", type=int, default=1_000_000, help="rows of the sparse table (default 1,000,000)")
+    made.add_argument("--table-taken", type=int, default=8192, help="rows moved at a time (default 8,192)")
     made.add_argument("--rounds", type=int, default=3, help="rounds; each figure is the median of their medians")
     made.add_argument("--seconds", type=float, default=0.3, help="least time a figure is sampled in a round")
     made.add_argument("--compare", metavar="FILE", help="an earlier --json output: print ratios to it")
+    made.add_argument("--goals", action="store_true", help="measure what dps has goals for, and say which hold")
     return made
+
+
+def _some(known: Iterable[str]) -> str:
+    return "comma-separated, of " + ", ".join(known)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
-    if list(argv[:1]) == ["--second"]:
-        return _second_worker(argv[1], argv[2])
-    args = parser().parse_args(argv)
-    for name, known in (("works", works.WORKS), ("transports", TRANSPORTS), ("sizes", works.SIZES)):
-        chosen = getattr(args, name).split(",")
-        if unknown := [c for c in chosen if c not in known]:
-            raise ConfigError(f"--{name} {','.join(unknown)} is not known; wanted some of {', '.join(known)}")
-        setattr(args, name, chosen)
+    args = _checked(parser().parse_args(argv))
     for variable in config.THREADS:
         os.environ.setdefault(variable, "1")
-    results = list(_results(args))
-    found = {"machine": _machine(), "results": results}
+    settings = goals.settings() if args.goals else _settings(args)
+    results = [row for setting, chosen in settings for row in measured(setting, chosen, args.rounds, args.seconds)]
+    found: dict[str, Any] = {"machine": _machine(), "results": results}
+    if args.goals:
+        found["goals"] = goals.judged(results, args.rounds, args.seconds)
     if args.json:
         print(json.dumps(found))
     else:
-        print(_table(results))
+        print(table(results))
+        print(goals.table(found["goals"]) if args.goals else "", end="")
     if args.compare:
-        print(_compared(results, args.compare), file=sys.stderr if args.json else sys.stdout)
+        print(compared(results, args.compare), file=sys.stderr if args.json else sys.stdout)
     return 0
 
 
-def _results(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    for work in args.works:
-        sizes = {"sparse": ["table"], "sync": [s for s in args.sizes if s != "256m"]}.get(work, args.sizes)
+def _checked(args: argparse.Namespace) -> argparse.Namespace:
+    known = {"works": works.WORKS, "forms": FORMS, "transports": TRANSPORTS,
+             "optimizers": works.OPTIMIZERS}  # fmt: skip
+    for name, names in known.items():
+        chosen = getattr(args, name).split(",")
+        if unknown := [c for c in chosen if c not in names]:
+            raise ConfigError(f"--{name} {','.join(unknown)} is not known; wanted some of {', '.join(names)}")
+        setattr(args, name, chosen)
+    args.sizes = args.sizes.split(",")
+    for size in args.sizes:
+        works.shapes(size)
+    for name in ("ps", "workers", "rounds", "table_rows", "table_taken"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: wanted at least 1")
+    if args.table_taken > args.table_rows:
+        raise ConfigError(f"--table-taken {args.table_taken} is more than --table-rows {args.table_rows}")
+    return args
+
+
+def _settings(args: argparse.Namespace) -> Iterator[tuple[Setting, list[str]]]:
+    """What is asked for: each cluster once, with all works that can be measured on it."""
+    dense = [w for w in args.works if w in ("pull", "push", "step")]
+    kinds = [("dense", dense)] if dense else []
+    kinds += [(kind, [kind]) for kind in ("sparse", "sync") if kind in args.works]
+    for kind, chosen in kinds:
         for transport in args.transports:
-            for size in sizes:
-                print(f"{work} {size} over {transport} ...", file=sys.stderr, flush=True)
-                yield from _measured(work, transport, size, args)
+            for size in ["table"] if kind == "sparse" else args.sizes:
+                for optimizer in ["adagrad"] if kind == "sparse" else args.optimizers:
+                    count = args.workers or (2 if kind == "sync" else 1)
+                    rows = (args.table_rows, args.table_taken)
+                    yield Setting(kind, transport, size, optimizer, args.ps, count, *rows), _forms(kind, chosen, args)
 
 
-def _measured(work: str, transport: str, size: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Rounds of the work and its limit in turn."""
-    names = ["sparse pull", "sparse push"] if work == "sparse" else [work]
-    with _cluster(transport, args.ps, 2 if work == "sync" else 1) as server, contextlib.ExitStack() as stack:
-        tree = works.table() if work == "sparse" else works.params(size)
-        mode = SyncReplicas() if work == "sync" else Async()
-        if work == "sync":
-            stack.enter_context(_other_worker(server.target, size))
-        session = stack.enter_context(Session(server, tree, optimizer=optim.SGD(0.01), update=mode, timeout=60))
-        nbytes = works.ROWS * works.DIM * 4 if work == "sparse" else session._connection.plan.nbytes
-        moved = nbytes * (2 if work in ("step", "sync") else 1)
-        raw = stack.enter_context(_limit(transport, moved))
-        for name in names:
-            call = works.sparse(name.split()[-1], session) if work == "sparse" else works.dense(work, session, size)
-            ours, best = [], []
-            for _ in range(args.rounds):
-                best.append(statistics.median(limits.seconds(raw, args.seconds / 2)))
-                ours.append(limits.seconds(call, args.seconds))
-            yield _row(name, transport, moved, len(session._connection.plan.variables), args.ps, ours, best, work)
-        session.request_stop()
+def _forms(kind: str, chosen: list[str], args: argparse.Namespace) -> list[str]:
+    if kind == "sparse":
+        return ["sparse pull", "sparse push"]
+    ends = {"copied": "", "in-place": IN_PLACE}
+    return [work + ends[form] for work in chosen for form in args.forms]
 
 
-def _row(
-    name: str,
-    transport: str,
-    moved: int,
-    variables: int,
-    ps: int,
-    ours: list[list[float]],
-    best: list[float],
-    work: str,
-) -> dict[str, Any]:
-    median = statistics.median(statistics.median(r) for r in ours)
-    samples = sorted(s for r in ours for s in r)
-    limit = moved / statistics.median(best) / 1e9
-    return {
-        "work": name, "transport": transport, "nbytes": moved, "variables": variables, "ps": ps,
-        "workers": 2 if work == "sync" else 1, "per_s": 1 / median, "gb_per_s": moved / median / 1e9,
-        "p50_us": median * 1e6, "p99_us": samples[min(len(samples) - 1, int(len(samples) * 0.99))] * 1e6,
-        "limit_gb_per_s": limit, "of_limit": moved / median / 1e9 / limit,
-    }  # fmt: skip
-
-
-def _limit(transport: str, nbytes: int) -> contextlib.AbstractContextManager[Callable[[], object]]:
-    """Within a machine memory is the limit, over tcp the socket; small messages are held against raw ZeroMQ."""
-    if nbytes <= 1 << 16:
-        return limits.raw_zmq(nbytes)
-    return limits.raw_tcp(nbytes) if transport == "tcp" else contextlib.nullcontext(limits.memcpy(nbytes))
-
-
-@contextlib.contextmanager
-def _cluster(transport: str, ps: int, workers: int) -> Iterator[Server]:
-    """A worker's server of a new cluster; its chief and ps are threads on inproc, else processes."""
-    with contextlib.ExitStack() as stack:
-        if transport == "inproc":
-            name = f"inproc://dps-bench-{os.getpid()}-{runtime().random.getrandbits(48):x}"
-            chief = Server(None, "chief", 0, bind=f"{name}-chief", ps=ps, workers=workers, owned=True)
-            stack.callback(chief.stop)
-            for task in range(ps):
-                stack.callback(Server(None, "ps", task, chief=chief.address, bind=f"{name}-{task}").stop)
-            target, bind = chief.address, f"{name}-worker"
-        else:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dps-bench-"))
-            binds = [f"ipc://{folder}/{n}" if transport == "ipc" else "127.0.0.1:0" for n in range(ps + 2)]
-            flags = ["--job", "chief", "--chief", binds[0], "--ps", str(ps), "--workers", str(workers), "--owned"]
-            target = stack.enter_context(_role(flags))
-            for task in range(ps):
-                stack.enter_context(
-                    _role(["--job", "ps", "--task", str(task), "--chief", target, "--bind", binds[1 + task]])
-                )
-            bind = binds[-1]
-        worker = Server(None, "worker", 0, chief=target, bind=bind)
-        stack.callback(worker.stop)
-        yield worker
-
-
-@contextlib.contextmanager
-def _role(flags: list[str]) -> Iterator[str]:
-    """A task as a process; yields its address."""
-    command = [sys.executable, "-m", "dps.role", "--log-level", "WARNING", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=config.environment()) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().split()[-1]
-        finally:
-            process.terminate()
-
-
-@contextlib.contextmanager
-def _other_worker(target: str, size: str) -> Iterator[None]:
-    """The second worker of a sync step: a process that steps until the first has left."""
-    if target.startswith("inproc"):
-        bind = f"{target}-second"
-        task = runtime().spawn(
-            "second worker", lambda: _steps(Server(None, "worker", 1, chief=target, bind=bind), size)
-        )
-        yield
-        task.join(10.0)
+def measured(setting: Setting, chosen: list[str], rounds: int, at_least_s: float) -> Iterator[dict[str, Any]]:
+    """A row for each work of a setting, in interleaved rounds with its limits. In place needs shared memory."""
+    if not setting.shared:
+        chosen = [name for name in chosen if not name.endswith(IN_PLACE)]
+    if not chosen:
         return
-    command = [sys.executable, "-m", "dps.monitor.bench", "--second", target, size]
-    with subprocess.Popen(command, env=config.environment()) as process:
-        try:
-            yield
-            process.wait(10.0)
-        finally:
-            process.kill()
+    print(f"{setting}: {', '.join(chosen)} ...", file=sys.stderr, flush=True)
+    with contextlib.ExitStack() as stack:
+        probe = stack.enter_context(limits.raw_tcp(PROBE_NBYTES))
+        names = dict.fromkeys(setting.limit_of(work) for work in chosen)
+        turns = {name: Turn(stack.enter_context(setting.limit(name))) for name in names}
+        server = stack.enter_context(setting.cluster())
+        others = stack.enter_context(workers(server.target, setting))
+        with setting.session(server) as session:
+            calls = setting.calls(session)
+            for beside in others:
+                beside.answers.get(timeout=60)
+            turns |= {name: _turn(name, calls[name], others, setting.kind == "sync") for name in chosen}
+            found = Rounds()
+            for _ in range(rounds):
+                found.measure(probe, turns, at_least_s)
+            for beside in others:
+                beside.orders.put("end")
+            session.request_stop()
+    if found.dropped:
+        print(f"{found.dropped} of {rounds} rounds dropped: raw TCP had moved by over 30 %", file=sys.stderr)
+    yield from (_row(setting, name, found) for name in chosen)
 
 
-def _second_worker(target: str, size: str) -> int:
-    with Server(None, "worker", 1, chief=target) as server:
-        _steps(server, size)
-    return 0
+def _turn(name: str, call: Any, others: list[Beside], sync: bool) -> Turn:
+    """A work, done by the others at the same time. In sync they wait for this worker, and do so until the next."""
+
+    def begin() -> None:
+        for beside in others:
+            beside.begin(name)
+
+    def end() -> float:
+        return 0.0 if sync else sum(beside.idle() for beside in others)
+
+    return Turn(call, begin, end)
 
 
-def _steps(server: Server, size: str) -> None:
-    with Session(server, works.params(size), optimizer=optim.SGD(0.01), update=SyncReplicas(), timeout=60) as session:
-        call = works.dense("sync", session, size)
-        while len(session.stats()["chief"]["live"]) == 2:
-            for _ in range(20):
-                call()
+def _row(setting: Setting, name: str, found: Rounds) -> dict[str, Any]:
+    limit, moved, median = setting.limit_of(name), setting.moved(name), found.median_s(name)
+    per_s = 1 / median + found.beside_per_s(name)
+    best = moved / found.median_s(limit) / 1e9
+    speed = moved * per_s / 1e9
+    return {
+        "work": name.removesuffix(IN_PLACE), "transport": "tcp" if setting.transport == "socket" else setting.transport,
+        "nbytes": moved, "variables": setting.variables, "ps": setting.ps, "workers": setting.workers, "per_s": per_s,
+        "gb_per_s": speed, "p50_us": median * 1e6, "p99_us": found.p99_s(name) * 1e6, "limit_gb_per_s": best,
+        "of_limit": speed / best, "limit": limit, "size": setting.size, "optimizer": setting.optimizer,
+        "in_place": name.endswith(IN_PLACE), "shared_memory": setting.shared,
+        "rows_per_s": setting.table_taken * per_s if setting.kind == "sparse" else None, "rounds": len(found.steady),
+        "dropped": found.dropped,
+    }  # fmt: skip
 
 
 def _machine() -> dict[str, Any]:
@@ -204,38 +175,3 @@ def _machine() -> dict[str, Any]:
         "cores": os.cpu_count(), "processor": platform.processor() or platform.machine(),
         "system": f"{platform.system()} {platform.release()}", "python": platform.python_version(),
     }  # fmt: skip
-
-
-HEAD = ("work", "transport", "MB", "vars", "per s", "GB/s", "p50 us", "p99 us", "of limit")
-
-
-def _table(results: list[dict[str, Any]]) -> str:
-    form = "{:12} {:9} {:>8} {:>5} {:>9} {:>6} {:>9} {:>9} {:>8}"
-    rows = [
-        form.format(
-            r["work"], r["transport"], f"{r['nbytes'] / 1e6:.3f}", r["variables"], f"{r['per_s']:.1f}",
-            f"{r['gb_per_s']:.2f}", f"{r['p50_us']:.0f}", f"{r['p99_us']:.0f}", f"{r['of_limit']:.2f}",
-        )
-        for r in results
-    ]  # fmt: skip
-    note = "limit: memcpy within a machine, a raw TCP socket over tcp, raw ZeroMQ (there and back) up to 64 KiB"
-    return "\n".join([form.format(*HEAD), *rows, note])
-
-
-def _compared(results: list[dict[str, Any]], path: str) -> str:
-    with open(path) as file:
-        before = {_key(r): r for r in json.load(file)["results"]}
-    lines = [f"against {path}: rate now / then"]
-    for row in results:
-        then = before.get(_key(row))
-        if then is not None:
-            lines.append(f"{' '.join(map(str, _key(row))):40} {row['per_s'] / then['per_s']:6.2f}")
-    return "\n".join(lines)
-
-
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["work"], row["transport"], row["nbytes"], row["variables"], row["ps"]
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

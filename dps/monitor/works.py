@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dps import optim
+from dps.errors import ConfigError
 from dps.session import Session
 from dps.variables.tree import Rows, Variable
-
-TABLE_ROWS, DIM, ROWS = 1_000_000, 64, 8192
 
 
 def resnet50() -> list[tuple[int, ...]]:
@@ -38,52 +40,102 @@ def resnet50() -> list[tuple[int, ...]]:
 
 
 SIZES: dict[str, list[tuple[int, ...]]] = {
-    "4k": [(1024,)], "1m": [(262_144,)], "64m": [(16_777_216,)], "256m": [(67_108_864,)], "resnet": resnet50(),
-    "small": [(2560,)] * 10,
+    "4k": [(1024,)], "small": [(2560,)] * 10, "1m": [(262_144,)], "64m": [(16_777_216,)], "256m": [(67_108_864,)],
+    "resnet": resnet50(),
 }  # fmt: skip
 WORKS = ("pull", "push", "step", "sparse", "sync")
+"""W1, W2, W3, W4 (a pull and a push of rows), W5 of the goals."""
+OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(0.01), "adagrad": optim.Adagrad(0.01)}
+IN_PLACE = " in place"
+EXACT = 1_000_000
+"""Rows up to which Zipf weights are made one by one."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The sparse work: a table of `rows` x `dim` float32, of which `taken` distinct rows are moved at a time."""
+
+    rows: int = 1_000_000
+    taken: int = 8192
+    dim: int = 64
+
+    @property
+    def nbytes(self) -> int:
+        """What is moved one way."""
+        return self.taken * self.dim * 4
+
+    def params(self, optimizer: str) -> dict[str, Any]:
+        values = np.zeros((self.rows, self.dim), np.float32)
+        return {"table": Variable(values, sparse=True, optimizer=OPTIMIZERS[optimizer])}
+
+    def drawn(self, seed: int) -> Any:
+        """Distinct row numbers, drawn by Zipf weights (exponent 1.1), int64, in the order they were drawn."""
+        draw = np.random.default_rng(seed)
+        if self.rows > EXACT:
+            return self._about(draw)
+        weights = np.arange(1, self.rows + 1, dtype=np.float64) ** -1.1
+        return draw.choice(self.rows, self.taken, replace=False, p=weights / weights.sum()).astype(np.int64)
+
+    def _about(self, draw: np.random.Generator) -> Any:
+        """The same for large tables, by the inverse of the continuous distribution: nothing of `rows` size is made."""
+        found = np.empty(0, np.int64)
+        while len(found) < self.taken:
+            ranks = (1 - draw.random(4 * self.taken) * (1 - self.rows**-0.1)) ** -10
+            found = np.unique(np.concatenate([found, np.minimum(ranks, self.rows).astype(np.int64) - 1]))
+        return draw.permutation(found)[: self.taken]
+
+    def calls(self, session: Session) -> dict[str, Callable[[], object]]:
+        """One lookup and one push, of other rows each time."""
+        lists = itertools.cycle([self.drawn(seed) for seed in range(4)])
+        values = np.ones((self.taken, self.dim), np.float32)
+        return {
+            "sparse pull": lambda: session.lookup("table", next(lists)),
+            "sparse push": lambda: session.push({"table": Rows(next(lists), values)}),
+        }
+
+
+def shapes(size: str) -> list[tuple[int, ...]]:
+    """The shapes of a size: a name of SIZES, or "COUNTxELEMENTS" as "1000x64". ConfigError for anything else."""
+    if size in SIZES:
+        return SIZES[size]
+    count, _, elements = size.partition("x")
+    if not (count.isdigit() and elements.isdigit() and int(count) and int(elements)):
+        raise ConfigError(f"size {size!r} is not known; wanted one of {', '.join(SIZES)}, or COUNTxELEMENTS as 1000x64")
+    return [(int(elements),)] * int(count)
+
+
+def nbytes(size: str) -> int:
+    """Bytes of a size, one way."""
+    return 4 * sum(math.prod(shape) for shape in shapes(size))
 
 
 def params(size: str) -> dict[str, Any]:
-    """float32 zeros of a named size."""
-    return {f"v{i}": np.zeros(shape, np.float32) for i, shape in enumerate(SIZES[size])}
+    """float32 zeros of a size."""
+    return {f"v{i}": np.zeros(shape, np.float32) for i, shape in enumerate(shapes(size))}
 
 
-def table() -> dict[str, Any]:
-    """The embedding table of the sparse work."""
-    return {"table": Variable(np.zeros((TABLE_ROWS, DIM), np.float32), sparse=True, optimizer=optim.Adagrad(0.01))}
+def dense(session: Session, size: str) -> dict[str, Callable[[], object]]:
+    """One call of each dense work, by name. "sync" is a step, for sessions of a run in sync mode.
 
-
-def zipf_rows(seed: int) -> Any:
-    """8,192 distinct rows, drawn by Zipf weights."""
-    draw = np.random.default_rng(seed)
-    weights = np.arange(1, TABLE_ROWS + 1, dtype=np.float64) ** -1.1
-    return draw.choice(TABLE_ROWS, ROWS, replace=False, p=weights / weights.sum()).astype(np.int64)
-
-
-def dense(work: str, session: Session, size: str) -> Callable[[], object]:
-    """One call of pull, push or step (or sync, which is step on a cluster in sync mode)."""
-    gradients = session.gradients()
-    for gradient in gradients.values():
+    Copied: gradients lie in the caller's own arrays, values come in arrays that are the caller's. In place: gradients
+    lie where the ps reads them, values are seen where it wrote them (and are not read: no byte of them is moved).
+    """
+    own = {name: np.ones(array.shape, np.float32) for name, array in params(size).items()}
+    shared = session.gradients()
+    for gradient in shared.values():
         gradient[...] = 1.0
-    session.pull()
-    if work == "pull":
-        return session.pull
-    if work == "push":
-        return lambda: session.push(gradients)
-    return lambda: session.step(gradients)
 
+    def view() -> None:
+        with session.view():
+            pass
 
-def sparse(work: str, session: Session) -> Callable[[], object]:
-    """One lookup or one push of 8,192 rows, other rows each time."""
-    lists = [zipf_rows(seed) for seed in range(4)]
-    values = np.ones((ROWS, DIM), np.float32)
-    turn = [0]
+    def step_in_place() -> None:
+        session.push(shared)
+        view()
 
-    def rows() -> Any:
-        turn[0] += 1
-        return lists[turn[0] % 4]
-
-    if work == "pull":
-        return lambda: session.lookup("table", rows())
-    return lambda: session.push({"table": Rows(rows(), values)})
+    return {
+        "pull": session.pull, "pull" + IN_PLACE: view,
+        "push": lambda: session.push(own), "push" + IN_PLACE: lambda: session.push(shared),
+        "step": lambda: session.step(own), "step" + IN_PLACE: step_in_place,
+        "sync": lambda: session.step(own), "sync" + IN_PLACE: step_in_place,
+    }  # fmt: skip

@@ -1,17 +1,29 @@
-"""What this machine could do at best: memory, a raw TCP socket, raw ZeroMQ. Measured beside dps by `dps bench`."""
+"""What this machine could do at best: memory, a raw TCP socket, raw ZeroMQ. Measured beside dps by `dps bench`.
+
+The other end of a socket is a process of its own, as a ps is: a thread would share this one's interpreter lock.
+Each limit is a function to call again and again, or a context manager that yields one.
+"""
 
 from __future__ import annotations
 
 import socket
-import threading
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import zmq
 
+from dps.config import environment
+from dps.transport.endpoint import Runtime
+
 CHUNK = 1 << 20
+BUFFER = 1 << 20
+"""Bytes of socket buffers, each way."""
+LINGER = 0
 
 
 def seconds(work: Callable[[], object], at_least_s: float = 0.2, at_least: int = 5) -> list[float]:
@@ -32,72 +44,173 @@ def memcpy(nbytes: int) -> Callable[[], object]:
     return lambda: np.copyto(target, source)
 
 
-@contextmanager
-def raw_tcp(nbytes: int) -> Iterator[Callable[[], object]]:
-    """Send `nbytes` to a thread of this process over loopback, which reads them all and answers one byte."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    client = socket.create_connection(listener.getsockname())
-    server, _ = listener.accept()
-    listener.close()
-    for end in (client, server):
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    data, into = np.ones(nbytes, np.uint8), np.zeros(min(nbytes, 16 * CHUNK), np.uint8)
+def shared_copy(runtime: Runtime, nbytes: int) -> Callable[[], object]:
+    """One copy of `nbytes` into memory that processes share, and one out of it. Unavailable where there is none."""
+    shared = runtime.share(nbytes)
+    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
 
-    def read(end: socket.socket, n: int) -> bool:
-        while n:
-            got = end.recv_into(into.data[: min(n, into.nbytes)])
-            if not got:
-                return False
-            n -= got
-        return True
+    def both() -> None:
+        np.copyto(shared.array, source)
+        np.copyto(target, shared.array)
 
-    def serve() -> None:
-        while read(server, nbytes):
-            server.sendall(b"x")
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-
-    def once() -> None:
-        client.sendall(data.data)
-        client.recv(1)
-
-    try:
-        yield once
-    finally:
-        client.close()
-        thread.join(2.0)
-        server.close()
+    return both
 
 
 @contextmanager
-def raw_zmq(nbytes: int) -> Iterator[Callable[[], object]]:
-    """A DEALER sends `nbytes` to a ROUTER on a thread of this process over tcp and gets as many back."""
-    context = zmq.Context()
-    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
-    port = router.bind_to_random_port("tcp://127.0.0.1")
-    dealer.connect(f"tcp://127.0.0.1:{port}")
-    data = bytes(nbytes)
+def raw_tcp(send: int, back: int = 1) -> Iterator[Callable[[], object]]:
+    """Send `send` bytes over loopback with `sendall`, then read `back` bytes with `recv_into`, one after the other."""
+    with _peer("tcp", str(send), str(back)) as lines:
+        client = socket.socket()
+        _tune(client)
+        client.connect(("127.0.0.1", int(next(lines))))
+        data, into = np.ones(send, np.uint8), np.empty(back, np.uint8)
 
-    def serve() -> None:
-        while True:
-            frames = router.recv_multipart(copy=False)
-            if len(frames[1].buffer) != nbytes:
-                return
-            router.send_multipart(frames, copy=False)
+        def once() -> None:
+            client.sendall(data.data)
+            _read(client, into.data)
 
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
+        try:
+            yield once
+        finally:
+            client.close()
 
-    def once() -> None:
-        dealer.send(data, copy=False)
-        dealer.recv(copy=False)
 
-    try:
+@contextmanager
+def raw_zmq(nbytes: int, transport: str = "tcp") -> Iterator[Callable[[], object]]:
+    """A DEALER asks a ROUTER in another process (a small message) and gets `nbytes` back."""
+    with _folder() as folder, _peer("zmq", transport, folder, str(nbytes)) as lines, _dealer(next(lines)) as dealer:
+
+        def once() -> None:
+            dealer.send(b"pull")
+            dealer.recv(copy=nbytes < 1 << 16)
+
         yield once
-    finally:
-        dealer.send(b"")
-        thread.join(2.0)
-        router.close(0)
-        dealer.close(0)
-        context.term()
+
+
+@contextmanager
+def raw_barrier(nbytes: int, workers: int = 2, transport: str = "tcp") -> Iterator[Callable[[], object]]:
+    """`workers` DEALERs send `nbytes` each; a ROUTER waits for all of them, then answers each with as many bytes.
+
+    This process is one worker; ROUTER and the other workers are processes of their own.
+    """
+    with (
+        _folder() as folder,
+        _peer("barrier", transport, folder, str(nbytes), str(workers)) as lines,
+        _others(address := next(lines), nbytes, workers - 1),
+        _dealer(address) as dealer,
+    ):
+        data = bytes(nbytes)
+
+        def once() -> None:
+            dealer.send(data, copy=False)
+            dealer.recv(copy=False)
+
+        yield once
+
+
+# -- this end -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _peer(*arguments: str) -> Iterator[Iterator[str]]:
+    """Another process that serves; yields the lines that it prints, the first of which is where it listens."""
+    command = [sys.executable, "-m", "dps.transport.limits", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        try:
+            assert process.stdout is not None
+            yield (line.strip() for line in process.stdout)
+        finally:
+            process.kill()
+
+
+@contextmanager
+def _others(address: str, nbytes: int, count: int) -> Iterator[None]:
+    if count == 0:
+        yield
+        return
+    with _peer("worker", address, str(nbytes)) as lines, _others(address, nbytes, count - 1):
+        next(lines)
+        yield
+
+
+@contextmanager
+def _dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = LINGER
+        dealer.connect(address)
+        yield dealer
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="dps-bench-") as folder:
+        yield folder
+
+
+# -- the other end ------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`tcp SEND BACK`, `zmq TRANSPORT FOLDER NBYTES`, `barrier TRANSPORT FOLDER NBYTES WORKERS`, `worker ADDRESS
+    NBYTES`: serve until killed, or the other end is gone."""
+    kind, *rest = arguments
+    if kind == "tcp":
+        _serve_tcp(int(rest[0]), int(rest[1]))
+    elif kind == "worker":
+        with _dealer(rest[0]) as dealer:
+            print("ready", flush=True)
+            data = bytes(int(rest[1]))
+            while True:
+                dealer.send(data, copy=False)
+                dealer.recv(copy=False)
+    else:
+        transport, folder, nbytes, *workers = rest
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+            router.bind("tcp://127.0.0.1:*" if transport == "tcp" else f"ipc://{folder}/limit")
+            print(bytes(router.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode(), flush=True)
+            _serve_zmq(router, bytes(int(nbytes)), int(workers[0]) if workers else 1)
+
+
+def _serve_zmq(router: zmq.Socket[bytes], data: bytes, workers: int) -> None:
+    """Answer when `workers` messages are there: a round trip with one, a barrier with more."""
+    while True:
+        waiting: list[bytes] = []
+        while len(waiting) < workers:
+            waiting.append(router.recv())
+            router.recv(copy=False)
+        for worker in waiting:
+            router.send(worker, zmq.SNDMORE)
+            router.send(data, copy=False)
+
+
+def _serve_tcp(receive: int, back: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            listener.setsockopt(socket.SOL_SOCKET, option, BUFFER)
+        print(listener.getsockname()[1], flush=True)
+        server, _ = listener.accept()
+    _tune(server)
+    into, data = np.empty(receive, np.uint8), np.ones(back, np.uint8)
+    while _read(server, into.data):
+        server.sendall(data.data)
+
+
+def _tune(end: socket.socket) -> None:
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        end.setsockopt(socket.SOL_SOCKET, option, BUFFER)
+
+
+def _read(end: socket.socket, into: memoryview) -> bool:
+    """Fill `into`; False when the other end is gone."""
+    place = 0
+    while place < len(into):
+        got = end.recv_into(into[place:])
+        if not got:
+            return False
+        place += got
+    return True
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -20,6 +20,9 @@ Gradient = Array | Rows | PackedGradient
 WORTH_A_LOOK_NBYTES = 1 << 16
 """Whether a gradient lies in its run already costs as much to find out as to copy fewer bytes."""
 
+MANY = 4
+"""Variables of a shard from which on they are gathered in one call."""
+
 
 def specs_of(
     found: list[tuple[str, Array, dict[str, Any] | None, bool]],
@@ -35,14 +38,14 @@ def split(array: Array, part: Part, parts: int) -> Array:
 
 def assemble(plan: Plan, views: Mapping[int, Array], names: Mapping[str, int]) -> Callable[[str], Array]:
     """A function from a variable's name to its array, out of the parts in `views` (part index to array)."""
-    single = plan.only_parts
-    if single is not None:
-        return lambda name: views[single[name]]
+    only_part = plan.only_part
+    if len(only_part) == len(plan.variables):
+        return lambda name: views[only_part[name]]
 
     def leaf(name: str) -> Array:
+        if name in only_part:
+            return views[only_part[name]]
         parts = plan.parts_of[names[name]]
-        if len(parts) == 1:
-            return views[parts[0].index]
         return np.concatenate([views[p.index] for p in parts])
 
     return leaf
@@ -54,16 +57,17 @@ def check_gradients(plan: Plan, found: list[tuple[str, Any]]) -> dict[int, Gradi
     A leaf that is None, like a missing key, means no gradient for that variable.
     """
     gradients: dict[int, Gradient] = {}
+    by_name, variables, dtypes = plan.by_name, plan.variables, plan.dtypes
     for name, value in found:
         if value is None:
             continue
-        index = plan.by_name.get(name)
+        index = by_name.get(name)
         if index is None:
             known = ", ".join(list(plan.by_name)[:10])
             raise ValueError(f"a gradient came for {name!r}, which is no variable; there are {known}")
-        spec = plan.variables[index]
+        spec = variables[index]
         if (
-            value.__class__ is np.ndarray and value.dtype == plan.dtypes[index] and value.shape == spec.shape
+            value.__class__ is np.ndarray and value.dtype == dtypes[index] and value.shape == spec.shape
             and spec.optimizer is not None and value.flags.c_contiguous
         ):  # fmt: skip
             gradients[index] = value
@@ -128,6 +132,18 @@ def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient],
         source = split(gradient, part, len(plan.parts_of[part.variable]))
         if view.nbytes < WORTH_A_LOOK_NBYTES or not np.may_share_memory(source, view):
             view[...] = source
+
+
+def gather(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array) -> bool:
+    """Copy dense gradients of all trained parts into a shard's run with few calls; False where it is not for this."""
+    if len(layout.trained) < MANY or len(plan.only_part) < len(plan.variables):
+        return False
+    for arena in layout.arenas:
+        if arena.optimizer is not None:
+            flat = run[arena.offset : arena.offset + arena.nbytes].view(arena.dtype)
+            sources: list[Any] = [gradients[part.variable] for part in arena.parts]
+            np.concatenate([source.reshape(-1) for source in sources], out=flat)
+    return True
 
 
 def parts_of_shard(

@@ -126,24 +126,22 @@ class Plan:
         return {spec.name: index for index, spec in enumerate(self.variables)}
 
     @functools.cached_property
-    def dtypes(self) -> tuple[np.dtype[Any], ...]:
-        """The dtype of each variable."""
-        return tuple(np.dtype(spec.dtype) for spec in self.variables)
-
-    @functools.cached_property
-    def only_parts(self) -> dict[str, int] | None:
-        """The part that each variable is, by its name; None where some variable has several."""
-        if any(len(parts) != 1 for parts in self.parts_of):
-            return None
-        return {spec.name: parts[0].index for spec, parts in zip(self.variables, self.parts_of, strict=True)}
-
-    @functools.cached_property
     def parts_of(self) -> tuple[tuple[Part, ...], ...]:
         """The parts of each variable, in row order."""
         found: list[list[Part]] = [[] for _ in self.variables]
         for part in self.parts:
             found[part.variable].append(part)
         return tuple(tuple(parts) for parts in found)
+
+    @functools.cached_property
+    def only_part(self) -> dict[str, int]:
+        """The index of its part, by name, for each variable that has one part."""
+        return {self.variables[i].name: parts[0].index for i, parts in enumerate(self.parts_of) if len(parts) == 1}
+
+    @functools.cached_property
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        """The dtype of each variable."""
+        return tuple(np.dtype(spec.dtype) for spec in self.variables)
 
     @functools.cached_property
     def layouts(self) -> dict[int, ShardLayout]:
@@ -239,14 +237,16 @@ class ShardLayout:
 
     @staticmethod
     def of(plan: Plan, ps: int) -> ShardLayout:
-        groups: dict[str, list[Part]] = {}
+        groups: dict[tuple[str, str, int, str], list[Part]] = {}
+        optimizers: dict[str, str] = {}  # by what is quickly written: all of a model's variables have one or two
         for part in plan.parts:
             if part.ps == ps:
                 spec = plan.variables[part.variable]
                 own = part.index if spec.sparse else -1
-                groups.setdefault(
-                    json.dumps([spec.dtype, spec.optimizer, own, part.device], sort_keys=True), []
-                ).append(part)
+                written = repr(spec.optimizer)
+                if written not in optimizers:
+                    optimizers[written] = json.dumps(spec.optimizer, sort_keys=True)
+                groups.setdefault((spec.dtype, optimizers[written], own, part.device), []).append(part)
         arenas: list[Arena] = []
         offset = 0
         for parts in groups.values():
@@ -311,11 +311,22 @@ class ShardLayout:
     def views_of(self, memories: Sequence[Array]) -> dict[int, Array]:
         """The parts as arrays in the bytes of each arena, by part index."""
         found: dict[int, Array] = {}
-        for arena, memory in zip(self.arenas, memories, strict=True):
+        for arena, memory, spans in zip(self.arenas, memories, self._spans, strict=True):
             flat = memory.view(arena.dtype)
-            for part, start in zip(arena.parts, arena.starts, strict=True):
-                found[part.index] = flat[start : start + part.size].reshape(part.shape)
+            for index, start, stop, shape in spans:
+                found[index] = flat[start:stop] if shape is None else flat[start:stop].reshape(shape)
         return found
+
+    @functools.cached_property
+    def _spans(self) -> list[list[tuple[int, int, int, tuple[int, ...] | None]]]:
+        """For each arena: index, first element, end and shape of its parts; shape None: one dimension, as it lies."""
+        return [
+            [
+                (p.index, start, start + p.size, None if len(p.shape) == 1 else p.shape)
+                for p, start in zip(arena.parts, arena.starts, strict=True)
+            ]
+            for arena in self.arenas
+        ]
 
     def check_range(self, offset: int, nbytes: int, trained_only: bool = False) -> None:
         """Raises ProtocolError unless the bytes lie within one (trained) arena, on element boundaries."""

@@ -59,9 +59,12 @@ def _flat(tree: Any) -> list[tuple[str, Any]] | None:
 
 
 def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping):
+    if type(node) is dict or isinstance(node, Mapping):
         for key, child in node.items():
-            yield from _walk(child, _join(path, key))
+            if type(child) is np.ndarray:
+                yield _join(path, key), child
+            else:
+                yield from _walk(child, _join(path, key))
     elif isinstance(node, list | tuple):
         for index, child in enumerate(node):
             yield from _walk(child, _join(path, str(index)))

@@ -1,0 +1,164 @@
+"""The goals that dps can be held to alone, beside what was measured: which hold, and by how much the others fall short.
+
+Goals against other systems are in `benchmarks/peers`, memory in `benchmarks/memory.py`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dps import config, optim
+from dps.cluster.partition import MinSize
+from dps.cluster.placement import Greedy
+from dps.monitor import works
+from dps.monitor.rounds import PROBE_NBYTES, Rounds, Turn
+from dps.monitor.setting import Setting, kernel
+from dps.monitor.works import IN_PLACE
+from dps.transport import limits
+from dps.transport.current import runtime
+from dps.variables.planning import plan_of
+
+Row = dict[str, Any]
+
+KERNEL_NBYTES = 256 << 20
+STARTS = 3
+"""How often imports and launches are timed."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure and what is wanted of it: at least `wanted`, or with `at_most` no more than that."""
+
+    work: str
+    figure: float
+    wanted: float
+    at_most: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.figure <= self.wanted if self.at_most else self.figure >= self.wanted
+
+    @property
+    def verdict(self) -> str:
+        """ "holds", or by how much of the goal it falls short."""
+        if self.holds:
+            return "holds"
+        missing = self.figure / self.wanted - 1 if self.at_most else 1 - self.figure / self.wanted
+        return f"{'over' if self.at_most else 'short'} by {missing:.0%}"
+
+
+def settings() -> Iterator[tuple[Setting, list[str]]]:
+    """What has to be measured, apart from kernels and starts."""
+    pull, push, step, sync = ("pull", "push", "step", "sync")
+    yield Setting("dense", "tcp", "4k"), [pull, push]
+    yield Setting("dense", "tcp", "64m"), [pull, pull + IN_PLACE]
+    yield Setting("dense", "tcp", "resnet"), [pull, pull + IN_PLACE, push, push + IN_PLACE, step, step + IN_PLACE]
+    yield Setting("dense", "socket", "64m"), [pull, push]
+    yield Setting("dense", "socket", "256m"), [pull, push]
+    yield Setting("dense", "socket", "resnet"), [pull, push, step]
+    yield Setting("sparse", "tcp", "table", "adagrad"), ["sparse pull", "sparse push"]
+    yield Setting("sync", "tcp", "small", workers=2), [sync, sync + IN_PLACE]
+
+
+def judged(results: list[Row], rounds: int, at_least_s: float) -> list[dict[str, Any]]:
+    """All goals, with what was found. Measures kernels and starts itself; blocks."""
+    memory_gb_per_s, found = kernels(rounds, at_least_s)
+    found += [*speeds(results, memory_gb_per_s), *starts(), balance()]
+    return [{**asdict(goal), "holds": goal.holds, "verdict": goal.verdict} for goal in found]
+
+
+def speeds(results: list[Row], memory_gb_per_s: float) -> Iterator[Goal]:
+    """Goals on the figures of `settings`. `memory_gb_per_s`: memcpy of 256 MB."""
+    for row in results:
+        form = " in place" if row["in_place"] else ""
+        name = f"{row['work']}{form} {row['size']}"
+        if row["size"] == "4k":
+            yield Goal(f"{name}, tcp: p50 / raw ZeroMQ's", 1 / row["of_limit"], 1.3, at_most=True)
+        elif row["work"] == "sparse push":
+            wanted = 5.0 * min(1.0, memory_gb_per_s / 10)
+            yield Goal(
+                "sparse push, million rows/s (of 5 where memcpy reaches 10 GB/s)", row["rows_per_s"] / 1e6, wanted
+            )
+        elif row["work"] == "sync" and row["size"] == "small":
+            yield Goal(f"{name}, same host / raw ZeroMQ barrier", row["of_limit"], 0.85)
+        elif row["work"] == "sparse pull" or row["work"] == "sync":
+            continue
+        elif not row["shared_memory"]:
+            yield Goal(f"{name}, socket / {row['limit']}", row["of_limit"], 1.6 if row["work"] == "step" else 1.2)
+        elif row["work"] == "pull":
+            wanted = 10.0 if row["in_place"] else 1.0  # a view's cost does not grow with its bytes; one copy would be 1
+            yield Goal(f"{name}, same host / memcpy", row["of_limit"], wanted)
+        elif row["work"] == "step":
+            # bytes count both ways, but the kernel is one pass over one way's
+            yield Goal(f"{name}, same host / {row['limit']}", row["of_limit"], 0.85 if row["in_place"] else 0.75)
+
+
+def kernels(rounds: int, at_least_s: float, nbytes: int = KERNEL_NBYTES) -> tuple[float, list[Goal]]:
+    """Apply kernels in place against memcpy; memcpy's GB/s comes first."""
+    found = Rounds()
+    with limits.raw_tcp(PROBE_NBYTES) as probe:
+        turns = {"memcpy": Turn(limits.memcpy(nbytes))}
+        turns |= {name: Turn(kernel(name, nbytes)) for name in ("adagrad", "sgd")}
+        for _ in range(rounds):
+            found.measure(probe, turns, at_least_s)
+    memcpy = found.median_s("memcpy")
+    wanted = {"adagrad": 0.65, "sgd": 1.1}
+    goals = [Goal(f"{name} kernel / memcpy", memcpy / found.median_s(name), wanted[name]) for name in wanted]
+    return nbytes / memcpy / 1e9, goals
+
+
+def starts(times: int = STARTS) -> list[Goal]:
+    """How long `import dps` takes, alone and against what it stands on, and a launch to every worker's first step."""
+    ours = statistics.median(_import("dps; dps.Session") for _ in range(times))
+    ground = statistics.median(_import("zmq, msgpack, numpy") for _ in range(times))
+    launch = statistics.median(_launch(2, 2) for _ in range(times))
+    return [
+        Goal("import dps with its Session, seconds", ours, 0.2, at_most=True),
+        Goal("the same / import of zmq, msgpack, numpy", ours / ground, 1.3, at_most=True),
+        Goal("launch of chief, 2 ps, 2 workers to the first steps, seconds", launch, 1.5, at_most=True),
+    ]
+
+
+def _import(modules: str) -> float:
+    code = f"import time; t = time.perf_counter(); import {modules}; print(time.perf_counter() - t)"
+    return float(_output([sys.executable, "-c", code]).split()[-1])
+
+
+def _launch(ps: int, workers: int) -> float:
+    program = str(Path(__file__).with_name("first_step.py"))
+    began = runtime().now()
+    flags = ["launch", "--ps", str(ps), "--workers", str(workers), program]
+    output = _output([sys.executable, "-m", "dps.cli", *flags])
+    return (
+        max(float(line.split("first step at ")[1]) for line in output.splitlines() if "first step at " in line) - began
+    )
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=config.environment(), check=True)
+    return done.stdout
+
+
+def balance(ps: int = 4) -> Goal:
+    """Bytes per ps, the most over the mean, of the ResNet-50-like set with the greedy policy and a partitioner."""
+    plan, _ = plan_of(
+        works.params("resnet"), optim.SGD(0.01), list(range(ps)), Greedy(ps), MinSize(256 << 10, max_shards=ps)
+    )
+    loads = plan.bytes_per_ps().values()
+    most = max(loads) / (sum(loads) / ps)
+    return Goal("bytes per ps, most over mean, resnet on 4 ps, greedy with partitioner", most, 1.05, at_most=True)
+
+
+def table(goals: list[dict[str, Any]]) -> str:
+    """One line a goal."""
+    lines = ["", f"{'goal':76} {'measured':>9} {'wanted':>10}  "]
+    for goal in goals:
+        wanted = f"{'<=' if goal['at_most'] else '>='} {goal['wanted']:.2f}"
+        lines.append(f"{goal['work']:76} {goal['figure']:>9.2f} {wanted:>10}  {goal['verdict']}")
+    return "\n".join([*lines, ""])

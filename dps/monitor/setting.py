@@ -1,0 +1,192 @@
+"""What one group of `dps bench` figures is measured on: a cluster, a model, an optimizer, and what limits it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from dps import config
+from dps.monitor import works
+from dps.monitor.works import IN_PLACE, OPTIMIZERS, Table
+from dps.server import Server
+from dps.session import Session
+from dps.transport import limits
+from dps.transport.current import runtime
+from dps.update import Async, SyncReplicas
+
+TRANSPORTS = ("inproc", "ipc", "tcp", "socket")
+"""`socket` is tcp with shared memory off: what there is between two machines."""
+SMALL = 1 << 16
+"""Bytes up to which a work is held against raw ZeroMQ messages."""
+BARRIER = 1 << 20
+"""Bytes up to which a synchronous step is held against a raw ZeroMQ barrier."""
+
+PATIENCE_S = 5.0
+"""How long a task may take to end."""
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`kind`: dense, sparse or sync; `size`: as works.shapes takes it, "table" for sparse."""
+
+    kind: str
+    transport: str
+    size: str
+    optimizer: str = "sgd"
+    ps: int = 1
+    workers: int = 1
+    table_rows: int = 1_000_000
+    table_taken: int = 8192
+    table_dim: int = 64
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.size} over {self.transport}, {self.optimizer}, {self.ps} ps, {self.workers} workers"
+
+    @property
+    def table(self) -> Table:
+        return Table(self.table_rows, self.table_taken, self.table_dim)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one way."""
+        return self.table.nbytes if self.kind == "sparse" else works.nbytes(self.size)
+
+    @property
+    def variables(self) -> int:
+        return 1 if self.kind == "sparse" else len(works.shapes(self.size))
+
+    @property
+    def shared(self) -> bool:
+        return self.transport != "socket"
+
+    def moved(self, work: str) -> int:
+        """Bytes that one call of a work moves, both ways counted."""
+        return self.nbytes * (2 if work.removesuffix(IN_PLACE) in ("step", "sync") else 1)
+
+    def session(self, server: Server) -> Session:
+        """A session on the setting's variables."""
+        tree = self.table.params(self.optimizer) if self.kind == "sparse" else works.params(self.size)
+        mode = SyncReplicas() if self.kind == "sync" else Async()
+        return Session(
+            server, tree, optimizer=OPTIMIZERS[self.optimizer], update=mode, shared_memory=self.shared, timeout=60
+        )
+
+    def calls(self, session: Session) -> dict[str, Call]:
+        """A function for each work of the setting."""
+        if self.kind == "sparse":
+            return self.table.calls(session)
+        found = works.dense(session, self.size)
+        return {name: call for name, call in found.items() if name.startswith("sync") == (self.kind == "sync")}
+
+    # -- limits -----------------------------------------------------------------------------------------------
+
+    def limit_of(self, work: str) -> str:
+        """The name of the limit that a work is held against."""
+        plain = work.removesuffix(IN_PLACE)
+        if self.kind == "sync" and self.nbytes <= BARRIER:
+            return "raw ZeroMQ barrier"
+        if self.nbytes <= SMALL:
+            return "raw ZeroMQ"
+        if not self.shared:
+            return "raw TCP, there and back" if plain in ("step", "sync") else "raw TCP"
+        if self.kind == "sparse":
+            return "memcpy"
+        if plain == "pull":
+            return "memcpy"
+        if work.endswith(IN_PLACE):
+            return "kernel"
+        return "shared copy" if plain in ("step", "sync") else "memcpy"
+
+    def limit(self, name: str) -> contextlib.AbstractContextManager[Call]:
+        """A limit to measure, by its name."""
+        nbytes, wire = self.nbytes, "tcp" if self.transport in ("tcp", "socket") else "ipc"
+        if name == "raw ZeroMQ barrier":
+            return limits.raw_barrier(nbytes, self.workers, wire)
+        if name == "raw ZeroMQ":
+            return limits.raw_zmq(nbytes, wire)
+        if name.startswith("raw TCP"):
+            return limits.raw_tcp(nbytes, 1 if name == "raw TCP" else nbytes)
+        if name == "kernel":
+            return contextlib.nullcontext(kernel(self.optimizer, nbytes))
+        if name == "shared copy":
+            return contextlib.nullcontext(limits.shared_copy(runtime(), nbytes))
+        return contextlib.nullcontext(limits.memcpy(nbytes))
+
+    # -- the cluster ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def cluster(self) -> Iterator[Server]:
+        """The first worker's server in a new cluster; its chief and ps are threads on inproc, else processes."""
+        with contextlib.ExitStack() as stack:
+            last = stack.enter_context(contextlib.ExitStack())  # the chief's farewell waits for its nodes to hear it
+            target, bind = self._in_process(stack) if self.transport == "inproc" else self._processes(stack)
+            worker = Server(None, "worker", 0, chief=target, bind=bind)
+            last.callback(worker.stop)
+            yield worker
+
+    def _in_process(self, stack: contextlib.ExitStack) -> tuple[str, str]:
+        name = f"inproc://dps-bench-{os.getpid()}-{runtime().random.getrandbits(48):x}"
+        chief = Server(None, "chief", 0, bind=f"{name}-chief", ps=self.ps, workers=self.workers, owned=True)
+        tasks = [Server(None, "ps", task, chief=chief.address, bind=f"{name}-{task}") for task in range(self.ps)]
+        for server in (*tasks, chief):  # the chief first: it would take a ps that stops for one that is lost
+            stack.callback(server.stop)
+        return chief.address, f"{name}-worker"
+
+    def _processes(self, stack: contextlib.ExitStack) -> tuple[str, str]:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dps-bench-"))
+        binds = [f"ipc://{folder}/{n}" if self.transport == "ipc" else "127.0.0.1:0" for n in range(self.ps + 2)]
+        roles = stack.enter_context(Roles())
+        counts = ["--ps", str(self.ps), "--workers", str(self.workers)]
+        target = roles.start(["--job", "chief", "--chief", binds[0], *counts, "--owned"])
+        for task in range(self.ps):
+            roles.start(["--job", "ps", "--task", str(task), "--chief", target, "--bind", binds[1 + task]])
+        return target, binds[-1]
+
+
+class Roles:
+    """Tasks as processes: the chief, then others. The chief ends them all."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, flags: list[str]) -> str:
+        """One more task; its address."""
+        command = [sys.executable, "-m", "dps.role", "--log-level", "WARNING", *flags]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=config.environment())
+        self.processes.append(process)
+        assert process.stdout is not None
+        return process.stdout.readline().split()[-1]
+
+    def __enter__(self) -> Roles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes[:1]:
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def kernel(optimizer: str, nbytes: int) -> Call:
+    """The update of `nbytes` of float32 in place, alone: what a ps cannot do without."""
+    import numpy as np
+
+    from dps.ps.optimizers import apply, initial_slots
+
+    chosen, count = OPTIMIZERS[optimizer], nbytes // 4
+    values, gradient = np.zeros(count, np.float32), np.ones(count, np.float32)
+    slots = initial_slots(chosen, count, np.float32)
+    return lambda: apply(chosen, values, values, slots, gradient, t=1, step=1)

@@ -1,0 +1,57 @@
+"""The figures of `dps bench` as text: a table, and ratios to an earlier run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+FORM = "{:11} {:8} {:9} {:6} {:8} {:>8} {:>5} {:>9} {:>6} {:>9} {:>9} {:>8} {}"
+HEAD = ("work", "form", "transport", "size", "optim", "MB", "vars", "per s", "GB/s", "p50 us", "p99 us", "of limit",
+        "limit")  # fmt: skip
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """One line a figure. MB: what one call moves, both ways counted."""
+    rows = [
+        FORM.format(
+            r["work"], form(r), wire(r), r["size"], r["optimizer"], f"{r['nbytes'] / 1e6:.3f}", r["variables"],
+            f"{r['per_s']:.1f}", f"{r['gb_per_s']:.2f}", f"{r['p50_us']:.0f}", f"{r['p99_us']:.0f}",
+            f"{r['of_limit']:.2f}", r["limit"],
+        )
+        for r in results
+    ]  # fmt: skip
+    dropped = sum(r["dropped"] > 0 for r in results)
+    note = f"{dropped} figures are of fewer rounds: raw TCP had moved by over 30 % in the others" if dropped else ""
+    return "\n".join([FORM.format(*HEAD), *rows, *filter(None, [note])])
+
+
+def form(row: dict[str, Any]) -> str:
+    return "in place" if row.get("in_place") else "copied"
+
+
+def wire(row: dict[str, Any]) -> str:
+    """The transport as it is chosen by `--transports`."""
+    return str(row["transport"]) if row.get("shared_memory", True) else "socket"
+
+
+def compared(results: list[dict[str, Any]], path: str) -> str:
+    """Rates now over those in a file of an earlier `--json`, for figures that are in both."""
+    with open(path) as file:
+        before = {_key(r): r for r in json.load(file)["results"]}
+    lines = [f"against {path}: rate now / then"]
+    for row in results:
+        then = before.get(_key(row))
+        if then is not None:
+            name = " ".join([row["work"], form(row), wire(row), f"{row['nbytes'] / 1e6:g} MB", row["optimizer"]])
+            lines.append(f"{name:50} {row['per_s'] / then['per_s']:6.2f}")
+    return "\n".join(lines)
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What must be the same for two figures to be compared; older files say less."""
+    sparse = row["work"].startswith("sparse")
+    return (
+        row["work"], row["transport"], row["nbytes"], row["variables"], row["ps"], row["workers"],
+        row.get("in_place", False), row.get("shared_memory", True),
+        row.get("optimizer", "adagrad" if sparse else "sgd"),
+    )  # fmt: skip
