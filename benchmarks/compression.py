@@ -132,7 +132,7 @@ def best_s(work: Any) -> float:
 def print_codec(data: Any, steps: int) -> None:
     """What lz4 makes of gradients, beside the cast to halves."""
     try:
-        import lz4.block
+        import lz4.block  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         print("\nlz4 is not installed; its figures are left out (pip install lz4)")
         return
