@@ -24,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-import mnist
+import mnist  # type: ignore[import-not-found]
 
 import dps
 from dps.compress import Bfloat16, Float16, Int8, RandomK, TopK
@@ -106,7 +106,9 @@ def flattened(tree: Any) -> np.ndarray:
 def gradients(data: Any, steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Real gradients and values on the way through plain training: the first, and some later ones, flat."""
     images, labels, _, _ = data
-    rng, params, sums, found = np.random.default_rng(0), mnist.initial_params(), {}, []
+    rng, params = np.random.default_rng(0), mnist.initial_params()
+    sums: Any = {}
+    found: list[tuple[np.ndarray, np.ndarray]] = []
     for step in range(steps):
         chosen = rng.integers(len(images), size=BATCH)
         _, grads = mnist.loss_and_gradients(params, images[chosen], labels[chosen])
