@@ -125,18 +125,16 @@ class Lanes:
 
 
 class Run:
-    """A run of bytes of a session's own for one shard, shared with its ps where the lane is on."""
+    """Bytes of a session's own for what it pushes to one shard, shared with its ps where the lane is on."""
 
-    def __init__(self, runtime: Runtime, lane: Lane, layout: ShardLayout) -> None:
+    def __init__(self, runtime: Runtime, lane: Lane, nbytes: int) -> None:
         self.memory: Memory | None = None
         if lane.on:
             try:
-                self.memory = runtime.share(layout.nbytes)
+                self.memory = runtime.share(nbytes)
             except Unavailable as error:
                 lane.give_up(error)
-        self.bytes: Array = np.zeros(layout.nbytes, np.uint8) if self.memory is None else self.memory.array
-        self.views = layout.views(self.bytes)
-        """The shard's parts in it, by index."""
+        self.bytes: Array = np.zeros(nbytes, np.uint8) if self.memory is None else self.memory.array
         self.reader: Request | None = None
         """The push that was made of it."""
 
@@ -146,20 +144,28 @@ class Run:
         return self.reader is not None and not self.reader.complete
 
 
-class Runs:
+class ShardRun(Run):
+    """A run for gradients of a whole shard. `views`: its parts, by index."""
+
+    def __init__(self, runtime: Runtime, lane: Lane, layout: ShardLayout) -> None:
+        super().__init__(runtime, lane, layout.nbytes)
+        self.views = layout.views(self.bytes)
+
+
+class ShardRuns:
     """Runs that are used again when the push that they were for is answered."""
 
     def __init__(self, runtime: Runtime, lanes: Lanes) -> None:
         self._runtime, self._lanes = runtime, lanes
-        self._made: dict[int, list[Run]] = {}
+        self._made: dict[int, list[ShardRun]] = {}
 
-    def take(self, ps: int, layout: ShardLayout) -> Run:
+    def take(self, ps: int, layout: ShardLayout) -> ShardRun:
         """A run that nobody reads; its bytes are what they were."""
         made = self._made.setdefault(ps, [])
         for run in made:
             if not run.in_use:
                 return run
-        made.append(Run(self._runtime, self._lanes[ps], layout))
+        made.append(ShardRun(self._runtime, self._lanes[ps], layout))
         return made[-1]
 
     def forget(self) -> None:

@@ -8,12 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dps.actors.requests import Request
 from dps.connection import Connection
-from dps.errors import Unavailable
-from dps.lanes import Lane
+from dps.lanes import Run
 from dps.protocol import DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, Push
-from dps.transport.endpoint import Memory, Runtime
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, parts_of_shard
 from dps.variables.packed import Packed
@@ -38,41 +35,21 @@ class _Sent:
     """Of values in fewer bytes."""
 
 
-class PartRun:
-    """Bytes for the values of one push, shared with its ps where the lane is on."""
-
-    def __init__(self, runtime: Runtime, lane: Lane, nbytes: int) -> None:
-        self.memory: Memory | None = None
-        if lane.on:
-            try:
-                self.memory = runtime.share(nbytes)
-            except Unavailable as error:
-                lane.give_up(error)
-        self.bytes: Array = np.empty(nbytes, np.uint8) if self.memory is None else self.memory.array
-        self.reader: Request | None = None
-        """The push that was made of it."""
-
-    @property
-    def in_use(self) -> bool:
-        """Whether that push is still on its way."""
-        return self.reader is not None and not self.reader.complete
-
-
 class PartRuns:
     """Runs for such pushes: one is used again when its push is answered."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._made: dict[int, list[PartRun]] = {}
+        self._made: dict[int, list[Run]] = {}
 
-    def take(self, ps: int, nbytes: int) -> PartRun:
+    def take(self, ps: int, nbytes: int) -> Run:
         """A run of at least so many bytes that nobody reads."""
         made, lane = self._made.setdefault(ps, []), self._connection.lanes[ps]
         idle = [run for run in made if not run.in_use]
         fits = (run for run in idle if len(run.bytes) >= nbytes and (run.memory is not None or not lane.on))
         run = next(fits, None)
         if run is None:
-            run = PartRun(self._connection.runtime, lane, 1 << (nbytes - 1).bit_length())
+            run = Run(self._connection.runtime, lane, 1 << (nbytes - 1).bit_length())
             made[:] = [other for other in made if other not in idle] + [run]  # those were too small, or not shared
         return run
 
@@ -89,7 +66,7 @@ class PartsPush:
     ) -> None:  # fmt: skip
         """The values are gathered here, once."""
         self._connection, self._ps, self._about = connection, ps, about
-        self.run: PartRun | None = None
+        self.run: Run | None = None
         self._in_full = False
         plan = connection.plan
         self._parts = [

@@ -11,7 +11,7 @@ import numpy as np
 
 from dps.connection import Connection
 from dps.protocol import Pull
-from dps.pushing import Pushes
+from dps.pushes import Pushes
 from dps.reply import Version
 from dps.transport.wire import Array
 from dps.variables.layout import assemble

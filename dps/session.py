@@ -23,7 +23,8 @@ from dps.optim import Optimizer, checked
 from dps.prefetching import prefetched
 from dps.protocol import Restore, Save, Saved
 from dps.pulling import Pulls
-from dps.pushing import Pushes, PushOp
+from dps.pushes import Pushes
+from dps.pushing import PushOp
 from dps.reply import Push, Reply, Version
 from dps.server import Server
 from dps.settings import check_timeout, run_settings

@@ -1,0 +1,139 @@
+"""A session's pushes: their numbers, those on their way, and what is known from their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dps.connection import Connection
+from dps.lanes import ShardRun, ShardRuns
+from dps.partial import PartRuns
+from dps.pushing import Buffers, PushOp, push_shards
+from dps.reply import Push
+from dps.variables.layout import Gradient
+from dps.waiting import Waiter
+
+
+class Pushes:
+    """The pushes of a session: their numbers, those on their way, and what the session knows from their results.
+
+    `settled` is called once for each push that has a result and was not refused, in their order.
+    """
+
+    def __init__(self, connection: Connection, waiter: Waiter, settled: Callable[[Push, Any], None]) -> None:
+        self._connection, self._waiter, self._settled = connection, waiter, settled
+        self._under_way: list[PushOp] = []
+        self._runs = ShardRuns(connection.runtime, connection.lanes)
+        self._part_runs = PartRuns(connection)
+        self._buffers: Buffers = []
+        """Of `gradients`: the user's to fill."""
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self.acknowledged = 0
+        self.numbers = dict.fromkeys(self._connection.plan.ps, 0)
+        self.pulled = dict.fromkeys(self._connection.plan.ps, -1)
+        """The version of each shard that the last pull gave: what the next push was computed from."""
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._under_way)
+
+    def start(self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None) -> PushOp:
+        """Send a push; blocks while the send window is full."""
+        operation = push_shards(
+            self._connection, gradients, self.numbers, self.pulled, self._runs, self._part_runs, self._buffers,
+            lambda: self._make_room(timeout), loss,
+        )  # fmt: skip
+        self._under_way.append(operation)
+        return operation
+
+    def _make_room(self, timeout: float | None) -> int:
+        """Wait until the send window has room for one more push; how many are acknowledged."""
+        self.account()
+        while len(self._under_way) >= PushOp.WINDOW:
+            self._waiter.wait(self._under_way[0], timeout, "an earlier push")
+            self.account()
+        return self.acknowledged
+
+    def account(self) -> None:
+        """Take note of the pushes that are complete, once each and in the run epoch that they belong to."""
+        connection = self._connection
+        while self._under_way and (operation := self._first_complete()) is not None:
+            self._under_way.remove(operation)
+            if connection.compression is not None:
+                connection.compression.settle(operation, connection.plan, operation.applied)
+            result = operation.settle(connection.step)
+            self.acknowledged += 1
+            connection.step = max(connection.step, result.step)
+            if connection.sync:
+                connection.local_step = max(connection.local_step, result.step)
+            self._tell(operation)
+
+    def _first_complete(self) -> PushOp | None:
+        for operation in self._under_way:
+            if operation.complete:
+                return operation
+        return None
+
+    def _tell(self, operation: PushOp) -> None:
+        """Last of all, for `settled` runs hooks, and these may push, wait and roll back."""
+        if not operation.refusal and operation.error is None and operation.outcome is not None:
+            self._settled(operation.outcome, operation.loss)
+
+    def finish(self, operation: PushOp, timeout: float | None) -> Push:
+        """Wait for a push; its result, or ValueError with the reason why it was refused."""
+        if operation.outcome is None:
+            self._waiter.wait(operation, timeout, "a push")
+            self.account()
+        operation.raise_error()
+        assert operation.outcome is not None
+        if operation.refusal:
+            raise ValueError(operation.refusal)
+        return operation.outcome
+
+    def drain(self) -> None:
+        """Wait for all that is on its way."""
+        while self._under_way:
+            self._waiter.wait(self._under_way[0], None, "a push")
+            self.account()
+
+    def roll_back(self, told: Callable[[], None]) -> None:
+        """A new run epoch has begun, or a new incarnation: pushes on their way are given up, and say so.
+
+        `told` is called when this session's books are in order, before the pushes are settled.
+        """
+        given_up, self._under_way = self._under_way, []
+        for operation in given_up:
+            operation.roll_back(self._connection.caller)
+        self._begin_epoch()
+        if self._connection.compression is not None:
+            self._connection.compression.forget()
+        self._runs.forget()
+        self._part_runs.forget()
+        for runs in self._buffers:
+            for run in runs.values():
+                run.reader = None  # every ps has forgotten the incarnation that lent it
+        told()
+        for operation in given_up:
+            operation.settle(self._connection.step)
+            self._tell(operation)
+
+    def gradients(self, build: Callable[[Callable[[str], Any]], Any]) -> Any:
+        """Arrays to fill, in the nesting that `build` makes, which are pushed without being gathered first."""
+        plan = self._connection.plan
+        runs = {
+            ps: ShardRun(self._connection.runtime, self._connection.lanes[ps], layout)
+            for ps, layout in plan.layouts.items()
+        }
+        views = {index: view for run in runs.values() for index, view in run.views.items()}
+        self._buffers.append(runs)
+        del self._buffers[:-4]
+
+        def leaf(name: str) -> Any:
+            spec, parts = plan.variables[plan.by_name[name]], plan.parts_of[plan.by_name[name]]
+            return views[parts[0].index] if len(parts) == 1 else np.empty(spec.shape, spec.dtype)
+
+        return build(leaf)
