@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
+from dps.actors.system import Node
 from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
 from dps.ps.answers import Answers
+from dps.ps.borrowed import Borrowed
+from dps.ps.store import Store
 from dps.transport.wire import Array
-
-if TYPE_CHECKING:
-    from dps.ps.shard import Shard
-
+from dps.variables.plan import Plan, ShardLayout
 
 MOST_WAITING = 64
 """Lookups of one session that are answered when a step is there; a further one is answered when it comes again."""
 
 
+class Served(Protocol):
+    """What lookups need of their shard."""
+
+    node: Node
+    epoch: int
+    plan: Plan
+    layout: ShardLayout
+    store: Store
+    borrowed: dict[int, Borrowed]
+
+    def ledger(self, sender: Sender, epoch: int) -> object:
+        """Raises Aborted for a session that is not admitted."""
+
+    def waiting_for(self) -> str:
+        """Who is waited for now."""
+
+
 class Lookups:
     """The lookups of one shard's sessions. Runs on the node's thread."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Served) -> None:
         self._shard = shard
         self._answers: dict[int, Answers] = {}
         self._waiting: dict[int, dict[tuple[Any, int], tuple[Sender, Lookup, Array]]] = {}
@@ -49,7 +66,7 @@ class Lookups:
             if len(waiting) < MOST_WAITING:
                 waiting[sender.route, sender.request] = sender, message, rows.rows
             reason = f"{shard.node.name} is at step {shard.store.step}, step {message.min_step} is wanted: "
-            shard.node.answer(sender, Waiting(reason + shard.mode.waiting_for()))
+            shard.node.answer(sender, Waiting(reason + shard.waiting_for()))
             return
         self._answer(sender, message, rows.rows)
 

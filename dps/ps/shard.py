@@ -106,6 +106,10 @@ class Shard:
     def is_step_ps(self) -> bool:
         return self.ps == self.step_ps
 
+    def waiting_for(self) -> str:
+        """Who is waited for now, for errors and status; "" when nobody is."""
+        return self.mode.waiting_for()
+
     # -- sessions ---------------------------------------------------------------------------------------------
 
     def ledger(self, sender: Sender, epoch: int) -> Ledger:
