@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument(
         "--restarts", type=int, default=1, help="how often a ps or chief that died is restarted (default 1)"
     )
+    launch.add_argument("--pin", action="store_true", help="keep each ps and worker on processors of its own")
     launch.add_argument("program", help="FILE or package.module, run on every worker; then -- and its arguments")
     launch.set_defaults(run=run_launch)
     status = commands.add_parser("status", help="what a running cluster does")
@@ -83,7 +84,7 @@ def run_launch(args: argparse.Namespace) -> int:
         raise ConfigError(f"{file}: no such file; wanted a program, FILE or package.module")
     if args.update:
         parse(args.update)
-    return launch(args.ps, args.workers, args.program, args.arguments, args.update, args.restarts)
+    return launch(args.ps, args.workers, args.program, args.arguments, args.update, args.restarts, args.pin)
 
 
 def run_status(args: argparse.Namespace) -> int:

@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add("--ps", type=int, help="on the chief: how many ps are expected")
     add("--device", default="", help="on a ps: where variables live that say nothing of it, as gpu:0")
     add("--update", help="async, sync or bounded:S; sessions that say nothing take it")
+    add("--cpus", help="keep this task on these processors, as 0,2-3")
     add(
         "--program",
         help="a worker's program: FILE, package.module, or either with :function; then -- and its arguments",
@@ -79,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     level = "DEBUG" if args.verbose else args.log_level
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     die_with_the_launcher()
+    config.keep_large_blocks()
     return guarded(lambda: run(args, given[cut + 1 :]), args.verbose)
 
 
@@ -97,6 +99,8 @@ def guarded(work: Callable[[], int], verbose: bool = False) -> int:
 
 def run(args: argparse.Namespace, rest: list[str]) -> int:
     """Serve, or run the program, as the task that flags and environment name."""
+    if args.cpus is not None:
+        config.pin(config.parse_cpus(args.cpus))  # before there are threads
     for name in ("task", "workers", "ps"):
         value = getattr(args, name)
         if value is not None and value < 0:
@@ -173,11 +177,13 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
 
 def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
     """A chief or ps: serve until the run ends, or a signal does."""
+    config.keep_large_blocks(serves=True)
     from dps.server import Server
 
     stop_asked = stop_on_signal()
     server = Server.from_env(environ, owned=args.owned, restarted=args.restarted)
     print(f"dps {server.name} at {server.address}", flush=True)
+    config.freeze()
     told = False
     while (code := server.join(0.2)) is None:
         if stop_asked() and not told:

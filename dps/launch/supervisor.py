@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
+from dps.config import allowed_cpus, deal_cpus, format_cpus
 from dps.errors import DeadlineExceeded, DpsError, TaskLost
 from dps.launch.child import Child
 from dps.launch.leaving import leave
@@ -65,7 +66,9 @@ class Supervisor:
         restarts: int = 1,
         line: Print | None = None,
         extra: Mapping[str, str] | None = None,
+        pin: bool = False,
     ) -> None:
+        """`pin`: each ps and worker keeps to processors of its own; ConfigError where that cannot be."""
         self.ps, self.workers, self.update, self.owned = ps, workers, update, owned
         self.children: dict[str, Child] = {}
         self.states: dict[str, str] = {}
@@ -77,6 +80,8 @@ class Supervisor:
         self._left: dict[str, int] = {}
         self._print = line or Output().line
         self._extra = dict(extra or {})
+        tasks = [*(f"ps:{task}" for task in range(ps)), *(f"worker:{task}" for task in range(workers))]
+        self.cpus = deal_cpus(tasks, allowed_cpus()) if pin else {}
         self._events: queue.Queue[Child] = queue.Queue()
         self._ready: queue.Queue[str] = queue.Queue()
         self._ending = False
@@ -95,15 +100,21 @@ class Supervisor:
             self.stop()
             raise TaskLost("the chief ended while it was started; its output says why")
         for task in range(self.ps):
-            self._spawn(f"ps:{task}", ["--job", "ps", "--task", str(task), "--chief", self.target])
+            name = f"ps:{task}"
+            self._spawn(name, ["--job", "ps", "--task", str(task), "--chief", self.target, *self._pinned(name)])
 
     def start_worker(
         self, task: int, program: str, arguments: Sequence[str] = (), extra: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> Child:  # fmt: skip
         """A worker that runs a program as its task."""
-        flags = ["--job", "worker", "--task", str(task), "--chief", self.target, "--program", program, "--", *arguments]
-        return self._spawn(f"worker:{task}", flags, extra, pass_fds)
+        name = f"worker:{task}"
+        flags = ["--job", "worker", "--task", str(task), "--chief", self.target, *self._pinned(name)]
+        return self._spawn(name, [*flags, "--program", program, "--", *arguments], extra, pass_fds)
+
+    def _pinned(self, name: str) -> list[str]:
+        """The flags that keep a task on its processors. The chief has none: it does next to nothing."""
+        return ["--cpus", format_cpus(self.cpus[name])] if name in self.cpus else []
 
     def _chief_arguments(self, address: str) -> list[str]:
         flags = ["--job", "chief", "--chief", address, "--ps", str(self.ps), "--workers", str(self.workers)]
@@ -292,10 +303,11 @@ def describe(code: int) -> str:
 
 
 def launch(
-    ps: int, workers: int, program: str, arguments: Sequence[str], update: str | None = None, restarts: int = 1
-) -> int:
+    ps: int, workers: int, program: str, arguments: Sequence[str], update: str | None = None, restarts: int = 1,
+    pin: bool = False,
+) -> int:  # fmt: skip
     """`dps launch`: run a program on every worker of a cluster on this machine; its exit code. Blocks."""
-    supervisor = Supervisor(ps, workers, update, restarts=restarts)
+    supervisor = Supervisor(ps, workers, update, restarts=restarts, pin=pin)
     with Interrupts() as interrupts:
         try:
             supervisor.start()
