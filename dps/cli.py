@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("--trace", action="store_true", help="print what happened")
     simulate.set_defaults(run=run_simulate)
     commands.add_parser("bench", help="pull, push, step, sparse and sync beside this machine's limits")
+    commands.add_parser("warm", help="compile the kernels of a ps ahead of its first run").set_defaults(run=run_warm)
     keys = commands.add_parser("keys", help="keys for clusters beyond this machine (not there yet)")
     keys.add_argument("rest", nargs="*")
     keys.set_defaults(run=run_keys)
@@ -129,6 +130,27 @@ def run_doctor(args: argparse.Namespace) -> int:
 
     for line in report():
         print(line)
+    return 0
+
+
+def run_warm(args: argparse.Namespace) -> int:
+    from dps.kernels.jit import compiled_here
+    from dps.ps.warm import warm_all
+    from dps.transport.current import runtime
+
+    clock = runtime()
+    began = clock.now()
+
+    def progress(what: str, number: int, of: int) -> None:
+        print(f"{number:2} of {of}: {what}", flush=True)
+
+    warm_all(progress)
+    made = compiled_here()
+    where = ", ".join(made.folders) or "no folder, for none can be written; set NUMBA_CACHE_DIR to one"
+    print(
+        f"{made.versions} kernels ready in {clock.now() - began:.1f} s: {made.versions - made.from_cache} compiled, "
+        f"{made.from_cache} had been; kept in {where}"
+    )
     return 0
 
 

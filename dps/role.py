@@ -183,6 +183,10 @@ def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
     stop_asked = stop_on_signal()
     server = Server.from_env(environ, owned=args.owned, restarted=args.restarted)
     print(f"dps {server.name} at {server.address}", flush=True)
+    if server.job == "ps":
+        from dps.ps.warm import start
+
+        start()  # the node answers meanwhile on its thread
     config.freeze()
     told = False
     while (code := server.join(0.2)) is None:

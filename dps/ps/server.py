@@ -39,6 +39,7 @@ from dps.ps.saving import restore
 from dps.ps.shard import Mode, Shard
 from dps.ps.staging import Staged
 from dps.ps.sync import SyncMode
+from dps.ps.warm import warm
 from dps.transport.endpoint import Memory
 from dps.transport.probing import marked, starts_with
 from dps.update import Async, Bounded, SyncReplicas, from_wire
@@ -101,6 +102,7 @@ class PsActor(Actor):
             manifest = load(self.node.runtime.storage, message.checkpoint_dir, message.restore, verify=False)
             restore(shard.store, plan, message.shard, self.node, message.checkpoint_dir, manifest)
         shard.mode = _mode(shard)
+        warm(shard.layout.arenas)
         self.shard = shard
 
     def on_Init(self, message: Init, sender: Sender) -> None:
