@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
+import json
 import logging
 import os
 import sys
@@ -48,7 +50,9 @@ def parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="what a running cluster does")
     status.add_argument("--chief", default=DEFAULT_CHIEF, help=f"the chief's address (default {DEFAULT_CHIEF})")
     status.set_defaults(run=run_status)
-    commands.add_parser("doctor", help="what this machine has for dps").set_defaults(run=run_doctor)
+    doctor = commands.add_parser("doctor", help="what this machine has for dps, and what would make it faster")
+    doctor.add_argument("--json", action="store_true", help="one JSON object in place of lines")
+    doctor.set_defaults(run=run_doctor)
     simulate = commands.add_parser("simulate", help="run a training function on a simulated cluster")
     simulate.add_argument("function", help="package.module:train or file.py:train, called with a dps.Server")
     simulate.add_argument("--ps", type=int, default=1)
@@ -126,10 +130,13 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 def run_doctor(args: argparse.Namespace) -> int:
-    from dps.monitor.doctor import report
+    from dps.monitor.doctor import findings
 
-    for line in report():
-        print(line)
+    found = findings()
+    if args.json:
+        print(json.dumps({"findings": [dataclasses.asdict(finding) for finding in found]}, indent=1))
+    else:
+        print("\n".join(map(str, found)))
     return 0
 
 
