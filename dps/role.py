@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import importlib.util
 import json
 import logging
@@ -47,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     add("--ps_hosts", default="", help="comma-separated host:port of the ps")
     add("--worker_hosts", default="", help="comma-separated host:port of the workers")
     add("--chief_hosts", default="", help="host:port of the chief; left out: worker 0 is the chief")
-    add("--chief", help="join by the chief's address, host:port")
+    add("--chief", help="join by the chief's address, host:port; - reads it from stdin")
     add("--bind", help="this task's own address when joining (default 127.0.0.1, a free port)")
     add("--workers", type=int, help="on the chief: how many workers are expected")
     add("--ps", type=int, help="on the chief: how many ps are expected")
@@ -105,6 +106,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
         value = getattr(args, name)
         if value is not None and value < 0:
             raise ConfigError(f"got --{name} {value}; wanted a whole number from 0")
+    if args.chief == "-":
+        args.chief = chief_from_stdin(args.job)
     environ = task_environment(args)
     if environ["DPS_JOB"] == "evaluator":
         raise ConfigError("the evaluator job is not there yet; read with dps.Session(target) instead")
@@ -124,6 +127,19 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     if not config.session_opened.is_set():
         tell_the_chief(environ, f"exit code {code}")
     return code
+
+
+def chief_from_stdin(job: str) -> str:
+    """The chief's address, a line on stdin, which is empty after it. Blocks; what the task needs is loaded first."""
+    importlib.import_module("dps.server")
+    importlib.import_module("dps.ps.server" if job == "ps" else "dps.session")
+    with open(0, closefd=False) as stdin:
+        chief = stdin.readline().strip()
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    if not chief:
+        raise ConfigError("got --chief - and no address on stdin; the launcher has ended, or none was there")
+    return chief
 
 
 def tell_the_chief(environ: dict[str, str], reason: str) -> None:

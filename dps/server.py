@@ -13,7 +13,6 @@ from weakref import WeakSet
 from dps import config
 from dps import update as update_modes
 from dps.actors.system import Node
-from dps.chief.server import ChiefActor
 from dps.cluster.address import check_address
 from dps.cluster.device import Device
 from dps.cluster.filters import DeviceFilters
@@ -25,6 +24,7 @@ from dps.transport.endpoint import Runtime
 from dps.worker.agent import Agent
 
 if TYPE_CHECKING:
+    from dps.chief.server import ChiefActor
     from dps.ps.server import PsActor
 
 log = logging.getLogger("dps")
@@ -146,6 +146,8 @@ class Server:
             self._chief = self.address
         wire = None if self._update is None else update_modes.to_wire(self._update)
         if self._hosts_chief:
+            from dps.chief.server import ChiefActor
+
             self._chief_actor = ChiefActor(
                 self._expected("ps", ps),
                 self._expected("worker", workers),
