@@ -7,7 +7,7 @@ import ctypes
 import gc
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dps.errors import ConfigError
 
@@ -63,10 +63,16 @@ def keep_large_blocks(serves: bool = False) -> bool:
         return False
 
 
-def freeze() -> None:
-    """What is there now stays: the garbage collector does not walk it any more. Blocks for a full collection."""
-    gc.collect()
-    gc.freeze()
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """While modules are loaded inside, the garbage collector does not walk them again and again. What is there at the
+    end stays, and it never walks that."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # -- processors ---------------------------------------------------------------------------------------------------

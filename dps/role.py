@@ -131,8 +131,9 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
 
 def chief_from_stdin(job: str) -> str:
     """The chief's address, a line on stdin, which is empty after it. Blocks; what the task needs is loaded first."""
-    importlib.import_module("dps.server")
-    importlib.import_module("dps.ps.server" if job == "ps" else "dps.session")
+    with config.loading():
+        importlib.import_module("dps.server")
+        importlib.import_module("dps.ps.server" if job == "ps" else "dps.session")
     with open(0, closefd=False) as stdin:
         chief = stdin.readline().strip()
     with open(os.devnull) as nothing:
@@ -194,16 +195,16 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
 def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
     """A chief or ps: serve until the run ends, or a signal does."""
     config.keep_large_blocks(serves=True)
-    from dps.server import Server
+    with config.loading():
+        from dps.server import Server
 
-    stop_asked = stop_on_signal()
-    server = Server.from_env(environ, owned=args.owned, restarted=args.restarted)
-    print(f"dps {server.name} at {server.address}", flush=True)
-    if server.job == "ps":
-        from dps.ps.warm import start
+        stop_asked = stop_on_signal()
+        server = Server.from_env(environ, owned=args.owned, restarted=args.restarted)
+        print(f"dps {server.name} at {server.address}", flush=True)
+        if server.job == "ps":
+            from dps.ps.warm import start
 
-        start()  # the node answers meanwhile on its thread
-    config.freeze()
+            start()  # the node answers meanwhile on its thread
     told = False
     while (code := server.join(0.2)) is None:
         if stop_asked() and not told:
