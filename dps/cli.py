@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
+import json
 import logging
 import os
 import sys
@@ -42,12 +44,15 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument(
         "--restarts", type=int, default=1, help="how often a ps or chief that died is restarted (default 1)"
     )
+    launch.add_argument("--pin", action="store_true", help="keep each ps and worker on processors of its own")
     launch.add_argument("program", help="FILE or package.module, run on every worker; then -- and its arguments")
     launch.set_defaults(run=run_launch)
     status = commands.add_parser("status", help="what a running cluster does")
     status.add_argument("--chief", default=DEFAULT_CHIEF, help=f"the chief's address (default {DEFAULT_CHIEF})")
     status.set_defaults(run=run_status)
-    commands.add_parser("doctor", help="what this machine has for dps").set_defaults(run=run_doctor)
+    doctor = commands.add_parser("doctor", help="what this machine has for dps, and what would make it faster")
+    doctor.add_argument("--json", action="store_true", help="one JSON object in place of lines")
+    doctor.set_defaults(run=run_doctor)
     simulate = commands.add_parser("simulate", help="run a training function on a simulated cluster")
     simulate.add_argument("function", help="package.module:train or file.py:train, called with a dps.Server")
     simulate.add_argument("--ps", type=int, default=1)
@@ -60,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("--trace", action="store_true", help="print what happened")
     simulate.set_defaults(run=run_simulate)
     commands.add_parser("bench", help="pull, push, step, sparse and sync beside this machine's limits")
+    commands.add_parser("warm", help="compile the kernels of a ps ahead of its first run").set_defaults(run=run_warm)
     keys = commands.add_parser("keys", help="keys for clusters beyond this machine (not there yet)")
     keys.add_argument("rest", nargs="*")
     keys.set_defaults(run=run_keys)
@@ -83,7 +89,7 @@ def run_launch(args: argparse.Namespace) -> int:
         raise ConfigError(f"{file}: no such file; wanted a program, FILE or package.module")
     if args.update:
         parse(args.update)
-    return launch(args.ps, args.workers, args.program, args.arguments, args.update, args.restarts)
+    return launch(args.ps, args.workers, args.program, args.arguments, args.update, args.restarts, args.pin)
 
 
 def run_status(args: argparse.Namespace) -> int:
@@ -124,10 +130,34 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 def run_doctor(args: argparse.Namespace) -> int:
-    from dps.monitor.doctor import report
+    from dps.monitor.doctor import findings
 
-    for line in report():
-        print(line)
+    found = findings()
+    if args.json:
+        print(json.dumps({"findings": [dataclasses.asdict(finding) for finding in found]}, indent=1))
+    else:
+        print("\n".join(map(str, found)))
+    return 0
+
+
+def run_warm(args: argparse.Namespace) -> int:
+    from dps.kernels.jit import compiled_here
+    from dps.ps.warm import warm_all
+    from dps.transport.current import runtime
+
+    clock = runtime()
+    began = clock.now()
+
+    def progress(what: str, number: int, of: int) -> None:
+        print(f"{number:2} of {of}: {what}", flush=True)
+
+    warm_all(progress)
+    made = compiled_here()
+    where = ", ".join(made.folders) or "no folder, for none can be written; set NUMBA_CACHE_DIR to one"
+    print(
+        f"{made.versions} kernels ready in {clock.now() - began:.1f} s: {made.versions - made.from_cache} compiled, "
+        f"{made.from_cache} had been; kept in {where}"
+    )
     return 0
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from dps.errors import ConfigError
 
 stop_requested = threading.Event()
 """Set by the first Ctrl-C (or SIGTERM): training loops drain, `session.should_stop()` is true."""
@@ -15,10 +20,112 @@ session_opened = threading.Event()
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 """How many threads numeric libraries use; the launcher sets those that are unset to 1."""
 
+MALLOC = {"MALLOC_MMAP_MAX_": 0, "MALLOC_TRIM_THRESHOLD_": 2_000_000_000, "MALLOC_TOP_PAD_": 64 << 20}
+"""glibc keeps large blocks for the next message. By default it gives each back to the kernel, and every message then
+faults its pages in anew. (A high MALLOC_MMAP_THRESHOLD_ would do as well, but older versions cut it to 32 MB.)"""
+ONE_ARENA = {"MALLOC_ARENA_MAX": 1}
+"""For ps and chief: the arena of a thread of its own cannot keep blocks of more than 64 MB."""
+_MALLOPT = {"MALLOC_MMAP_MAX_": -4, "MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_ARENA_MAX": -8}
+"""The same for mallopt(3): its parameters in malloc.h."""
+
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a launched task: one thread for each numeric library unless it says otherwise."""
+    """The environment of a launched task: one thread for each numeric library, and a malloc that keeps large blocks,
+    unless it says otherwise."""
     threads = {name: "1" for name in THREADS if name not in os.environ}
+    malloc = {} if malloc_is_chosen() else {name: str(value) for name, value in MALLOC.items()}
     own = {"DPS_LAUNCHED": "1", "DPS_LAUNCHER": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("DPS_") and k != "TF_CONFIG"}
-    return {**inherited, **threads, **own, **(extra or {})}
+    return {**inherited, **threads, **malloc, **own, **(extra or {})}
+
+
+def malloc_is_chosen(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the environment sets glibc's malloc otherwise than `environment` does; then nothing of it is changed."""
+    env = os.environ if environ is None else environ
+    own = {name: str(value) for name, value in MALLOC.items()}
+    return "glibc.malloc" in env.get("GLIBC_TUNABLES", "") or any(
+        name.startswith("MALLOC_") and own.get(name) != value for name, value in env.items()
+    )
+
+
+def keep_large_blocks(serves: bool = False) -> bool:
+    """Have this process's malloc keep large blocks, unless the environment sets malloc. Whether that was done: False
+    also where the C library is not glibc. `serves`: a ps or chief, whose threads share one arena; call it before there
+    are threads."""
+    if malloc_is_chosen():
+        return False
+    try:
+        library = ctypes.CDLL(None)
+        library.gnu_get_libc_version  # noqa: B018  # other libraries have a mallopt that does nothing
+        wanted = {**MALLOC, **(ONE_ARENA if serves else {})}
+        return all(library.mallopt(_MALLOPT[name], value) == 1 for name, value in wanted.items())
+    except (OSError, AttributeError, TypeError):
+        return False
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """While modules are loaded inside, the garbage collector does not walk them again and again. What is there at the
+    end stays, and it never walks that."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+# -- processors ---------------------------------------------------------------------------------------------------
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """Numbers of processors from "0,2-3", rising; ConfigError for what is no such list."""
+    cpus: set[int] = set()
+    for piece in text.split(","):
+        first, dash, last = piece.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise ConfigError(f"got --cpus {text!r}; wanted numbers of processors, as 0,2-3")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(cpus))
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """The shortest list that `parse_cpus` reads: "0,2-3"."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def allowed_cpus() -> tuple[int, ...]:
+    """The processors that this process may run on; ConfigError where the system cannot tell."""
+    with contextlib.suppress(AttributeError, OSError):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    raise ConfigError("this system cannot pin a process to processors; leave --cpus, --pin and pin=True out")
+
+
+def pin(cpus: Sequence[int]) -> None:
+    """Keep this process, and the threads that it makes from now on, on these processors. ConfigError names those that
+    it may not use."""
+    allowed = allowed_cpus()
+    if missing := sorted(set(cpus) - set(allowed)):
+        raise ConfigError(
+            f"got --cpus {format_cpus(cpus)}; this process may use {format_cpus(allowed)}, not {format_cpus(missing)}"
+        )
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        raise ConfigError(f"--cpus {format_cpus(cpus)} was refused: {error.strerror}; leave it out") from None
+
+
+def deal_cpus(tasks: Sequence[str], cpus: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Processors for each task: neighbouring ones in equal shares, what is left over to the first; where there are
+    fewer processors than tasks they go round."""
+    if len(cpus) < len(tasks):
+        return {task: (cpus[i % len(cpus)],) for i, task in enumerate(tasks)}
+    share, more = divmod(len(cpus), len(tasks))
+    starts = [i * share + min(i, more) for i in range(len(tasks) + 1)]
+    return {task: tuple(cpus[starts[i] : starts[i + 1]]) for i, task in enumerate(tasks)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import importlib.util
 import json
 import logging
@@ -47,12 +48,13 @@ def parser() -> argparse.ArgumentParser:
     add("--ps_hosts", default="", help="comma-separated host:port of the ps")
     add("--worker_hosts", default="", help="comma-separated host:port of the workers")
     add("--chief_hosts", default="", help="host:port of the chief; left out: worker 0 is the chief")
-    add("--chief", help="join by the chief's address, host:port")
+    add("--chief", help="join by the chief's address, host:port; - reads it from stdin")
     add("--bind", help="this task's own address when joining (default 127.0.0.1, a free port)")
     add("--workers", type=int, help="on the chief: how many workers are expected")
     add("--ps", type=int, help="on the chief: how many ps are expected")
     add("--device", default="", help="on a ps: where variables live that say nothing of it, as gpu:0")
     add("--update", help="async, sync or bounded:S; sessions that say nothing take it")
+    add("--cpus", help="keep this task on these processors, as 0,2-3")
     add(
         "--program",
         help="a worker's program: FILE, package.module, or either with :function; then -- and its arguments",
@@ -79,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     level = "DEBUG" if args.verbose else args.log_level
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     die_with_the_launcher()
+    config.keep_large_blocks()
     return guarded(lambda: run(args, given[cut + 1 :]), args.verbose)
 
 
@@ -97,10 +100,14 @@ def guarded(work: Callable[[], int], verbose: bool = False) -> int:
 
 def run(args: argparse.Namespace, rest: list[str]) -> int:
     """Serve, or run the program, as the task that flags and environment name."""
+    if args.cpus is not None:
+        config.pin(config.parse_cpus(args.cpus))  # before there are threads
     for name in ("task", "workers", "ps"):
         value = getattr(args, name)
         if value is not None and value < 0:
             raise ConfigError(f"got --{name} {value}; wanted a whole number from 0")
+    if args.chief == "-":
+        args.chief = chief_from_stdin(args.job)
     environ = task_environment(args)
     if environ["DPS_JOB"] == "evaluator":
         raise ConfigError("the evaluator job is not there yet; read with dps.Session(target) instead")
@@ -120,6 +127,20 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     if not config.session_opened.is_set():
         tell_the_chief(environ, f"exit code {code}")
     return code
+
+
+def chief_from_stdin(job: str) -> str:
+    """The chief's address, a line on stdin, which is empty after it. Blocks; what the task needs is loaded first."""
+    with config.loading():
+        importlib.import_module("dps.server")
+        importlib.import_module("dps.ps.server" if job == "ps" else "dps.session")
+    with open(0, closefd=False) as stdin:
+        chief = stdin.readline().strip()
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    if not chief:
+        raise ConfigError("got --chief - and no address on stdin; the launcher has ended, or none was there")
+    return chief
 
 
 def tell_the_chief(environ: dict[str, str], reason: str) -> None:
@@ -173,17 +194,23 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
 
 def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
     """A chief or ps: serve until the run ends, or a signal does."""
-    from dps.server import Server
+    config.keep_large_blocks(serves=True)
+    with config.loading():
+        from dps.server import Server
 
-    stop_asked = stop_on_signal()
-    server = Server.from_env(environ, owned=args.owned, restarted=args.restarted)
-    name, told = "", False
-    while True:
-        if name != server.name:  # at first, and again when the chief has given a ps its number
+        stop_asked = stop_on_signal()
+        server = Server.from_env(environ, owned=args.owned, restarted=args.restarted)
+        name = server.name
+        print(f"dps {name} at {server.address}", flush=True)
+        if server.job == "ps":
+            from dps.ps.warm import start
+
+            start()  # the node answers meanwhile on its thread
+    told = False
+    while (code := server.join(0.2)) is None:
+        if name != server.name:  # the chief has given a ps its number
             name = server.name
             print(f"dps {name} at {server.address}", flush=True)
-        if (code := server.join(0.2)) is not None:
-            break
         if stop_asked() and not told:
             told = True
             server.end_soon()

@@ -13,7 +13,6 @@ from weakref import WeakSet
 from dps import config
 from dps import update as update_modes
 from dps.actors.system import Node
-from dps.chief.server import ChiefActor
 from dps.cluster.address import check_address
 from dps.cluster.device import Device
 from dps.cluster.environment import server_arguments
@@ -27,6 +26,7 @@ from dps.transport.endpoint import Runtime
 from dps.worker.agent import Agent
 
 if TYPE_CHECKING:
+    from dps.chief.server import ChiefActor
     from dps.ps.server import PsActor
 
 log = logging.getLogger("dps")
@@ -108,6 +108,8 @@ class Server:
             self._chief = self.address
         wire = None if self._update is None else update_modes.to_wire(self._update)
         if own.hosts_chief:
+            from dps.chief.server import ChiefActor
+
             expected = own.expected("ps", ps), own.expected("worker", workers)
             self._chief_actor = ChiefActor(*expected, wire, self._end_chief, owned, restarted)
             self._node.host(CHIEF, self._chief_actor)

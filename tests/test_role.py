@@ -299,3 +299,25 @@ def test_a_task_whose_launcher_is_gone_does_not_begin() -> None:
     orphan = start("--job", "chief", "--chief", "127.0.0.1:0", DPS_LAUNCHED="1", DPS_LAUNCHER="1")
     assert orphan.communicate(timeout=20) == ("", "")
     assert orphan.returncode == 1
+
+
+# -- the chief's address on stdin -----------------------------------------------------------------------------------
+
+
+def test_a_task_reads_the_chiefs_address_from_stdin() -> None:
+    command = [sys.executable, "-u", "-m", "dps.role", "--job", "ps", "--task", "0", "--chief", "-"]
+    ps = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert ps.stdin is not None
+    ps.stdin.write("127.0.0.1:1\n")  # nobody is there: that is another matter
+    ps.stdin.flush()
+    told = line(ps)
+    ps.kill()
+    ps.communicate()
+    assert told.startswith("dps ps:0 at 127.0.0.1:")
+
+
+def test_a_task_that_gets_no_address_on_stdin_ends_with_one_line_and_exit_code_2() -> None:
+    command = [sys.executable, "-m", "dps.role", "--job", "ps", "--chief", "-"]
+    ended = subprocess.run(command, input="", capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("dps: got --chief - and no address on stdin") and ended.stderr.count("\n") == 1

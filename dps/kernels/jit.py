@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 from numba import njit
 
 F = TypeVar("F", bound=Callable[..., object])
+
+_kernels: list[Any] = []
 
 
 def compiled(function: F) -> F:
@@ -17,7 +20,32 @@ def compiled(function: F) -> F:
     - `error_model="numpy"`: x / 0 is inf or nan; numba's default check of each division stops vectorisation.
     - `nogil`: other Python threads run meanwhile.
 
+    Compiled versions are kept in NUMBA_CACHE_DIR, else beside the source, else in the user's cache folder; several
+    processes may write at once. Where none of them can be written, each process compiles for itself.
+
     With Intel's SVML installed beside numba, powers (only `ftrl` with another power than -0.5) may round differently
     at the ends of a run; NUMBA_DISABLE_INTEL_SVML=1 in the environment turns that off.
     """
-    return cast(F, njit(cache=True, nogil=True, error_model="numpy")(function))
+    made = njit(nogil=True, error_model="numpy")(function)
+    try:
+        made.enable_caching()
+    except RuntimeError:  # numba found no folder to write to
+        pass
+    _kernels.append(made)
+    return cast(F, made)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Versions of kernels that this process has: all, those that came from the cache, and the cache's folders."""
+
+    versions: int
+    from_cache: int
+    folders: tuple[str, ...]
+
+
+def compiled_here() -> Compiled:
+    """What has been compiled or loaded in this process until now."""
+    hits = sum(sum(kernel.stats.cache_hits.values()) for kernel in _kernels)
+    folders = {kernel.stats.cache_path for kernel in _kernels} - {None}
+    return Compiled(sum(len(kernel.signatures) for kernel in _kernels), hits, tuple(sorted(folders)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -23,12 +24,15 @@ class Child:
         ended: Callable[[Child], None],
         extra: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
+        waits: bool = False,
     ) -> None:
+        """`waits`: it reads the chief's address from stdin (`--chief -`), which `tell` gives it."""
         self.name, self.arguments = name, list(arguments)
         self._line, self._ended = line, ended
+        stdin = subprocess.PIPE if waits else subprocess.DEVNULL
         self.process = started(
             lambda: subprocess.Popen(
-                [sys.executable, "-m", "dps.role", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                [sys.executable, "-m", "dps.role", *arguments], stdin=stdin, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, env=environment(extra), text=True, errors="replace", pass_fds=pass_fds,
                 start_new_session=True,
             )
@@ -43,6 +47,17 @@ class Child:
         self.process.wait()
         self.process.stdout.close()
         self._ended(self)
+
+    def tell(self, chief: str) -> None:
+        """Give a child that waits for it the chief's address; "" ends it. For others, and a second time, nothing."""
+        stdin = self.process.stdin
+        if stdin is None or stdin.closed:
+            return
+        with contextlib.suppress(BrokenPipeError):  # it has ended; its exit code says more
+            stdin.write(f"{chief}\n" if chief else "")
+            stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            stdin.close()
 
     @property
     def alive(self) -> bool:

@@ -75,16 +75,20 @@ class LocalCluster:
     """Chief, ps and workers on this machine; only `stop`, or the end of the block, ends the ps and the chief.
 
     `processes` True: each task is a process (a ps or chief that dies is started once more); False: all are in this
-    process. Starting another LocalCluster in this process stops the one before.
+    process. Starting another LocalCluster in this process stops the one before. `pin`: each ps and worker process
+    keeps to processors of its own; ConfigError where that cannot be.
     """
 
     def __init__(
-        self, ps: int = 1, workers: int = 2, processes: bool = True, update: update.Update | str | None = None
-    ) -> None:
+        self, ps: int = 1, workers: int = 2, processes: bool = True, update: update.Update | str | None = None,
+        pin: bool = False,
+    ) -> None:  # fmt: skip
         if ps < 1 or workers < 1:
             raise ConfigError(f"got ps={ps}, workers={workers}; wanted at least one of each")
+        if pin and not processes:
+            raise ConfigError("got pin=True with processes=False; only processes can be pinned to processors")
         self.ps, self.workers, self.processes = ps, workers, processes
-        self._update = update
+        self._update, self._pin = update, pin
         self._supervisor: Supervisor | None = None
         self._servers: list[Server] = []
         self._watching = threading.Event()
@@ -170,7 +174,8 @@ class LocalCluster:
 
     def _start_processes(self) -> None:
         wanted = self._update if self._update is None or isinstance(self._update, str) else update.as_text(self._update)
-        self._supervisor = Supervisor(self.ps, self.workers, wanted, owned=True, line=Output(sys.stdout).line)
+        line = Output(sys.stdout).line
+        self._supervisor = Supervisor(self.ps, self.workers, wanted, owned=True, line=line, pin=self._pin)
         self._supervisor.start()
         self._watching = threading.Event()
         self._watcher = threading.Thread(target=self._watch, args=(self._supervisor,), daemon=True)

@@ -1,4 +1,7 @@
-"""All tasks of a cluster as processes of this machine: output merged, ps and chief restarted once, all ended."""
+"""All tasks of a cluster as processes of this machine: output merged, ps and chief restarted once, all ended.
+
+Nothing that is large is imported before the tasks have been started.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from dps.actors.caller import Caller
-from dps.actors.ref import Ref
+from dps.config import allowed_cpus, deal_cpus, format_cpus
 from dps.errors import DeadlineExceeded, DpsError, TaskLost
 from dps.launch.child import Child
-from dps.launch.leaving import leave
-from dps.protocol import CHIEF, AskStats, Stats
-from dps.transport.current import runtime
 
 START_S = 30.0
 END_S = 6.0
@@ -26,6 +25,8 @@ SAVE_S = 120.0
 KILL_S = 3.0
 TOLD_S = 2.0
 """How long the chief may take to end itself and the ps when it is told to."""
+STDIN = "-"
+"""In place of the chief's address: it comes on stdin."""
 COLOURS = (36, 32, 33, 35, 34, 31)
 
 Print = Callable[[str, str], None]
@@ -65,7 +66,9 @@ class Supervisor:
         restarts: int = 1,
         line: Print | None = None,
         extra: Mapping[str, str] | None = None,
+        pin: bool = False,
     ) -> None:
+        """`pin`: each ps and worker keeps to processors of its own; ConfigError where that cannot be."""
         self.ps, self.workers, self.update, self.owned = ps, workers, update, owned
         self.children: dict[str, Child] = {}
         self.states: dict[str, str] = {}
@@ -77,15 +80,23 @@ class Supervisor:
         self._left: dict[str, int] = {}
         self._print = line or Output().line
         self._extra = dict(extra or {})
+        tasks = [*(f"ps:{task}" for task in range(ps)), *(f"worker:{task}" for task in range(workers))]
+        self.cpus = deal_cpus(tasks, allowed_cpus()) if pin else {}
         self._events: queue.Queue[Child] = queue.Queue()
         self._ready: queue.Queue[str] = queue.Queue()
         self._ending = False
 
     # -- starting ---------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """The chief first, then the ps; raises DeadlineExceeded or TaskLost when the chief does not come up."""
+    def start(self, program: str | None = None, arguments: Sequence[str] = ()) -> None:
+        """Chief and ps, and with a program the workers, all at once: they load their modules while the chief comes up,
+        and are told its address then. Raises DeadlineExceeded or TaskLost when the chief does not come up."""
         self._spawn("chief", self._chief_arguments("127.0.0.1:0"))
+        for task in range(self.ps):
+            self._spawn(f"ps:{task}", self._ps_arguments(task, STDIN), waits=True)
+        for task in range(self.workers if program is not None else 0):
+            assert program is not None
+            self._spawn(f"worker:{task}", self._worker_arguments(task, program, arguments, STDIN), waits=True)
         try:
             self.target = self._ready.get(timeout=START_S)
         except queue.Empty:
@@ -94,16 +105,27 @@ class Supervisor:
         if not self.target:
             self.stop()
             raise TaskLost("the chief ended while it was started; its output says why")
-        for task in range(self.ps):
-            self._spawn(f"ps:{task}", ["--job", "ps", "--task", str(task), "--chief", self.target])
+        for child in self.children.values():
+            child.tell(self.target)
 
     def start_worker(
         self, task: int, program: str, arguments: Sequence[str] = (), extra: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> Child:  # fmt: skip
         """A worker that runs a program as its task."""
-        flags = ["--job", "worker", "--task", str(task), "--chief", self.target, "--program", program, "--", *arguments]
+        flags = self._worker_arguments(task, program, arguments, self.target)
         return self._spawn(f"worker:{task}", flags, extra, pass_fds)
+
+    def _worker_arguments(self, task: int, program: str, arguments: Sequence[str], chief: str) -> list[str]:
+        flags = ["--job", "worker", "--task", str(task), "--chief", chief, *self._pinned(f"worker:{task}")]
+        return [*flags, "--program", program, "--", *arguments]
+
+    def _ps_arguments(self, task: int, chief: str) -> list[str]:
+        return ["--job", "ps", "--task", str(task), "--chief", chief, *self._pinned(f"ps:{task}")]
+
+    def _pinned(self, name: str) -> list[str]:
+        """The flags that keep a task on its processors. The chief has none: it does next to nothing."""
+        return ["--cpus", format_cpus(self.cpus[name])] if name in self.cpus else []
 
     def _chief_arguments(self, address: str) -> list[str]:
         flags = ["--job", "chief", "--chief", address, "--ps", str(self.ps), "--workers", str(self.workers)]
@@ -111,9 +133,10 @@ class Supervisor:
         return flags + (["--owned"] if self.owned else [])
 
     def _spawn(
-        self, name: str, arguments: list[str], extra: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
-    ) -> Child:
-        child = Child(name, arguments, self._line, self._events.put, {**self._extra, **(extra or {})}, pass_fds)
+        self, name: str, arguments: list[str], extra: Mapping[str, str] | None = None, pass_fds: Sequence[int] = (),
+        waits: bool = False,
+    ) -> Child:  # fmt: skip
+        child = Child(name, arguments, self._line, self._events.put, {**self._extra, **(extra or {})}, pass_fds, waits)
         self.children[name] = child
         self.states[name] = "running"
         return child
@@ -143,7 +166,9 @@ class Supervisor:
         self.states[name] = "done" if code == 0 else f"failed ({describe(code)})"
         if name == "chief" and not self.target:
             self._ready.put("")
-        if name.startswith("worker") and code < 0 and not self._ending:
+        if name.startswith("worker") and code < 0 and not self._ending and self.target:
+            from dps.launch.leaving import leave
+
             leave(self.target, int(name.partition(":")[2]), describe(code))
         if name.startswith("worker") or code in (0, 2, 3) or self._ending:
             return
@@ -152,9 +177,10 @@ class Supervisor:
         if self._left.setdefault(name, self._restarts) > 0 and (self.owned or self.workers_alive()):
             self._left[name] -= 1
             self.say(f"{name} ended with {describe(code)}; it is started again")
-            arguments = child.arguments
             if name == "chief":
                 arguments = [*self._chief_arguments(self.target), "--restarted"]
+            else:
+                arguments = self._ps_arguments(int(name.partition(":")[2]), self.target)
             self._spawn(name, arguments)
 
     def workers_alive(self) -> list[str]:
@@ -186,6 +212,8 @@ class Supervisor:
 
     def _give_up(self, patience_s: float) -> None:
         """Without a ps or the chief nothing can go on."""
+        from dps.transport.current import runtime
+
         self._ending = True
         clock = runtime()
         deadline = clock.now() + patience_s
@@ -206,6 +234,8 @@ class Supervisor:
                 child.signal(signal.SIGKILL)
 
     def _teardown(self) -> int:
+        from dps.transport.current import runtime
+
         clock = runtime()
         deadline = clock.now() + self._patience_s()
         while not self.owned and self.servers_alive() and clock.now() < deadline:
@@ -218,7 +248,11 @@ class Supervisor:
         """How long ps and chief may take now that no worker is left: the chief says what it does."""
         if self.owned or not self.servers_alive():
             return 0.0
+        from dps.actors.caller import Caller
+        from dps.actors.ref import Ref
         from dps.chief.phase import END, GATHER, OPEN
+        from dps.protocol import CHIEF, AskStats, Stats
+        from dps.transport.current import runtime
 
         caller = Caller(runtime(), "dps launch")
         try:
@@ -249,6 +283,8 @@ class Supervisor:
     def stop(self) -> None:
         """End every task that still runs: the chief tells the ps, then SIGTERM, then SIGKILL. Blocks."""
         self._ending = True
+        for child in self.children.values():
+            child.tell("")
         for name in self.workers_alive():
             self.children[name].signal(signal.SIGTERM)
         chief = self.children.get("chief")
@@ -292,18 +328,17 @@ def describe(code: int) -> str:
 
 
 def launch(
-    ps: int, workers: int, program: str, arguments: Sequence[str], update: str | None = None, restarts: int = 1
-) -> int:
+    ps: int, workers: int, program: str, arguments: Sequence[str], update: str | None = None, restarts: int = 1,
+    pin: bool = False,
+) -> int:  # fmt: skip
     """`dps launch`: run a program on every worker of a cluster on this machine; its exit code. Blocks."""
-    supervisor = Supervisor(ps, workers, update, restarts=restarts)
+    supervisor = Supervisor(ps, workers, update, restarts=restarts, pin=pin)
     with Interrupts() as interrupts:
         try:
-            supervisor.start()
+            supervisor.start(os.fspath(program), arguments)
             supervisor.say(
                 f"chief at {supervisor.target}; look at the run with: dps status --chief {supervisor.target}"
             )
-            for task in range(workers):
-                supervisor.start_worker(task, os.fspath(program), arguments)
             return supervisor.wait(interrupts)
         finally:
             supervisor.stop()

@@ -42,6 +42,7 @@ from dps.ps.saving import restore
 from dps.ps.shard import Mode, Shard
 from dps.ps.staging import Staged
 from dps.ps.sync import SyncMode
+from dps.ps.warm import warm
 from dps.transport.endpoint import Memory
 from dps.transport.probing import marked, starts_with
 from dps.update import Async, Bounded, SyncReplicas, from_wire
@@ -104,6 +105,7 @@ class PsActor(Actor):
             manifest = load(self.node.runtime.storage, message.checkpoint_dir, message.restore, verify=False)
             restore(shard.store, plan, message.shard, self.node, message.checkpoint_dir, manifest)
         shard.mode = _mode(shard)
+        warm(shard.layout.arenas, _together(shard))
         self.shard = shard
 
     def on_Init(self, message: Init, sender: Sender) -> None:
@@ -284,6 +286,12 @@ class PsActor(Actor):
             now = "none yet" if self.shard is None else str(self.shard.epoch)
             raise Aborted(f"{self.node.name} serves run epoch {now}, not {epoch}")
         return self.shard
+
+
+def _together(shard: Shard) -> int:
+    """How many pushes make an update; in sync, before it is known how many workers come, the least that share one."""
+    settings = from_wire(shard.settings["update"])
+    return (settings.replicas_to_aggregate or 2) if isinstance(settings, SyncReplicas) else 1
 
 
 def _mode(shard: Shard) -> Mode:

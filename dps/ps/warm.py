@@ -1,0 +1,86 @@
+"""Kernels made ready before the first push needs them: loaded from numba's cache, or compiled.
+
+Numba readies each kernel at its first call (some ms from its cache, half a second to compile), and itself at the very
+first one (0.2 s). Here a tiny shard of the same dtypes and optimizers is updated once in the ways that a push may take.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from dps import optim
+from dps.protocol import RUN
+from dps.ps.combine import mean
+from dps.ps.rowlists import checked, row_gradient
+from dps.ps.staging import Staged
+from dps.ps.store import Store, Update, is_finite
+from dps.transport.real import real_runtime
+from dps.variables.plan import Arena, Part, ShardLayout
+
+ROWS, DIM = 2, 4
+_ready: set[tuple[str, str, bool, int]] = set()
+_warming = threading.Lock()
+
+
+def start() -> None:
+    """Have numba itself ready, once in a process, before a session comes. Blocks for 0.2 s."""
+    is_finite(np.zeros(DIM, np.float32))
+
+
+def warm(arenas: Iterable[Arena], together: int = 1) -> None:
+    """Have ready what the trained ones of these arenas need, each kind once in a process. Blocks meanwhile.
+
+    `together`: so many pushes make an update; each number has a kernel of its own.
+    """
+    for arena in arenas:
+        dtype = np.dtype(arena.dtype).name
+        if arena.optimizer is not None and dtype in ("float32", "float64"):
+            kind = (dtype, str(arena.optimizer["name"]), arena.sparse, together)
+            with _warming:
+                if kind not in _ready:
+                    _update_once(arena, together)
+                    _ready.add(kind)
+
+
+def warm_all(progress: Callable[[str, int, int], None]) -> None:
+    """Have all kernels of a ps ready. `progress` gets what comes next, its number from 1, and how many there are."""
+    optimizers: list[optim.Optimizer] = [
+        optim.SGD(0.1), optim.Momentum(0.1), optim.Adagrad(0.1), optim.RMSProp(0.1), optim.Adam(), optim.AdamW(),
+        optim.Ftrl(0.1),
+    ]  # fmt: skip
+    kinds = [(optimizer, dtype) for optimizer in optimizers for dtype in ("float32", "float64")]
+    for number, (optimizer, dtype) in enumerate(kinds, 1):
+        progress(f"{optimizer.name} {dtype}", number, len(kinds))
+        for together in (1, 2, 3, 4):
+            warm([_tiny(dtype, optimizer.to_wire(), sparse) for sparse in (False, True)], together)
+
+
+def _tiny(dtype: str, optimizer: dict[str, Any], sparse: bool) -> Arena:
+    return Arena(dtype, optimizer, sparse, 0, ROWS * DIM, (Part(0, 0, "warm", (ROWS, DIM), 0, 0),), (0,))
+
+
+def _update_once(like: Arena, together: int) -> None:
+    """Update a shard of one small variable: by one push, by the mean of some, and by rows where it is sparse."""
+    assert like.optimizer is not None
+    arena = _tiny(like.dtype, like.optimizer, like.sparse)
+    layout = ShardLayout((arena,), arena.nbytes)
+    store = Store(layout, real_runtime())  # also in the simulator: nothing else runs in between
+    pushes = [_zeros(1 + number, layout) for number in range(together)]
+    store.apply(pushes[0].update(layout), 1, check=True)
+    store.apply(mean(pushes, layout), 2)
+    if like.sparse:
+        part = arena.parts[0]
+        for rows in ([0, 1], [1, 0, 1]):  # in order, and with one twice
+            gradient = row_gradient(checked(part, np.array(rows)), np.zeros((len(rows), DIM), like.dtype))
+            store.apply(Update(None, {0: gradient}), 3)
+        store.gather(part, np.array([1]))
+
+
+def _zeros(number: int, layout: ShardLayout) -> Staged:
+    staged = Staged(0, 1, number, 0, 0, RUN, layout.nbytes)
+    staged.borrow(np.zeros(layout.nbytes, np.uint8), layout, check_finite=True)
+    return staged

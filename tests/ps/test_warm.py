@@ -1,0 +1,93 @@
+"""Kernels are ready when a run begins: nothing is compiled or loaded at the first push, pull or step."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys
+import numpy as np
+import dps
+from dps.kernels.jit import compiled_here
+
+update = {"async": dps.Async(), "sync": dps.SyncReplicas()}[sys.argv[1]]
+params = {"w": np.zeros((40, 3), np.float32), "b": np.zeros(7), "large": np.zeros(1 << 18, np.float32)}
+settings = {"optimizer": dps.optim.Adagrad(0.1), "update": update, "timeout": 30}
+with dps.Server.create_local_server() as server:
+    with dps.Session(server, params, **settings) as session:
+        session.pull()
+        ready = compiled_here().versions
+        for _ in range(2):
+            session.step({name: np.ones_like(value) for name, value in params.items()})
+        session.push({"w": np.ones((40, 3), np.float32)})
+        print(ready, compiled_here().versions)
+"""
+ALONE = """
+import numpy as np
+from dps import optim
+from dps.kernels.jit import compiled_here
+from dps.ps import warm
+from dps.ps.rowlists import checked, row_gradient
+from dps.ps.store import Store, Update
+from dps.ps.staging import Staged
+from dps.transport.current import runtime
+from dps.variables.plan import Arena, Part, ShardLayout
+
+arena = Arena("float64", optim.Adam().to_wire(), True, 0, 30, (Part(0, 0, "table", (10, 3), 0, 0),), (0,))
+warm.warm([arena])
+ready = compiled_here().versions
+warm.warm([arena])
+store = Store(ShardLayout((arena,), arena.nbytes), runtime())
+for rows in ([2, 7], [7, 2, 7]):
+    gradient = row_gradient(checked(arena.parts[0], np.array(rows)), np.ones((len(rows), 3)))
+    store.apply(Update(None, {0: gradient}), 1)
+store.gather(arena.parts[0], np.array([7]))
+print(ready, compiled_here().versions)
+"""
+
+
+def run(code: str, *arguments: str, **environ: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, env=os.environ | environ
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_no_kernel_is_made_ready_after_a_session_has_begun(update: str) -> None:
+    ready, later = map(int, run(PROGRAM, update).split())
+    assert ready == later > 0
+
+
+def test_rows_of_a_sparse_table_find_their_kernels_ready() -> None:
+    ready, later = map(int, run(ALONE).split())
+    assert ready == later > 0
+
+
+def test_dps_warm_compiles_everything_once_and_says_where() -> None:
+    code = "import sys, dps.cli; sys.exit(dps.cli.main(['warm']))"
+    first, second = run(code).splitlines(), run(code).splitlines()
+    assert len(first) == len(second) == 15 and first[:-1] == second[:-1]
+    assert first[0] == " 1 of 14: sgd float32"
+    told = r"(\d+) kernels ready in [0-9.]+ s: (\d+) compiled, (\d+) had been; kept in (.+)"
+    again = re.fullmatch(told, second[-1])
+    assert again is not None and re.fullmatch(told, first[-1])
+    assert int(again[2]) == 0 and int(again[1]) == int(again[3]) > 20
+    assert any(file.suffix == ".nbi" for file in Path(again[4]).iterdir())
+
+
+def test_where_no_cache_can_be_written_each_process_compiles_for_itself() -> None:
+    code = (
+        "import numba.core.caching as caching\n"
+        "caching.CacheImpl._locator_classes = []\n"
+        "import numpy as np; from dps.ps import warm; from dps.kernels.jit import compiled_here\n"
+        "warm.start(); made = compiled_here(); print(made.versions, made.from_cache, made.folders)"
+    )
+    assert run(code) == "1 0 ()\n"

@@ -1,0 +1,155 @@
+"""How quickly things start, as ratios measured in one run: systems by turns, medians, nothing that depends on how fast
+this machine is.
+
+`python tests/test_startup.py` prints the ratios.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from dps.transport.current import runtime
+
+IMPORT_RATIO = 1.3
+LAUNCH_RATIO, LAUNCH_WALL_RATIO = 1.1, 1.5
+"""Of processor time, and of wall time: the chief must be there before others can join it, and a machine may be busy."""
+CORE = ("msgpack", "numba", "llvmlite", "numpy", "pyzmq", "safetensors")
+CORE_MB = 400
+DPS_MB = 3
+
+PROGRAM = """
+import sys
+import numpy as np
+import dps
+with dps.Server.from_env() as server, dps.Session(
+    server, {"w": np.zeros(1000, np.float32)}, optimizer=dps.optim.Adagrad(0.1), timeout=60
+) as session:
+    session.push(session.pull())
+    print("stepped", "numba" in sys.modules, flush=True)
+"""
+IMPORTS = {
+    "chief": "import dps.role, dps.server, dps.chief.server",
+    "ps": "import dps.role, dps.server, dps.ps.server; from dps.ps.warm import start; start()",
+    "worker": "import dps.role, numpy, dps.server, dps.session, dps.optim",
+}
+"""What each kind of task has loaded at its first step. Numba loads a third of itself at the first call of a kernel."""
+
+
+def cpu_s() -> float:
+    """Processor seconds of ended child processes."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def cost_of(code: str) -> float:
+    before = cpu_s()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return cpu_s() - before
+
+
+def import_ratio(rounds: int = 5) -> float:
+    """Processor time of `import dps` and of the names of a worker's loop, over that of zmq, msgpack and numpy."""
+    bare, own = [], []
+    for _ in range(rounds):
+        bare.append(cost_of("import zmq, msgpack, numpy"))
+        own.append(cost_of("import dps"))
+    return statistics.median(own) / statistics.median(bare)
+
+
+def first_lines(commands: list[list[str]], words: str, times: int, environ: dict[str, str]) -> tuple[float, float]:
+    """Seconds from the start of all commands to the last of `times` lines with these words, and the processor seconds
+    of the commands from their start to their end."""
+    clock = runtime()
+    out, into = os.pipe()
+    used, began = cpu_s(), clock.now()
+    started = [  # each a session of its own, as launched tasks are: Linux shares out processors by session
+        subprocess.Popen(c, stdout=into, env=environ, start_new_session=True) for c in commands
+    ]
+    os.close(into)
+    took, seen = 0.0, 0
+    with open(out) as lines:
+        for line in lines:
+            if words in line:
+                took, seen = clock.now() - began, seen + 1
+                assert "True" not in line, "a worker has loaded numba"
+    assert [process.wait() for process in started] == [0] * len(started) and seen == times
+    return took, cpu_s() - used
+
+
+def launch_ratios(folder: Path, rounds: int = 3) -> tuple[float, float]:
+    """`dps launch` with chief, 2 ps and 2 workers over five bare processes that load the same modules at once.
+
+    First: wall time to the last worker's first step, over that until all bare ones have loaded. Second: processor time
+    to the end, the launcher's and that of the step included.
+    """
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    launch = [[sys.executable, "-m", "dps.cli", "launch", "--ps", "2", "--workers", "2", str(program)]]
+    bare = [
+        [sys.executable, "-c", f"{IMPORTS[job]}; print('loaded')"] for job in ("chief", "ps", "ps", "worker", "worker")
+    ]
+    first_lines(launch, "stepped", 2, environ)  # kernels are compiled, files are in memory
+    walls, cpus = [], []
+    for _ in range(rounds):
+        (bare_s, bare_cpu_s), (own_s, own_cpu_s) = (
+            first_lines(bare, "loaded", 5, environ), first_lines(launch, "stepped", 2, environ),
+        )  # fmt: skip
+        walls.append(own_s / bare_s)
+        cpus.append(own_cpu_s / bare_cpu_s)
+    return statistics.median(walls), statistics.median(cpus)
+
+
+def installed_bytes(package: str) -> int:
+    """Bytes of the files that a distribution has installed, compiled Python apart."""
+    files = importlib.metadata.files(package) or []
+    return sum(
+        Path(str(file.locate())).stat().st_size
+        for file in files
+        if file.suffix not in (".pyc", ".nbi", ".nbc") and Path(str(file.locate())).is_file()
+    )
+
+
+def test_import_dps_costs_little_more_than_its_dependencies() -> None:
+    assert import_ratio() <= IMPORT_RATIO
+
+
+def test_a_cluster_steps_soon_after_as_many_bare_processes_have_loaded_and_its_workers_without_numba(
+    tmp_path: Path,
+) -> None:
+    wall, cpu = launch_ratios(tmp_path)
+    assert cpu <= LAUNCH_RATIO and wall <= LAUNCH_WALL_RATIO
+
+
+def test_a_session_and_the_launcher_load_no_numba_and_the_launcher_nothing_large() -> None:
+    code = "import sys, dps.server, dps.session, dps.optim; print('numba' in sys.modules)"
+    light = "import sys, dps.cli, dps.launch.supervisor; print({'numba', 'numpy', 'zmq', 'msgpack'} & set(sys.modules))"
+    for text, wanted in ((code, "False\n"), (light, "set()\n")):
+        assert subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout == wanted
+
+
+def test_dps_and_its_core_dependencies_stay_small() -> None:
+    named = {
+        re.split(r"[^\w-]", text)[0] for text in importlib.metadata.requires("dps") or [] if "extra ==" not in text
+    }
+    assert named <= set(CORE)  # a new one is to be weighed
+    source = Path(__file__).parent.parent / "dps"
+    assert sum(file.stat().st_size for file in source.rglob("*.py")) < DPS_MB << 20
+    assert sum(installed_bytes(name) for name in CORE) < CORE_MB << 20
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as made:
+        wall, cpu = launch_ratios(Path(made), 5)
+        print(f"import {import_ratio():.2f}; launch {wall:.2f} in wall time, {cpu:.2f} in processor time")
+    for name in CORE:
+        print(f"{name} {installed_bytes(name) / 1e6:.1f} MB")
