@@ -1,7 +1,8 @@
 """Kernels made ready before the first push needs them: loaded from numba's cache, or compiled.
 
 Numba readies each kernel at its first call (some ms from its cache, half a second to compile), and itself at the very
-first one (0.2 s). Here a tiny shard of the same dtypes and optimizers is updated once in the ways that a push may take.
+first one (0.2 s). Here a small shard of the same dtypes and optimizers is updated once in each way that a push may
+take.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from dps import optim
 from dps.protocol import RUN
+from dps.ps.arena import HERE_NBYTES, STREAM_NBYTES
 from dps.ps.combine import mean
 from dps.ps.rowlists import checked, row_gradient
 from dps.ps.staging import Staged
@@ -21,8 +23,8 @@ from dps.ps.store import Store, Update, is_finite
 from dps.transport.real import real_runtime
 from dps.variables.plan import Arena, Part, ShardLayout
 
-ROWS, DIM = 2, 4
-_ready: set[tuple[str, str, bool, int]] = set()
+DIM = 4
+_ready: set[tuple[str, str, bool, int, bool]] = set()
 _warming = threading.Lock()
 
 
@@ -39,10 +41,11 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
     for arena in arenas:
         dtype = np.dtype(arena.dtype).name
         if arena.optimizer is not None and dtype in ("float32", "float64"):
-            kind = (dtype, str(arena.optimizer["name"]), arena.sparse, together)
+            kind = (dtype, str(arena.optimizer["name"]), arena.sparse, together, _is_large(arena))
             with _warming:
                 if kind not in _ready:
-                    _update_once(arena, together)
+                    for nbytes in (1, HERE_NBYTES) if _is_large(arena) else (1,):  # some pushes have small parts only
+                        _update_once(_like(arena.dtype, arena.optimizer, arena.sparse, nbytes), together)
                     _ready.add(kind)
 
 
@@ -56,26 +59,31 @@ def warm_all(progress: Callable[[str, int, int], None]) -> None:
     for number, (optimizer, dtype) in enumerate(kinds, 1):
         progress(f"{optimizer.name} {dtype}", number, len(kinds))
         for together in (1, 2, 3, 4):
-            warm([_tiny(dtype, optimizer.to_wire(), sparse) for sparse in (False, True)], together)
+            warm([_like(dtype, optimizer.to_wire(), sparse, HERE_NBYTES) for sparse in (False, True)], together)
 
 
-def _tiny(dtype: str, optimizer: dict[str, Any], sparse: bool) -> Arena:
-    return Arena(dtype, optimizer, sparse, 0, ROWS * DIM, (Part(0, 0, "warm", (ROWS, DIM), 0, 0),), (0,))
+def _is_large(arena: Arena) -> bool:
+    """Whether its passes are those of large arenas, which have kernels of their own."""
+    return arena.nbytes >= STREAM_NBYTES
 
 
-def _update_once(like: Arena, together: int) -> None:
+def _like(dtype: str, optimizer: dict[str, Any], sparse: bool, nbytes: int) -> Arena:
+    """An arena with one variable of so many bytes, and 2 rows at least."""
+    rows = max(2, nbytes // (DIM * np.dtype(dtype).itemsize))
+    return Arena(dtype, optimizer, sparse, 0, rows * DIM, (Part(0, 0, "warm", (rows, DIM), 0, 0),), (0,))
+
+
+def _update_once(arena: Arena, together: int) -> None:
     """Update a shard of one small variable: by one push, by the mean of some, and by rows where it is sparse."""
-    assert like.optimizer is not None
-    arena = _tiny(like.dtype, like.optimizer, like.sparse)
     layout = ShardLayout((arena,), arena.nbytes)
     store = Store(layout, real_runtime())  # also in the simulator: nothing else runs in between
     pushes = [_zeros(1 + number, layout) for number in range(together)]
     store.apply(pushes[0].update(layout), 1, check=True)
     store.apply(mean(pushes, layout), 2)
-    if like.sparse:
+    if arena.sparse:
         part = arena.parts[0]
         for rows in ([0, 1], [1, 0, 1]):  # in order, and with one twice
-            gradient = row_gradient(checked(part, np.array(rows)), np.zeros((len(rows), DIM), like.dtype))
+            gradient = row_gradient(checked(part, np.array(rows)), np.zeros((len(rows), DIM), arena.dtype))
             store.apply(Update(None, {0: gradient}), 3)
         store.gather(part, np.array([1]))
 

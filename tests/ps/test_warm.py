@@ -90,4 +90,5 @@ def test_where_no_cache_can_be_written_each_process_compiles_for_itself() -> Non
         "import numpy as np; from dps.ps import warm; from dps.kernels.jit import compiled_here\n"
         "warm.start(); made = compiled_here(); print(made.versions, made.from_cache, made.folders)"
     )
-    assert run(code) == "1 0 ()\n"
+    made, from_cache, folders = run(code).split(maxsplit=2)
+    assert int(made) > 0 and (from_cache, folders) == ("0", "()\n")
