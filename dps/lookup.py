@@ -51,7 +51,7 @@ class Lookups:
         if lowest < 0 or highest >= spec.shape[0]:
             check_rows(spec, indices)
         shape = (len(found.asked), *spec.shape[1:])
-        if out is not None and not (isinstance(out, np.ndarray) and (out.shape, out.dtype.str) == (shape, spec.dtype)):
+        if out is not None and not (isinstance(out, np.ndarray) and (out.shape, out.dtype) == (shape, spec.dtype)):
             got = f"{getattr(out, 'dtype', type(out))} {getattr(out, 'shape', '')}"
             raise ValueError(f"out is {got}; wanted an array of {np.dtype(spec.dtype)} {shape}")
         operation = LookupOp(self, spec, found, self.array(shape, spec.dtype) if out is None else out)
