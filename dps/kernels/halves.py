@@ -41,6 +41,10 @@ def _number_of(context: Any, bits: Any) -> Any:
     return types.float32(types.uint32), generate
 
 
+bits_of: Any = _bits_of  # numba supplies the context
+number_of: Any = _number_of
+
+
 @compiled
 def widen_float16(out: Array, bits: Array) -> None:
     """The numbers that IEEE halves stand for."""
@@ -51,8 +55,8 @@ def widen_float16(out: Array, bits: Array) -> None:
         least = np.float32(np.int32(size)) * np.float32(2.0**-24)  # what is below 2**-14 is a multiple of this
         whole = np.uint32((size << np.uint32(13)) + np.uint32(112 << 23))
         whole = np.uint32(whole + np.uint32(112 << 23)) if size >= np.uint32(0x7C00) else whole  # infinite or NaN
-        whole = _bits_of(least) if size < np.uint32(0x400) else whole
-        out[i] = _number_of(np.uint32(whole | sign))
+        whole = bits_of(least) if size < np.uint32(0x400) else whole
+        out[i] = number_of(np.uint32(whole | sign))
 
 
 @compiled
@@ -62,12 +66,12 @@ def narrow_float16(bits: Array, a: Array) -> None:
     Below 2**-14, where halves are evenly spaced, adding 0.5 makes the float32 adder round to just that spacing.
     """
     for i in range(a.size):
-        whole = _bits_of(a[i])
+        whole = bits_of(a[i])
         sign = (whole >> np.uint32(16)) & np.uint32(0x8000)
         size = np.uint32(whole & np.uint32(0x7FFFFFFF))
         odd = (size >> np.uint32(13)) & np.uint32(1)
         half = np.uint32((size + np.uint32(0xFFF) + odd - np.uint32(112 << 23)) >> np.uint32(13))
-        small = np.uint32(_bits_of(_number_of(size) + np.float32(0.5)) - np.uint32(0x3F000000))
+        small = np.uint32(bits_of(number_of(size) + np.float32(0.5)) - np.uint32(0x3F000000))
         half = small if size < np.uint32(0x38800000) else half
         half = np.uint32(0x7C00) if size >= np.uint32(0x477FF000) else half
         half = np.uint32(0x7E00) if size > np.uint32(0x7F800000) else half
@@ -78,14 +82,14 @@ def narrow_float16(bits: Array, a: Array) -> None:
 def widen_bfloat16(out: Array, bits: Array) -> None:
     """The numbers that upper halves of float32 stand for."""
     for i in range(bits.size):
-        out[i] = _number_of(np.uint32(np.uint32(bits[i]) << np.uint32(16)))
+        out[i] = number_of(np.uint32(np.uint32(bits[i]) << np.uint32(16)))
 
 
 @compiled
 def narrow_bfloat16(bits: Array, a: Array) -> None:
     """The upper halves nearest to numbers."""
     for i in range(a.size):
-        whole = _bits_of(a[i])
+        whole = bits_of(a[i])
         upper = np.uint32(whole >> np.uint32(16))
         half = np.uint32((whole + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16))
         half = np.uint32(upper | np.uint32(0x40)) if (whole & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else half

@@ -104,6 +104,8 @@ def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
     form = _FORMS[number]
     arrays: tuple[Array, ...] = message.arrays if form.has_arrays else ()  # type: ignore[attr-defined]
     shapes = [(wire_name(a.dtype), *a.shape) for a in arrays] if arrays else ()
+    if any(shape[0] == BFLOAT16 for shape in shapes):  # whose arrays are no buffers
+        arrays = tuple(a.view(np.uint16) if wire_name(a.dtype) == BFLOAT16 else a for a in arrays)
     return _pack((VERSION, number, request, sender, incarnation, actor, form.values(message), shapes)), arrays
 
 
