@@ -1,4 +1,4 @@
-"""Variables of float16 and bfloat16 through running ps: every optimizer, every way of a gradient, checkpoints, errors."""
+"""Variables of float16 and bfloat16 through running ps: optimizers, ways of a gradient, checkpoints, errors."""
 
 from __future__ import annotations
 
@@ -145,12 +145,15 @@ def test_compression_leaves_halves_alone_and_delays_are_compensated_in_float32(n
     dtype, one = DTYPES[name], np.ones(4)
     settings: dict[str, Any] = {"compression": dps.compress.Int8(), "pull_compression": dps.compress.Bfloat16()}
     params = {"h": one.astype(dtype), "w": one.astype(np.float32)}
-    with cluster(update=dps.Async(compensation=0.5)) as (server,):
-        with dps.Session(server, params, optimizer=dps.optim.SGD(0.25), timeout=20, **settings) as session:
-            session.pull()
-            session.push({"h": one.astype(dtype), "w": one.astype(np.float32)})  # at the backup: 1 - 0.25
-            session.push({"h": one.astype(dtype)})  # g = 1 + 0.5 * (0.75 - 1); 0.75 - 0.25 * 0.875
-            assert wide(session.pull()["h"]).tolist() == [0.53125] * 4
+    settings |= {"optimizer": dps.optim.SGD(0.25), "timeout": 20}
+    with (
+        cluster(update=dps.Async(compensation=0.5)) as (server,),
+        dps.Session(server, params, **settings) as session,
+    ):
+        session.pull()
+        session.push({"h": one.astype(dtype), "w": one.astype(np.float32)})  # at the backup: 1 - 0.25
+        session.push({"h": one.astype(dtype)})  # g = 1 + 0.5 * (0.75 - 1); 0.75 - 0.25 * 0.875
+        assert wide(session.pull()["h"]).tolist() == [0.53125] * 4
 
 
 @EVERY_DTYPE
