@@ -39,5 +39,6 @@ def dtype_of(name: str) -> np.dtype[Any]:
             raise ConfigError(
                 "bfloat16 variables need ml_dtypes on every task of the run; try pip install 'dps[bfloat16]'"
             ) from None
-        return np.dtype(ml_dtypes.bfloat16)
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
     return np.dtype(name)

@@ -103,9 +103,12 @@ def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
     number = _KINDS[message.__class__]
     form = _FORMS[number]
     arrays: tuple[Array, ...] = message.arrays if form.has_arrays else ()  # type: ignore[attr-defined]
-    shapes = [(wire_name(a.dtype), *a.shape) for a in arrays] if arrays else ()
-    if any(shape[0] == BFLOAT16 for shape in shapes):  # whose arrays are no buffers
-        arrays = tuple(a.view(np.uint16) if wire_name(a.dtype) == BFLOAT16 else a for a in arrays)
+    shapes = [(a.dtype.str, *a.shape) for a in arrays] if arrays else ()
+    for shape in shapes:
+        if shape[0] not in DTYPES:  # bfloat16: has another name, and its arrays are no buffers
+            shapes = [(wire_name(a.dtype), *a.shape) for a in arrays]
+            arrays = tuple(a.view(np.uint16) if wire_name(a.dtype) == BFLOAT16 else a for a in arrays)
+            break
     return _pack((VERSION, number, request, sender, incarnation, actor, form.values(message), shapes)), arrays
 
 
