@@ -121,8 +121,8 @@ class Compression:
     def pack(self, plan: Plan, gradients: Mapping[int, Gradient], push: object) -> Mapping[int, Gradient]:
         """The gradients of a push as they travel, by variable; `settle` is to be told of `push` later.
 
-        `Rows`, variables without a compressor and gradients with NaN or infinite values are left as they are: the ps
-        refuses the last as it refuses any.
+        `Rows`, halves, variables without a compressor and gradients with NaN or infinite values are left as they are:
+        the ps refuses the last as it refuses any.
         """
         self._pushes += 1
         change = Change(push)
@@ -131,7 +131,7 @@ class Compression:
             name = plan.variables[index].name
             compressor = self._compressor(name)
             packed = None
-            if compressor is not None and isinstance(gradient, np.ndarray) and gradient.size:
+            if compressor is not None and isinstance(gradient, np.ndarray) and gradient.size and gradient.itemsize > 2:
                 packed = self._packed(compressor, name, gradient.reshape(-1), plan.parts_of[index], change)
             found[index] = packed or gradient
             self.traffic.pushed += _nbytes(found[index])

@@ -15,6 +15,7 @@ from dps.connection import Connection
 from dps.errors import DpsError, Unavailable
 from dps.lanes import Lane
 from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
+from dps.transport.dtypes import wire_name
 from dps.transport.wire import Array, Message
 from dps.variables.layout import check_rows
 from dps.variables.plan import Part, VariableSpec
@@ -51,7 +52,8 @@ class Lookups:
         if lowest < 0 or highest >= spec.shape[0]:
             check_rows(spec, indices)
         shape = (len(found.asked), *spec.shape[1:])
-        if out is not None and not (isinstance(out, np.ndarray) and (out.shape, out.dtype.str) == (shape, spec.dtype)):
+        fits = isinstance(out, np.ndarray) and out.shape == shape and wire_name(out.dtype) == spec.dtype
+        if out is not None and not fits:
             got = f"{getattr(out, 'dtype', type(out))} {getattr(out, 'shape', '')}"
             raise ValueError(f"out is {got}; wanted an array of {np.dtype(spec.dtype)} {shape}")
         operation = LookupOp(self, spec, found, self.array(shape, spec.dtype) if out is None else out)

@@ -44,7 +44,8 @@ class Optimizer(Definition):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the slots, in the order in which kernels take them; each has the variable's shape and dtype.
+        """Names of the slots, in the order in which kernels take them; each has the variable's shape and dtype,
+        but float32 beside float16 and bfloat16.
 
         Those that `row_slots` names have an element for each row only.
         """

@@ -15,6 +15,7 @@ from dps.partial import PartRuns, PartsPush
 from dps.protocol import APPLIED, REFUSED, WINDOW
 from dps.protocol import Push as PushMessage
 from dps.reply import Push
+from dps.transport.dtypes import is_float
 from dps.variables.layout import Gradient, fill_run, gather, is_whole
 from dps.variables.packed import PackedGradient
 from dps.variables.plan import Plan, ShardLayout
@@ -236,6 +237,6 @@ def _check_finite(plan: Plan, gradients: Mapping[int, Gradient]) -> None:
         assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
         values = gradient.values if isinstance(gradient, Rows) else gradient
         with np.errstate(all="ignore"):
-            suspect = values.dtype.kind == "f" and not np.isfinite(np.sum(values))
+            suspect = is_float(values.dtype) and not np.isfinite(np.sum(values))
         if suspect and not np.isfinite(values).all():
             raise ValueError(f"the gradient of {plan.variables[index].name} has NaN or infinite values")

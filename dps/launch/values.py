@@ -9,6 +9,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from dps.transport.dtypes import dtype_of, is_float, wire_name
+
 ARRAY, TUPLE = 1, 2
 
 
@@ -24,8 +26,8 @@ def unpack(data: bytes) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        header = msgpack.packb((value.dtype.str, list(value.shape)))
+    if isinstance(value, np.ndarray) and (value.dtype.kind in "fiub" or is_float(value.dtype)):
+        header = msgpack.packb((wire_name(value.dtype), list(value.shape)))
         return msgpack.ExtType(ARRAY, struct.pack("<I", len(header)) + header + np.ascontiguousarray(value).tobytes())
     if isinstance(value, tuple):
         return msgpack.ExtType(TUPLE, pack(list(value)))
@@ -43,7 +45,7 @@ def _back(kind: int, data: bytes) -> Any:
     if kind == ARRAY:
         (n,) = struct.unpack_from("<I", data)
         dtype, shape = msgpack.unpackb(data[4 : 4 + n])
-        return np.frombuffer(data[4 + n :], dtype).reshape(shape).copy()
+        return np.frombuffer(data[4 + n :], dtype_of(dtype)).reshape(shape).copy()
     if kind == TUPLE:
         return tuple(unpack(data))
     return msgpack.ExtType(kind, data)

@@ -9,6 +9,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -109,7 +110,7 @@ class ArenaMemory:
         self.slots = self._initial_slots()
         self.applied = np.zeros(len(arena.parts), np.int64)
         """For each part, how often its optimizer was applied: the t of Adam."""
-        self._bound = None if optimizer is None else optimizers.Bound(optimizer, arena.dtype)
+        self._bound = None if optimizer is None else optimizers.Bound(optimizer, self._precision())
         self._ordered = [] if self._bound is None else self._bound.ordered(self.slots)
         self.by_rows = self._bound is not None and self._bound.by_rows
         """Whether rows must not be cut: an update of one needs all of it."""
@@ -120,9 +121,11 @@ class ArenaMemory:
     def _initial_slots(self) -> dict[str, Array]:
         if self.optimizer is None:
             return {}
-        return optimizers.initial_slots(
-            self.optimizer, self.arena.size, np.dtype(self.arena.dtype), self._row_starts[-1]
-        )
+        return optimizers.initial_slots(self.optimizer, self.arena.size, self._precision(), self._row_starts[-1])
+
+    def _precision(self) -> np.dtype[Any]:
+        """The dtype that updates are computed in, and that slots have."""
+        return np.dtype(self.arena.dtype)
 
     def _buffer(self) -> Buffer:
         """New values, zeros."""

@@ -71,4 +71,5 @@ class _Lent:
 
 def writable(array: Array) -> Array:
     """The same memory under an array that claims to be writable. Nothing may write to it: the process would end."""
-    return np.asarray(_Lent(array))
+    found = np.asarray(_Lent(array))
+    return found if found.dtype is array.dtype else found.view(array.dtype)  # bfloat16 has no name in the interface

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dps.kernels import rows as row_kernels
+from dps.kernels.halves import widened
 from dps.ps.arena import Mean
 from dps.ps.staging import Staged, run_arrays
 from dps.ps.store import RowGradient, Update
@@ -27,8 +28,15 @@ def mean(pushes: Sequence[Staged], layout: ShardLayout) -> Update:
     gradients: dict[int, list[Array | RowGradient]] = {}
     for push in pushes:
         for index, gradient in _parts(push, layout).items():
-            gradients.setdefault(index, []).append(gradient)
+            gradients.setdefault(index, []).append(_wide(gradient))
     return Update(None, {index: _mean_of_part(gradients[index]) for index in sorted(gradients)})
+
+
+def _wide(gradient: Array | RowGradient) -> Array | RowGradient:
+    """Halves are summed in float32."""
+    if isinstance(gradient, RowGradient):
+        return RowGradient(gradient.rows, widened(gradient.values))
+    return widened(gradient)
 
 
 def _parts(push: Staged, layout: ShardLayout) -> dict[int, Array | RowGradient]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dps import optim
 from dps.cluster.device import Device
 from dps.errors import ConfigError
 from dps.ps.arena import ArenaMemory
 from dps.ps.crew import Crew
+from dps.ps.halves import HalvesMemory
+from dps.transport.dtypes import HALVES
 from dps.transport.endpoint import Runtime
 from dps.variables.plan import Arena
 
@@ -21,13 +25,18 @@ def memory_of(arena: Arena, shared: Runtime | None, default: str, crew: Crew | N
     gpu = gpu_index(arena.device or default)
     optimizer = None if arena.optimizer is None else optim.from_wire(arena.optimizer)
     if gpu is None:
-        return ArenaMemory(arena, optimizer, shared, crew)
+        return (HalvesMemory if arena.dtype in HALVES else ArenaMemory)(arena, optimizer, shared, crew)
+    others = f" and {len(arena.parts) - 1} more" if len(arena.parts) > 1 else ""
+    if arena.dtype in HALVES:
+        raise ConfigError(
+            f"{arena.parts[0].name}{others}: got {np.dtype(arena.dtype).name} variables for a GPU, wanted float32 or "
+            f"float64 there; place them on a ps's CPU with dps.device('/cpu:0')"
+        )
     from dps.ps.device_memory import DeviceMemory
 
     try:
         return DeviceMemory(arena, optimizer, shared, gpu)
     except ConfigError as error:
-        others = f" and {len(arena.parts) - 1} more" if len(arena.parts) > 1 else ""
         raise ConfigError(f"{arena.parts[0].name}{others} cannot live where they were placed: {error}") from None
 
 

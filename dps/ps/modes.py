@@ -9,6 +9,7 @@ import numpy as np
 
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
+from dps.kernels.halves import widened
 from dps.protocol import APPLIED, DROPPED, REFUSED, Members, Pull, Pushed, Token
 from dps.ps.arena import Mean
 from dps.ps.clocks import Clocks
@@ -134,6 +135,7 @@ class AsyncMode:
         return Update(None, parts)
 
     def _compensate(self, g: Array, w: Array, backup: Array) -> Array:
+        g, w, backup = widened(g), widened(w), widened(backup)
         result: Array = g + g.dtype.type(self.settings.compensation) * g * g * (w - backup)
         return np.ascontiguousarray(result)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dps.kernels import rows as row_kernels
+from dps.kernels.halves import widened
 from dps.ps.store import RowGradient
 from dps.transport.wire import Array
 from dps.variables.plan import Part
@@ -23,10 +24,11 @@ class Checked:
 
 
 def row_gradient(rows: Checked, values: Array) -> RowGradient:
-    """A gradient of rows, values (n, dim), with duplicates added up in the order in which they come."""
+    """A gradient of rows, values (n, dim), with duplicates added up in the order in which they come; sums of halves are
+    float32."""
     if rows.rises:
         return RowGradient(rows.rows, values)
-    unique, sums, _ = row_kernels.sum_duplicate_rows(rows.rows, values)
+    unique, sums, _ = row_kernels.sum_duplicate_rows(rows.rows, widened(values))
     return RowGradient(unique, sums)
 
 

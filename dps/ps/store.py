@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dps.kernels import cpu
+from dps.kernels import cpu, halves
 from dps.kernels import rows as row_kernels
 from dps.ps.arena import WHOLE, ArenaMemory, Buffer, Mean
 from dps.ps.crew import Crew
@@ -331,7 +331,14 @@ def _check_rows(part: Part, rows: Array) -> None:
 
 def is_finite(array: Array) -> bool:
     """Whether no element is NaN or infinite; integers always are finite."""
+    if halves.is_half(array.dtype):
+        return halves.all_finite(_aligned(array.reshape(-1)))
     return array.dtype.kind != "f" or bool(cpu.all_finite(array.reshape(-1)))
+
+
+def _aligned(array: Array) -> Array:
+    """Kernels of halves exist for memory that is aligned and writable."""
+    return array if array.flags.writeable and array.flags.aligned else array.copy()
 
 
 def not_finite(arena: Arena, gradient: Array, start: int) -> str:

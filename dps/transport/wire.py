@@ -21,7 +21,8 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from dps.errors import ProtocolError
+from dps.errors import ConfigError, ProtocolError
+from dps.transport.dtypes import BFLOAT16, dtype_of, wire_name
 from dps.transport.endpoint import Buffer
 
 VERSION = 1
@@ -30,7 +31,7 @@ MAX_HEADER_NBYTES = 64 << 20
 MAX_DIMS = 32
 DTYPES = frozenset(
     np.dtype(name).str for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-)
+) | {BFLOAT16}
 
 Array = npt.NDArray[Any]
 
@@ -103,6 +104,11 @@ def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
     form = _FORMS[number]
     arrays: tuple[Array, ...] = message.arrays if form.has_arrays else ()  # type: ignore[attr-defined]
     shapes = [(a.dtype.str, *a.shape) for a in arrays] if arrays else ()
+    for shape in shapes:
+        if shape[0] not in DTYPES:  # bfloat16: has another name, and its arrays are no buffers
+            shapes = [(wire_name(a.dtype), *a.shape) for a in arrays]
+            arrays = tuple(a.view(np.uint16) if wire_name(a.dtype) == BFLOAT16 else a for a in arrays)
+            break
     return _pack((VERSION, number, request, sender, incarnation, actor, form.values(message), shapes)), arrays
 
 
@@ -207,7 +213,10 @@ def _array(described: Any, frame: Buffer) -> Array:
         raise ProtocolError("an array is described by a known dtype and its shape")
     if type(described[0]) is not str or described[0] not in DTYPES:
         raise ProtocolError(f"dtype {described[0]!r:.40} is not known; wanted one of {', '.join(sorted(DTYPES))}")
-    dtype, shape = np.dtype(described[0]), described[1:]
+    try:
+        dtype, shape = dtype_of(described[0]), described[1:]
+    except ConfigError as error:
+        raise ProtocolError(str(error)) from None
     if not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
         raise ProtocolError(f"shape {shape} is not a list of sizes")
     nbytes = math.prod(shape) * dtype.itemsize

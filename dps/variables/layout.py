@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dps.optim import counts_updates
+from dps.transport.dtypes import wire_name
 from dps.transport.wire import Array
 from dps.variables.packed import Packed, PackedGradient
 from dps.variables.plan import Part, Plan, ShardLayout, VariableSpec
@@ -28,7 +29,7 @@ def specs_of(
     found: list[tuple[str, Array, dict[str, Any] | None, bool]],
 ) -> list[VariableSpec]:
     """Logical variables from (name, array, optimizer wire form, sparse)."""
-    return [VariableSpec(n, tuple(a.shape), a.dtype.str, o, sparse) for n, a, o, sparse in found]
+    return [VariableSpec(n, tuple(a.shape), wire_name(a.dtype), o, sparse) for n, a, o, sparse in found]
 
 
 def split(array: Array, part: Part, parts: int) -> Array:
@@ -80,7 +81,7 @@ def check_gradients(plan: Plan, found: list[tuple[str, Any]]) -> dict[int, Gradi
         array = to_array(value, name)
         if array.shape != spec.shape:
             raise ValueError(f"the gradient of {name} has shape {array.shape}; the variable has {spec.shape}")
-        if array.dtype.str != spec.dtype:
+        if wire_name(array.dtype) != spec.dtype:
             dtype = np.dtype(spec.dtype).name
             raise ValueError(
                 f"the gradient of {name} is {array.dtype.name}; the variable is {dtype}: cast with .astype('{dtype}')"
@@ -98,7 +99,7 @@ def _checked_rows(spec: VariableSpec, gradient: Rows) -> Rows:
         raise ValueError(
             f"Rows of {spec.name}: indices are integers of shape (n,), got {indices.dtype} {indices.shape}"
         )
-    if values.shape != (len(indices), *spec.shape[1:]) or values.dtype.str != spec.dtype:
+    if values.shape != (len(indices), *spec.shape[1:]) or wire_name(values.dtype) != spec.dtype:
         raise ValueError(
             f"Rows of {spec.name}: got values {values.dtype.name} {values.shape}; wanted {np.dtype(spec.dtype).name} "
             f"{(len(indices), *spec.shape[1:])}"

@@ -14,7 +14,8 @@ import numpy as np
 
 from dps.cluster.device import Device
 from dps.cluster.partition import split_rows
-from dps.errors import PlacementError, ProtocolError
+from dps.errors import ConfigError, PlacementError, ProtocolError
+from dps.transport.dtypes import FLOATS, dtype_of, wire_name
 from dps.transport.wire import DTYPES, Array
 
 ALIGN = 64
@@ -79,7 +80,7 @@ class Plan:
         """Raises ProtocolError for a plan that does not fit itself."""
         try:
             variables = tuple(
-                VariableSpec(str(n), tuple(map(int, s)), np.dtype(d).str, o, bool(x))
+                VariableSpec(str(n), tuple(map(int, s)), wire_name(dtype_of(str(d))), o, bool(x))
                 for n, s, d, o, x in data["variables"]
             )
             parts = tuple(
@@ -88,6 +89,8 @@ class Plan:
             )
             plan = Plan(variables, parts, tuple(int(k) for k in data["ps"]))
             plan._check()
+        except ConfigError:  # bfloat16, and no ml_dtypes here
+            raise
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"not a plan: {error}") from None
         return plan
@@ -96,7 +99,7 @@ class Plan:
         if len(set(self.ps)) != len(self.ps) or len(self.by_name) != len(self.variables):
             raise ValueError("a ps or a variable comes twice")
         for spec in self.variables:
-            trains = isinstance(spec.optimizer, dict) and spec.dtype in ("<f4", "<f8")
+            trains = isinstance(spec.optimizer, dict) and spec.dtype in FLOATS
             if spec.dtype not in DTYPES or not (spec.optimizer is None or trains):
                 raise ValueError(f"{spec.name} has dtype {spec.dtype} and optimizer {spec.optimizer!r:.100}")
         rows: dict[int, int] = {}

@@ -12,9 +12,12 @@ from dps.cluster.partition import num_parts
 from dps.cluster.setter import replica_device_setter
 from dps.errors import ConfigError, PlacementError
 from dps.optim import Optimizer, checked
+from dps.transport.dtypes import FLOATS, is_float, wire_name
 from dps.transport.wire import DTYPES, Array
 from dps.variables.plan import Place, Plan, VariableSpec, make_plan
 from dps.variables.tree import Variable, leaves, to_array
+
+TRAINED = "float16, bfloat16, float32 or float64"
 
 
 def plan_of(
@@ -30,16 +33,17 @@ def plan_of(
     for name, leaf in leaves(params):
         array = to_array(leaf, name)
         settings = leaf if isinstance(leaf, Variable) else Variable(array)
-        trained = settings.trainable and array.dtype.kind == "f"
+        dtype = wire_name(array.dtype)
+        trained = settings.trainable and is_float(array.dtype)
         chosen = settings.optimizer or optimizer
         if trained and chosen is None:
             raise ConfigError(f"no optimizer for {name}; give the session one, e.g. optimizer=dps.optim.SGD(0.1)")
-        if trained and array.dtype.str not in ("<f4", "<f8"):
-            raise ConfigError(f"{name} is {array.dtype.name}; trained variables are float32 or float64")
-        if array.dtype.str not in DTYPES:
+        if trained and dtype not in FLOATS:
+            raise ConfigError(f"{name} is {array.dtype.name}; trained variables are {TRAINED}")
+        if dtype not in DTYPES:
             raise ConfigError(f"{name} is {array.dtype.name}, which cannot travel; cast it, e.g. to float64")
         wire = checked(chosen, name).to_wire() if trained else None
-        specs.append(VariableSpec(name, tuple(array.shape), array.dtype.str, wire, settings.sparse))
+        specs.append(VariableSpec(name, tuple(array.shape), dtype, wire, settings.sparse))
         values[name] = array
         scopes[name] = settings.device or current_device()
     if not specs:

@@ -11,6 +11,7 @@ import numpy as np
 from dps.cluster.device import Device, current_device
 from dps.errors import ConfigError
 from dps.optim import Optimizer
+from dps.transport.dtypes import BFLOAT16, dtype_of, wire_name
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,21 @@ def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
     if isinstance(value, Variable):
         value = value.value
     if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
+        value = _of_tensor(value.detach().cpu())
     array = np.asarray(value)
-    if array.dtype.kind not in "fiub":
-        raise TypeError(f"{name} is {type(value).__name__} of dtype {array.dtype}; wanted an array of numbers")
+    if array.dtype.kind not in "fiub" and wire_name(array.dtype) != BFLOAT16:
+        raise TypeError(
+            f"{name} is {type(value).__name__} of dtype {array.dtype}; wanted an array of numbers: float16, bfloat16, "
+            "float32, float64, integers or bool"
+        )
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     return np.ascontiguousarray(native).reshape(array.shape)
+
+
+def _of_tensor(tensor: Any) -> Any:
+    """A tensor of torch on the CPU as an array of the same memory; numpy() knows no bfloat16."""
+    if str(tensor.dtype) != "torch.bfloat16":
+        return tensor.numpy()
+    import torch
+
+    return tensor.contiguous().view(torch.int16).numpy().view(dtype_of(BFLOAT16))

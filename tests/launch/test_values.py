@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -40,6 +41,11 @@ def test_arrays_come_back_with_dtype_and_shape_and_may_be_written(array: np.ndar
     found = unpack(pack({"a": [array.T]}))["a"][0]
     assert found.dtype == array.dtype and found.shape == array.T.shape and found.flags.writeable
     assert found.tobytes() == array.T.tobytes()
+
+
+def test_bfloat16_comes_back_as_bfloat16() -> None:
+    back = unpack(pack(np.array([1.5, -2.0], ml_dtypes.bfloat16)))
+    assert (back.dtype, back.astype(np.float32).tolist()) == (ml_dtypes.bfloat16, [1.5, -2.0])
 
 
 def test_numpy_numbers_become_plain_ones() -> None:

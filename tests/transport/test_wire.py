@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
+import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
@@ -225,6 +227,17 @@ def test_peek_finds_who_asked_in_a_header_of_another_version() -> None:
 def test_a_kind_is_given_once() -> None:
     with pytest.raises(TypeError, match="message kind 1 is taken by Done"):
         kind(1)(Failed)
+
+
+def test_bfloat16_travels_under_its_name_and_needs_ml_dtypes_where_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    halves = np.array([[1.5, -2.0]], ml_dtypes.bfloat16)
+    packed, frames = encode(Envelope(Values(1, 2, 3, 4, [0], (halves,))))
+    assert bytes(frames[0].data).hex() == "c03f00c0"
+    (back,) = decode(packed, [memoryview(frames[0].tobytes())]).message.arrays  # type: ignore[attr-defined]
+    assert (back.dtype, back.tobytes()) == (halves.dtype, halves.tobytes())
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(ProtocolError, match="bfloat16 variables need ml_dtypes on every task"):
+        decode(packed, [memoryview(frames[0].tobytes())])
 
 
 def test_arrays_are_not_copied_for_framing() -> None:
