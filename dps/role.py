@@ -201,7 +201,7 @@ def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
         stop_asked = stop_on_signal()
         server = Server.from_env(environ, owned=args.owned, restarted=args.restarted)
         name = server.name
-        print(f"dps {name} at {server.address}", flush=True)
+        print(f"dps {name} at {server.address}\n", end="", flush=True)  # in one piece among other lines
         if server.job == "ps":
             from dps.ps.warm import start
 
@@ -210,7 +210,7 @@ def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
     while (code := server.join(0.2)) is None:
         if name != server.name:  # the chief has given a ps its number
             name = server.name
-            print(f"dps {name} at {server.address}", flush=True)
+            print(f"dps {name} at {server.address}\n", end="", flush=True)  # in one piece among other lines
         if stop_asked() and not told:
             told = True
             server.end_soon()

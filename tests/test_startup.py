@@ -94,7 +94,8 @@ def launch_ratios(folder: Path, rounds: int = 3) -> tuple[float, float]:
     environ = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     launch = [[sys.executable, "-m", "dps.cli", "launch", "--ps", "2", "--workers", "2", str(program)]]
     bare = [
-        [sys.executable, "-c", f"{IMPORTS[job]}; print('loaded')"] for job in ("chief", "ps", "ps", "worker", "worker")
+        [sys.executable, "-c", f"{IMPORTS[job]}; import os; os.write(1, b'loaded\\n')"]
+        for job in ("chief", "ps", "ps", "worker", "worker")
     ]
     first_lines(launch, "stepped", 2, environ)  # kernels are compiled, files are in memory
     walls, cpus = [], []

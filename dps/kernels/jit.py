@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from numba import njit
@@ -13,6 +16,15 @@ F = TypeVar("F", bound=Callable[..., object])
 _kernels: list[Any] = []
 
 
+@functools.cache
+def sources() -> str:
+    """A digest of the sources of all kernels."""
+    seen = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        seen.update(path.name.encode() + b"\0" + path.read_bytes())
+    return seen.hexdigest()
+
+
 def compiled(function: F) -> F:
     """`function` compiled by numba at its first call with each combination of dtypes, and cached on disk.
 
@@ -20,8 +32,9 @@ def compiled(function: F) -> F:
     - `error_model="numpy"`: x / 0 is inf or nan; numba's default check of each division stops vectorisation.
     - `nogil`: other Python threads run meanwhile.
 
-    Compiled versions are kept in NUMBA_CACHE_DIR, else beside the source, else in the user's cache folder; several
-    processes may write at once. Where none of them can be written, each process compiles for itself.
+    Compiled versions hold until any kernel's source changes: kernels call each other across files, which numba's own look
+    at one file's time and size misses. They are kept in NUMBA_CACHE_DIR, else beside the source, else in the user's cache
+    folder; several processes may write at once. Where none can be written, each process compiles for itself.
 
     With Intel's SVML installed beside numba, powers (only `ftrl` with another power than -0.5) may round differently
     at the ends of a run; NUMBA_DISABLE_INTEL_SVML=1 in the environment turns that off.
@@ -31,6 +44,9 @@ def compiled(function: F) -> F:
         made.enable_caching()
     except RuntimeError:  # numba found no folder to write to
         pass
+    kept: Any = getattr(getattr(made, "_cache", None), "_cache_file", None)
+    if hasattr(kept, "_source_stamp"):
+        kept._source_stamp = sources()
     _kernels.append(made)
     return cast(F, made)
 

@@ -92,3 +92,14 @@ def test_where_no_cache_can_be_written_each_process_compiles_for_itself() -> Non
     )
     made, from_cache, folders = run(code).split(maxsplit=2)
     assert int(made) > 0 and (from_cache, folders) == ("0", "()\n")
+
+
+def test_kernels_are_compiled_again_when_any_source_of_them_has_changed(tmp_path: Path) -> None:
+    code = (
+        "import sys; from dps.kernels import jit; jit.sources = lambda: sys.argv[1]\n"
+        "from dps.ps import warm; warm.start(); made = jit.compiled_here(); print(made.versions, made.from_cache)"
+    )
+    own = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    run(code, "before", **own)
+    again, changed = run(code, "before", **own).split(), run(code, "after", **own).split()
+    assert again[0] == again[1] and changed[1] == "0"
