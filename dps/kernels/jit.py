@@ -32,9 +32,9 @@ def compiled(function: F) -> F:
     - `error_model="numpy"`: x / 0 is inf or nan; numba's default check of each division stops vectorisation.
     - `nogil`: other Python threads run meanwhile.
 
-    Compiled versions hold until any kernel's source changes: kernels call each other across files, which numba's own look
-    at one file's time and size misses. They are kept in NUMBA_CACHE_DIR, else beside the source, else in the user's cache
-    folder; several processes may write at once. Where none can be written, each process compiles for itself.
+    Compiled versions hold until any kernel's source changes: kernels call each other across files, which numba's own
+    look at one file's time and size misses. They are kept in NUMBA_CACHE_DIR, else beside the source, else in the
+    user's cache folder; several processes may write at once. Where none can be written, each compiles for itself.
 
     With Intel's SVML installed beside numba, powers (only `ftrl` with another power than -0.5) may round differently
     at the ends of a run; NUMBA_DISABLE_INTEL_SVML=1 in the environment turns that off.
