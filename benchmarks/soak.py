@@ -37,6 +37,8 @@ from dps.monitor.setting import Roles  # noqa: E402
 
 PS, WORKERS, DIM = 2, 2, 16
 REPORT_S = 1.0
+BEGIN_S = 60
+"""How long the workers may take to their first calls."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,10 @@ def soak(seconds: float, every_s: float, rows: int, folder: str) -> list[Look]:
         started = [Told(target, task, folder, rows) for task in range(WORKERS)]
         named = {"chief": roles.processes[0], "ps0": roles.processes[1], "ps1": roles.processes[2]}
         named |= {f"w{task}": told.process for task, told in enumerate(started)}
-        began = last = time.monotonic()
-        calls = 0
         try:
+            _wait_for_calls(started)
+            began = last = time.monotonic()
+            calls = sum(told.calls for told in started)
             while time.monotonic() < began + seconds - every_s / 2:
                 time.sleep(every_s)
                 found = {name: held(process.pid) for name, process in named.items()}
@@ -107,6 +110,15 @@ def soak(seconds: float, every_s: float, rows: int, folder: str) -> list[Look]:
             for told in started:
                 told.process.communicate("end\n")
     return looks
+
+
+def _wait_for_calls(started: list[Told]) -> None:
+    """Until every worker works: where nothing was compiled before, that takes a while."""
+    deadline = time.monotonic() + BEGIN_S
+    while silent := [f"w{task}" for task, told in enumerate(started) if not told.calls]:
+        if time.monotonic() > deadline or any(told.process.poll() is not None for told in started):
+            raise RuntimeError(f"{', '.join(silent)} made no call in {BEGIN_S} s, or ended; the error is above")
+        time.sleep(0.1)
 
 
 class Told:
