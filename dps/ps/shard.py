@@ -179,7 +179,8 @@ class Shard:
         return (sender.route, sender.request) in self._reads
 
     def wake_reads(self) -> None:
-        """Answer the reads that waited for what has just happened."""
+        """Answer the reads and lookups that waited for what has just happened."""
+        self.lookups.wake()
         if not self._reads:
             return
         for key, read in list(self._reads.items()):
@@ -188,7 +189,6 @@ class Shard:
             elif not self._has_to_wait(read.sender, read.pull):
                 del self._reads[key]
                 self._answer(read)
-        self.lookups.wake()
 
     def _has_to_wait(self, sender: Sender, pull: Pull) -> bool:
         return (
