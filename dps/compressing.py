@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.compress import Bfloat16, Compressor, Float16, Int8, RandomK, Rules, TopK, check_names, chosen
 from dps.protocol import NO_BASE, Pull
+from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
 from dps.variables.packed import PackedGradient, first_element
@@ -88,7 +89,7 @@ class Compression:
         if not packed and not deltas:
             return PullTransfer(caller, ref, ps, layout, message, *others)
         base, run = self._bases.get(ps, (-1, None)) if deltas else (NO_BASE, None)
-        asked = replace(message, shared=False, packed=packed, base=base)
+        asked = changed(message, shared=False, packed=packed, base=base)
         transfer = PackedPull(caller, ref, ps, layout, asked, *others)
         transfer.base = run
         return transfer

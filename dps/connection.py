@@ -34,7 +34,8 @@ from dps.protocol import (
     Token,
 )
 from dps.transport.endpoint import Runtime
-from dps.transport.wire import Array, Message
+from dps.transport.message import Message
+from dps.transport.wire import Array
 from dps.variables.layout import split
 from dps.variables.plan import Plan
 from dps.variables.rowlists import LEAST, RowLists

@@ -14,8 +14,9 @@ from dps.actors.requests import Request
 from dps.errors import DpsError, Unavailable
 from dps.protocol import Probe, Probed, Release
 from dps.transport.endpoint import Memory, Runtime
+from dps.transport.message import Message
 from dps.transport.probing import marked, starts_with
-from dps.transport.wire import Array, Message
+from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
 log = logging.getLogger("dps")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from dps.errors import DpsError, Unavailable
 from dps.lanes import Lane
 from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
 from dps.transport.dtypes import wire_name
-from dps.transport.wire import Array, Message
+from dps.transport.message import Message, changed
+from dps.transport.wire import Array
 from dps.variables.layout import check_rows
 from dps.variables.plan import Part, VariableSpec
 from dps.variables.rowlists import RowList
@@ -217,7 +217,7 @@ class _PartLookup(Transfer):
         if common is not None:
             return common
         if isinstance(message, RowsUnknown):
-            self._change(replace(self._message, arrays=(self._operation.sent.within(self._part),)))
+            self._change(changed(self._message, arrays=(self._operation.sent.within(self._part),)))
             return False
         if isinstance(message, SharedRows):
             return self._read(message)
@@ -235,7 +235,7 @@ class _PartLookup(Transfer):
                 raise Unavailable(f"the ps's memory has {len(memory)} bytes for an answer of {self._nbytes}")
         except DpsError as error:
             self._lane.give_up(error)
-            self._change(replace(self._message, shared=False))
+            self._change(changed(self._message, shared=False))
             return False
         rows = self._steady(memory[: self._nbytes]).view(self._dtype).reshape(self._count, self._part.row_size)
         if self._whole:

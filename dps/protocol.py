@@ -6,10 +6,10 @@ incarnation, which every envelope carries, is the number under which the chief a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
-from dps.transport.wire import Array, Message, kind
+from dps.transport.message import Message
+from dps.transport.wire import Array
 
 PS, CHIEF, AGENT = "ps", "chief", "agent"
 """Actor names: on a ps node, on the chief's node, on every node (takes orders from the chief)."""
@@ -20,15 +20,16 @@ WINDOW = 8
 NO_BASE = -2
 """`Pull.base` of who keeps no version."""
 
+NOTHING: list[Any] = []
+"""A default: a message and what it was made of are not changed."""
+
 APPLIED, DROPPED, REFUSED = "applied", "dropped", "refused"
 
 
 # -- pull -------------------------------------------------------------------------------------------------
 
 
-@kind(10)
-@dataclass(frozen=True, slots=True)
-class Pull(Message):
+class Pull(Message, kind=10):
     """The shard's values. Waits until the shard's step is `min_step`, the push `after` (0: none) of this
     session has its result and, in bounded mode on the step ps, the session's `clock` may read."""
 
@@ -46,7 +47,7 @@ class Pull(Message):
     """The asker can read the ps's memory: answer with SharedValues where that is possible."""
     released: int = 0
     """All SharedValues under lower request numbers are read, whatever became of their Release."""
-    packed: list[Any] = field(default_factory=list)
+    packed: list[Any] = NOTHING
     """[name of a cast, indices of parts] for the parts that are wanted in fewer bytes; with any, the answer's bytes
     are those of a PackedLayout."""
     base: int = NO_BASE
@@ -54,9 +55,7 @@ class Pull(Message):
     has none yet and will keep this one."""
 
 
-@kind(11)
-@dataclass(frozen=True, slots=True)
-class Values(Message):
+class Values(Message, kind=11):
     """One piece of a shard's run at one version: `arrays[i]` are the bytes from `offsets[i]` on."""
 
     epoch: int
@@ -68,9 +67,7 @@ class Values(Message):
     arrays: tuple[Array, ...] = ()
 
 
-@kind(12)
-@dataclass(frozen=True, slots=True)
-class NotNewer(Message):
+class NotNewer(Message, kind=12):
     """The shard's version is the one that the asker has."""
 
     epoch: int
@@ -78,9 +75,7 @@ class NotNewer(Message):
     step: int
 
 
-@kind(13)
-@dataclass(frozen=True, slots=True)
-class Lookup(Message):
+class Lookup(Message, kind=13):
     """Rows of one part; `arrays` is one int64 array of row numbers within the part, or nothing where the part's ps has
     the session's list of this number already (it answers with RowsUnknown where it does not)."""
 
@@ -96,9 +91,7 @@ class Lookup(Message):
     arrays: tuple[Array, ...] = ()
 
 
-@kind(14)
-@dataclass(frozen=True, slots=True)
-class Rows(Message):
+class Rows(Message, kind=14):
     """Some of the rows that were looked up, in their order, from `first` on, shape (rows, elements of one)."""
 
     epoch: int
@@ -107,9 +100,7 @@ class Rows(Message):
     arrays: tuple[Array, ...] = ()
 
 
-@kind(19)
-@dataclass(frozen=True, slots=True)
-class SharedRows(Message):
+class SharedRows(Message, kind=19):
     """All rows that were looked up lie at the beginning of this memory, until a Lookup says that they are read."""
 
     epoch: int
@@ -117,17 +108,13 @@ class SharedRows(Message):
     memory: list[int]
 
 
-@kind(28)
-@dataclass(frozen=True, slots=True)
-class RowsUnknown(Message):
+class RowsUnknown(Message, kind=28):
     """The list of this number is not here (any more); send the row numbers themselves."""
 
     listed: int
 
 
-@kind(15)
-@dataclass(frozen=True, slots=True)
-class SharedValues(Message):
+class SharedValues(Message, kind=15):
     """One version of the shard, to be read in place until a Release with the pull's number: a memory per arena."""
 
     epoch: int
@@ -136,18 +123,14 @@ class SharedValues(Message):
     memories: list[Any]
 
 
-@kind(16)
-@dataclass(frozen=True, slots=True)
-class Release(Message):
+class Release(Message, kind=16):
     """The SharedValues under these request numbers are read."""
 
     epoch: int
     numbers: list[int]
 
 
-@kind(17)
-@dataclass(frozen=True, slots=True)
-class Probe(Message):
+class Probe(Message, kind=17):
     """Is the ps on the asker's machine? `memory` names some of the asker's, which begins with `token`; `direct` is its
     way for small messages."""
 
@@ -156,9 +139,7 @@ class Probe(Message):
     direct: bytes = b""
 
 
-@kind(18)
-@dataclass(frozen=True, slots=True)
-class Probed(Message):
+class Probed(Message, kind=18):
     """Some memory of the ps's, which begins with `token`, and its `direct`; no names where the asker's could not be
     read."""
 
@@ -167,9 +148,7 @@ class Probed(Message):
     direct: bytes = b""
 
 
-@kind(29)
-@dataclass(frozen=True, slots=True)
-class Changes(Message):
+class Changes(Message, kind=29):
     """One piece of what changed in the values since the version `base`, as `dps.variables.deltas` describes."""
 
     epoch: int
@@ -188,9 +167,7 @@ EMPTY, RUN, PARTS, SHARED = 0, 1, 2, 3
 DENSE, ROWS, LISTED, PACKED = 0, 1, 2, 3
 
 
-@kind(20)
-@dataclass(frozen=True, slots=True)
-class Push(Message):
+class Push(Message, kind=20):
     """One piece of a push. Form EMPTY: nothing for this shard; RUN: bytes of the dense run at `offsets`; PARTS:
     `parts` lists [part index, how, list, place]; SHARED: the dense run lies in the sender's memory, `parts` is that
     memory's name and the offset in it.
@@ -214,26 +191,20 @@ class Push(Message):
     arrays: tuple[Array, ...] = ()
 
 
-@kind(21)
-@dataclass(frozen=True, slots=True)
-class PushStatus(Message):
+class PushStatus(Message, kind=21):
     """What became of a push? Answered with Pushed, Waiting or PushMissing."""
 
     epoch: int
     number: int
 
 
-@kind(22)
-@dataclass(frozen=True, slots=True)
-class PushMissing(Message):
+class PushMissing(Message, kind=22):
     """The push is not whole here; send it again under the same number."""
 
     number: int
 
 
-@kind(23)
-@dataclass(frozen=True, slots=True)
-class PushHeld(Message):
+class PushHeld(Message, kind=23):
     """The push is whole and checked here and waits for its step's set; never the last answer.
     `accepted` is true from the moment that the set with it is fixed."""
 
@@ -242,9 +213,7 @@ class PushHeld(Message):
     reason: str
 
 
-@kind(24)
-@dataclass(frozen=True, slots=True)
-class Pushed(Message):
+class Pushed(Message, kind=24):
     """The result of a push on one shard: status applied, dropped or refused (with its reason); the step, in
     sync the token; how many versions were applied between pull and push; the shard's version after it."""
 
@@ -256,26 +225,20 @@ class Pushed(Message):
     reason: str
 
 
-@kind(25)
-@dataclass(frozen=True, slots=True)
-class Credit(Message):
+class Credit(Message, kind=25):
     """May a push of several pieces be sent now? Answered with Done when it may."""
 
     epoch: int
     number: int
 
 
-@kind(26)
-@dataclass(frozen=True, slots=True)
-class Enter(Message):
+class Enter(Message, kind=26):
     """A session wants to take part in synchronous steps; answered with Token when it may begin."""
 
     epoch: int
 
 
-@kind(27)
-@dataclass(frozen=True, slots=True)
-class Token(Message):
+class Token(Message, kind=27):
     """The session's local step from now on."""
 
     step: int
@@ -284,9 +247,7 @@ class Token(Message):
 # -- ps to ps, synchronous steps --------------------------------------------------------------------------
 
 
-@kind(30)
-@dataclass(frozen=True, slots=True)
-class Report(Message):
+class Report(Message, kind=30):
     """A ps tells the step ps of a push that is whole there: [incarnation, number, local step, refusal]."""
 
     epoch: int
@@ -294,9 +255,7 @@ class Report(Message):
     pushes: list[Any]
 
 
-@kind(31)
-@dataclass(frozen=True, slots=True)
-class Decide(Message):
+class Decide(Message, kind=31):
     """Entry `index` of the step ps's decisions, carried out in order by every ps: apply `chosen` (lists of
     [task, incarnation, number]) as step `step`, drop `dropped`, refuse `refused` (with a reason each), forget
     the staged pushes of `ended` incarnations, copy the shard for the checkpoint `cut` ("" for none)."""
@@ -314,9 +273,7 @@ class Decide(Message):
 # -- chief to ps ------------------------------------------------------------------------------------------
 
 
-@kind(40)
-@dataclass(frozen=True, slots=True)
-class Configure(Message):
+class Configure(Message, kind=40):
     """A new run epoch on a ps: forget everything, hold this shard of the plan, restore it or wait for Init."""
 
     epoch: int
@@ -331,18 +288,14 @@ class Configure(Message):
     """Name of the checkpoint to restore from; "": wait for Init."""
 
 
-@kind(41)
-@dataclass(frozen=True, slots=True)
-class Configured(Message):
+class Configured(Message, kind=41):
     """The shard is there (restored, or waiting for Init), at a step."""
 
     epoch: int
     step: int
 
 
-@kind(42)
-@dataclass(frozen=True, slots=True)
-class Init(Message):
+class Init(Message, kind=42):
     """A piece of the shard's first values, from the session that the chief chose."""
 
     epoch: int
@@ -351,9 +304,7 @@ class Init(Message):
     arrays: tuple[Array, ...] = ()
 
 
-@kind(43)
-@dataclass(frozen=True, slots=True)
-class Members(Message):
+class Members(Message, kind=43):
     """Who takes part, whole and numbered: `live` lists [incarnation, task name,
     task index, worker?]; `waiting` names the
     expected workers that have not joined; `gone` counts workers that left or were given up."""
@@ -365,18 +316,14 @@ class Members(Message):
     gone: int
 
 
-@kind(44)
-@dataclass(frozen=True, slots=True)
-class CutShard(Message):
+class CutShard(Message, kind=44):
     """Copy the shard for a checkpoint: in sync mode between the same two steps on every ps, else at once."""
 
     epoch: int
     cut: str
 
 
-@kind(49)
-@dataclass(frozen=True, slots=True)
-class ShardCut(Message):
+class ShardCut(Message, kind=49):
     """The shard is copied, at this step and version; `applied` is, for each part of the shard in the order of its
     layout, how often its optimizer was applied."""
 
@@ -385,9 +332,7 @@ class ShardCut(Message):
     applied: list[int]
 
 
-@kind(50)
-@dataclass(frozen=True, slots=True)
-class SaveShard(Message):
+class SaveShard(Message, kind=50):
     """Write a copied shard into a checkpoint's folder."""
 
     epoch: int
@@ -396,9 +341,7 @@ class SaveShard(Message):
     name: str
 
 
-@kind(45)
-@dataclass(frozen=True, slots=True)
-class ShardSaved(Message):
+class ShardSaved(Message, kind=45):
     """The shard file is on disk."""
 
     file: str
@@ -406,24 +349,18 @@ class ShardSaved(Message):
     digest: str
 
 
-@kind(46)
-@dataclass(frozen=True, slots=True)
-class StopTask(Message):
+class StopTask(Message, kind=46):
     """The run ends for this task, with this exit code and reason ("" when all went well)."""
 
     code: int
     reason: str
 
 
-@kind(47)
-@dataclass(frozen=True, slots=True)
-class AskStats(Message):
+class AskStats(Message, kind=47):
     """Counters of an actor, for people."""
 
 
-@kind(48)
-@dataclass(frozen=True, slots=True)
-class Stats(Message):
+class Stats(Message, kind=48):
     """Answer to AskStats: plain values by name."""
 
     values: dict[str, Any]
@@ -432,9 +369,7 @@ class Stats(Message):
 # -- to the chief -----------------------------------------------------------------------------------------
 
 
-@kind(60)
-@dataclass(frozen=True, slots=True)
-class Register(Message):
+class Register(Message, kind=60):
     """A node joins the cluster or tells that it is still there: its job, task (-1: give me one), address, a
     number that is new with each process, the highest run epoch it has seen, the update mode it was told."""
 
@@ -446,18 +381,14 @@ class Register(Message):
     update: dict[str, Any]
 
 
-@kind(61)
-@dataclass(frozen=True, slots=True)
-class Registered(Message):
+class Registered(Message, kind=61):
     """The node's task, and the cluster as the chief knows it."""
 
     task: int
     cluster: dict[str, Any]
 
 
-@kind(62)
-@dataclass(frozen=True, slots=True)
-class OpenSession(Message):
+class OpenSession(Message, kind=62):
     """A session joins, or joins again after a rollback. `session` is a number of its own; `epoch` the run epoch
     that it has seen end (0: none); `plan` the layout it wants ({}: takes the one that is there)."""
 
@@ -471,9 +402,7 @@ class OpenSession(Message):
     settings: dict[str, Any]
 
 
-@kind(63)
-@dataclass(frozen=True, slots=True)
-class SessionOpened(Message):
+class SessionOpened(Message, kind=63):
     """The session's incarnation in this run epoch. `initialise`: it is to send Init to every ps, then
     Initialised."""
 
@@ -487,18 +416,14 @@ class SessionOpened(Message):
     restored: str
 
 
-@kind(64)
-@dataclass(frozen=True, slots=True)
-class Initialised(Message):
+class Initialised(Message, kind=64):
     """The chosen session has sent all first values to every ps."""
 
     epoch: int
     session: int
 
 
-@kind(65)
-@dataclass(frozen=True, slots=True)
-class CloseSession(Message):
+class CloseSession(Message, kind=65):
     """A session ends; `error` is "" when its program ended well. The rest is for a chief that was restarted."""
 
     session: int
@@ -508,17 +433,13 @@ class CloseSession(Message):
     checkpoint_dir: str
 
 
-@kind(66)
-@dataclass(frozen=True, slots=True)
-class AskState(Message):
+class AskState(Message, kind=66):
     """How is the run? Asked by sessions that miss answers."""
 
     session: int
 
 
-@kind(67)
-@dataclass(frozen=True, slots=True)
-class State(Message):
+class State(Message, kind=67):
     """The run epoch, whether it trains, who is chief among the sessions, and a sentence about what is missing."""
 
     epoch: int
@@ -527,17 +448,13 @@ class State(Message):
     text: str
 
 
-@kind(68)
-@dataclass(frozen=True, slots=True)
-class Save(Message):
+class Save(Message, kind=68):
     """Write a checkpoint now; nothing is written when this step is saved already."""
 
     session: int
 
 
-@kind(72)
-@dataclass(frozen=True, slots=True)
-class Restore(Message):
+class Restore(Message, kind=72):
     """Roll the run back to a checkpoint: a new run epoch. `name` "": the newest whole one. `epoch` is the sender's:
     a restore that was asked for in an epoch that is over is done."""
 
@@ -546,18 +463,14 @@ class Restore(Message):
     name: str
 
 
-@kind(69)
-@dataclass(frozen=True, slots=True)
-class Saved(Message):
+class Saved(Message, kind=69):
     """The newest checkpoint after a Save."""
 
     name: str
     step: int
 
 
-@kind(73)
-@dataclass(frozen=True, slots=True)
-class Leave(Message):
+class Leave(Message, kind=73):
     """A worker's program is over, or was killed; where it has no session any more, nobody waits for it."""
 
     job: str
@@ -565,15 +478,11 @@ class Leave(Message):
     reason: str
 
 
-@kind(70)
-@dataclass(frozen=True, slots=True)
-class AskCluster(Message):
+class AskCluster(Message, kind=70):
     """Which tasks are there? Answered at once."""
 
 
-@kind(71)
-@dataclass(frozen=True, slots=True)
-class ClusterIs(Message):
+class ClusterIs(Message, kind=71):
     """The tasks by job; `complete` when all expected ps have registered, else `text` says who is missing."""
 
     cluster: dict[str, Any]

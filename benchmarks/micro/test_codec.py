@@ -12,7 +12,8 @@ from dps import optim
 from dps.cluster.placement import RoundRobin
 from dps.monitor import works
 from dps.protocol import Lookup, Pull, Push
-from dps.transport.wire import Envelope, Message, decode, encode
+from dps.transport.message import Message
+from dps.transport.wire import Envelope, decode, encode
 from dps.variables.layout import assemble, check_gradients, fill_run, gather
 from dps.variables.plan import Plan
 from dps.variables.planning import plan_of

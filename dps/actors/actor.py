@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dps.actors.ref import Sender
 from dps.errors import ProtocolError
-from dps.transport.wire import Message
+from dps.transport.message import Message
 
 if TYPE_CHECKING:
     from dps.actors.system import Node

@@ -11,7 +11,8 @@ from dps.actors.ref import Ref
 from dps.actors.requests import Feed, Question, Request, Requests
 from dps.errors import DeadlineExceeded, ProtocolError
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Runtime
-from dps.transport.wire import Envelope, Message, decode, unbundle
+from dps.transport.message import Message
+from dps.transport.wire import Envelope, decode, unbundle
 
 log = logging.getLogger("dps")
 NEVER = float("inf")

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dps.errors import from_wire, wire_name
-from dps.transport.wire import Message, kind
+from dps.transport.message import Message
 
 
-@kind(1)
-@dataclass(frozen=True, slots=True)
-class Done(Message):
+class Done(Message, kind=1):
     """The request was carried out; there is nothing to tell."""
 
 
-@kind(2)
-@dataclass(frozen=True, slots=True)
-class Failed(Message):
+class Failed(Message, kind=2):
     """The request was refused or its handler raised: class and text of the error, the task, its traceback."""
 
     error: str
@@ -34,9 +28,7 @@ class Failed(Message):
         return Failed(wire_name(error), str(error), task, traceback)
 
 
-@kind(3)
-@dataclass(frozen=True, slots=True)
-class Waiting(Message):
+class Waiting(Message, kind=3):
     """The request is known and waits; `reason` names who is waited for. Never the last answer."""
 
     reason: str

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable
 
 from dps.actors.ref import Ref
-from dps.transport.wire import Message
+from dps.transport.message import Message
 
 FIRST_RESEND_S = 0.25
 LAST_RESEND_S = 2.0

@@ -19,7 +19,8 @@ from dps.actors.requests import Question, Requests
 from dps.actors.watch import Watch
 from dps.errors import DeadlineExceeded, DpsError, ProtocolError, Unavailable
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Event, Route, Runtime, Task
-from dps.transport.wire import Envelope, Message, decode, encode, peek, unbundle
+from dps.transport.message import Message
+from dps.transport.wire import Envelope, decode, encode, peek, unbundle
 
 log = logging.getLogger("dps")
 

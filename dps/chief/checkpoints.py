@@ -15,7 +15,7 @@ from dps.checkpoint import Manifest, SavedPart, SavedShard, SavedVariable, Shard
 from dps.errors import Aborted, DpsError
 from dps.optim import from_wire
 from dps.protocol import CutShard, SaveShard, ShardCut, ShardSaved
-from dps.transport.wire import Message
+from dps.transport.message import Message
 from dps.variables.plan import Plan
 
 log = logging.getLogger("dps")

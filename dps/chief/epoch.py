@@ -15,7 +15,7 @@ from dps.chief.run import Run
 from dps.chief.sessions import Session
 from dps.errors import CheckpointError, ConfigError
 from dps.protocol import PS, Configure, Configured, SessionOpened
-from dps.transport.wire import Message
+from dps.transport.message import Message
 
 CONFIGURE_S = 120.0
 OVER = "over"

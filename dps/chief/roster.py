@@ -9,7 +9,7 @@ from dps.actors.system import Node
 from dps.chief.members import Membership
 from dps.errors import Aborted
 from dps.protocol import Members
-from dps.transport.wire import Message
+from dps.transport.message import Message
 
 MEMBERS_S = 5.0
 """How long one try to tell a ps lasts."""

@@ -12,7 +12,7 @@ from dps.ps.combine import mean
 from dps.ps.quorum import Decision, Grant, Member, PushId, Quorum
 from dps.ps.shard import Shard
 from dps.ps.staging import Ledger, Staged
-from dps.transport.wire import Message
+from dps.transport.message import Message
 from dps.update import SyncReplicas
 
 PEER_TIMEOUT_S = 10.0

@@ -1,21 +1,18 @@
 """Messages as bytes: a msgpack header, then the raw bytes of the arrays, one frame each.
 
 The header is a list: protocol version, kind of message, request number, sender, its incarnation, the actor it
-is for, the message's fields, and dtype and shape of each array. A message class is a frozen dataclass of
-plain fields, registered with its kind; the field `arrays`, where there is one, travels as frames. Everything
-that comes from outside is checked before it is used: kinds, field types, dtypes, shapes, byte counts.
+is for, the message's fields, and dtype and shape of each array. The field `arrays`, where a class of messages has
+it, travels as frames. Everything that comes from outside is checked before it is used: kinds, field types, dtypes,
+shapes, byte counts.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-import operator
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -24,6 +21,7 @@ import numpy.typing as npt
 from dps.errors import ConfigError, ProtocolError
 from dps.transport.dtypes import BFLOAT16, dtype_of, wire_name
 from dps.transport.endpoint import Buffer
+from dps.transport.message import FORMS, Form, Message
 
 VERSION = 1
 MAX_FRAMES = 4096
@@ -36,11 +34,6 @@ DTYPES = frozenset(
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """Root of all messages; a subclass is registered with `@kind(number)`."""
-
-
 class Envelope(NamedTuple):
     """A message with its addressing. `actor` is "" for an answer; `request` is 0 where no answer is wanted."""
 
@@ -51,57 +44,10 @@ class Envelope(NamedTuple):
     incarnation: int = 0
 
 
-@dataclass(frozen=True)
-class _Form:
-    cls: type[Message]
-    names: tuple[str, ...]
-    types: tuple[frozenset[type] | None, ...]
-    """The classes that a field's value may have; None: any."""
-    has_arrays: bool
-    values: Callable[[Any], Any]
-    """The fields of a message, without `arrays`."""
-    usual: tuple[type | None, ...]
-    """The classes that the fields have most of the time, for one comparison."""
-
-
-_FORMS: dict[int, _Form] = {}
-_KINDS: dict[type, int] = {}
-_PLAIN: dict[Any, frozenset[type] | None] = {
-    **{plain: frozenset([plain]) for plain in (int, str, bool, bytes, list, dict)},
-    float: frozenset([float, int]),
-    Any: None,
-}
-_M = TypeVar("_M", bound=Message)
-
-
-def kind(number: int) -> Callable[[type[_M]], type[_M]]:
-    """Register a message class under a number; fields are int, str, bool, bytes, float, list, dict, Any."""
-
-    def register(cls: type[_M]) -> type[_M]:
-        if number in _FORMS:
-            raise TypeError(f"message kind {number} is taken by {_FORMS[number].cls.__name__}")
-        hints = get_type_hints(cls)
-        names = tuple(f.name for f in dataclasses.fields(cls) if f.name != "arrays")
-        types = tuple(_PLAIN[getattr(hints[name], "__origin__", hints[name])] for name in names)
-        usual = tuple(None if t is None else next(iter(t)) if len(t) == 1 else float for t in types)
-        _FORMS[number] = _Form(cls, names, types, "arrays" in hints, _getter(names), usual)
-        _KINDS[cls] = number
-        return cls
-
-    return register
-
-
-def _getter(names: tuple[str, ...]) -> Callable[[Any], Any]:
-    if len(names) > 1:
-        return operator.attrgetter(*names)
-    return (lambda message: (getattr(message, names[0]),)) if names else lambda _: ()
-
-
 def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
     """Header bytes and the arrays that follow as frames; arrays are not copied."""
     message, actor, request, sender, incarnation = envelope
-    number = _KINDS[message.__class__]
-    form = _FORMS[number]
+    form = message.form_of
     arrays: tuple[Array, ...] = message.arrays if form.has_arrays else ()  # type: ignore[attr-defined]
     shapes = [(a.dtype.str, *a.shape) for a in arrays] if arrays else ()
     for shape in shapes:
@@ -109,7 +55,7 @@ def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
             shapes = [(wire_name(a.dtype), *a.shape) for a in arrays]
             arrays = tuple(a.view(np.uint16) if wire_name(a.dtype) == BFLOAT16 else a for a in arrays)
             break
-    return _pack((VERSION, number, request, sender, incarnation, actor, form.values(message), shapes)), arrays
+    return _pack((VERSION, form.number, request, sender, incarnation, actor, form.values(message), shapes)), arrays
 
 
 _pack = msgpack.Packer().pack
@@ -170,7 +116,7 @@ def decode(header: bytes, frames: Sequence[Buffer]) -> Envelope:
         raise ProtocolError("kind, request and incarnation must be integers")
     if type(sender) is not str or type(actor) is not str or type(fields) is not list or type(shapes) is not list:
         raise ProtocolError("sender and actor must be text, fields and shapes must be lists")
-    form = _FORMS.get(number)
+    form = FORMS.get(number)
     if form is None:
         raise ProtocolError(f"unknown message kind {number}")
     message = _message(form, fields, shapes, frames)
@@ -191,7 +137,7 @@ def peek(header: bytes) -> tuple[int, str] | None:
     return (request, actor) if type(request) is int and type(actor) is str else None
 
 
-def _message(form: _Form, fields: list[Any], shapes: list[Any], frames: Sequence[Buffer]) -> Message:
+def _message(form: Form, fields: list[Any], shapes: list[Any], frames: Sequence[Buffer]) -> Message:
     if len(fields) != len(form.names):
         raise ProtocolError(f"{form.cls.__name__} has {len(form.names)} fields, got {len(fields)}")
     if tuple(map(type, fields)) != form.usual:

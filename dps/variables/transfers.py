@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,7 +28,8 @@ from dps.protocol import (
     SharedValues,
     Values,
 )
-from dps.transport.wire import Array, Message
+from dps.transport.message import Message, changed
+from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
 SIMULATED_BLOCK = 64
@@ -144,7 +144,7 @@ class PullTransfer(Transfer):
                 raise Unavailable("the ps's memory is not laid out as agreed")
         except DpsError as error:
             reader.give_up(error)
-            self._message = replace(self._message, shared=False)
+            self._message = changed(self._message, shared=False)
             self._caller.send(self, self._message)
             return False
         self.counter, self.step = message.counter, message.step

@@ -10,7 +10,8 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import ProtocolError
 from dps.protocol import Changes, Pull, Values
-from dps.transport.wire import Array, Message
+from dps.transport.message import Message
+from dps.transport.wire import Array
 from dps.variables.packed import PackedLayout
 from dps.variables.plan import ShardLayout
 from dps.variables.transfers import PullTransfer

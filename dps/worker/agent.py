@@ -10,7 +10,7 @@ from dps.actors.actor import Actor
 from dps.actors.ref import Ref, Sender
 from dps.errors import DeadlineExceeded
 from dps.protocol import CHIEF, Register, Registered, StopTask
-from dps.transport.wire import Message
+from dps.transport.message import Message
 
 log = logging.getLogger("dps")
 

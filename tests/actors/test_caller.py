@@ -11,9 +11,9 @@ from dps.actors.ref import Ref
 from dps.errors import DeadlineExceeded, RemoteError, Unavailable
 from dps.protocol import AskState, AskStats, Credit, Enter, Init, Stats, Token
 from dps.transport.current import runtime
+from dps.transport.message import Message
 from dps.transport.sim import Network, World
 from dps.transport.sim.faults import Kill, Pause
-from dps.transport.wire import Message
 from tests.actors.worlds import ECHO, Echo, with_echo
 
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dps.actors.ref import Ref
 from dps.actors.requests import FIRST_RESEND_S, LAST_RESEND_S, Question, Request, Requests
 from dps.protocol import Enter, Token
-from dps.transport.wire import Message
+from dps.transport.message import Message
 
 PS = Ref("127.0.0.1:1", "ps")
 

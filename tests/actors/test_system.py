@@ -17,9 +17,9 @@ from dps.errors import DeadlineExceeded, Unavailable
 from dps.protocol import AskState, AskStats, Enter, Init, Stats, Token
 from dps.transport.current import runtime
 from dps.transport.endpoint import Delivery
+from dps.transport.message import Message
 from dps.transport.sim import World
 from dps.transport.sim.faults import Kill, Pause
-from dps.transport.wire import Message
 from tests.actors.worlds import ADDRESS, ECHO, Echo, serve, with_echo
 
 OTHER = "127.0.0.1:6000"

@@ -9,7 +9,7 @@ from dps.actors.messages import Done
 from dps.actors.ref import Ref, Sender
 from dps.actors.system import Then
 from dps.checkpoint import MemoryStorage
-from dps.transport.wire import Message
+from dps.transport.message import Message
 
 
 class Question:

@@ -24,7 +24,7 @@ from dps.protocol import (
     ShardCut,
     ShardSaved,
 )
-from dps.transport.wire import Message
+from dps.transport.message import Message
 from dps.variables.plan import VariableSpec, make_plan
 from tests.chief.desk import Desk, Question
 from tests.variables.models import SGD

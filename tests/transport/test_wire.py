@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 import dps.actors.messages
 import dps.protocol  # noqa: F401  registers the kinds
-from dps.actors.messages import Done, Failed
+from dps.actors.messages import Done
 from dps.errors import ProtocolError
 from dps.protocol import Lookup, Pull, Push, Stats, Values
 from dps.transport import wire
-from dps.transport.wire import Envelope, Message, decode, encode, kind, peek
+from dps.transport.message import FORMS, Message, changed
+from dps.transport.wire import Envelope, decode, encode, peek
 
 INTS = st.integers(-(2**63), 2**64 - 1)
 PLAIN = st.recursive(
@@ -50,7 +51,7 @@ def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
 
 @st.composite
 def messages(draw: st.DrawFn) -> Message:
-    form = wire._FORMS[draw(st.sampled_from(sorted(wire._FORMS)))]
+    form = FORMS[draw(st.sampled_from(sorted(FORMS)))]
     fields = [draw(OF_TYPE[types]) for types in form.types]
     if form.has_arrays:
         fields.append(tuple(draw(st.lists(arrays(), max_size=3))))
@@ -73,7 +74,7 @@ def test_what_is_decoded_is_what_was_encoded(envelope: Envelope) -> None:
     )  # fmt: skip
     sent, got = envelope.message, back.message
     assert type(sent) is type(got)
-    form = wire._FORMS[wire._KINDS[type(sent)]]
+    form = sent.form_of
     for name in form.names:
         assert getattr(got, name) == getattr(sent, name)
     if form.has_arrays:
@@ -226,7 +227,24 @@ def test_peek_finds_who_asked_in_a_header_of_another_version() -> None:
 
 def test_a_kind_is_given_once() -> None:
     with pytest.raises(TypeError, match="message kind 1 is taken by Done"):
-        kind(1)(Failed)
+
+        class Again(Message, kind=1):
+            """Takes the number of Done."""
+
+
+def test_messages_of_the_same_fields_are_equal_and_one_may_be_made_of_another() -> None:
+    pull = Pull(1, 0, 0, 0, -1, [], shared=True)
+    assert pull == Pull(1, 0, 0, 0, -1, [], 0, True) and pull != Pull(2, 0, 0, 0, -1, [], shared=True)
+    assert changed(pull, shared=False, epoch=3) == Pull(3, 0, 0, 0, -1, []) and pull.shared
+    assert Done() == Done() and Done() != pull
+    assert repr(Values(1, 2, 3, 4, [0])) == "Values(epoch=1, counter=2, step=3, nbytes=4, offsets=[0], arrays=())"
+
+
+def test_a_message_wants_its_fields() -> None:
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'parts'"):
+        Pull(1, 0, 0, 0, -1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'more'"):
+        Done(more=1)  # type: ignore[call-arg]
 
 
 def test_bfloat16_travels_under_its_name_and_needs_ml_dtypes_where_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:

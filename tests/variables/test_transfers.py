@@ -27,7 +27,7 @@ from dps.protocol import (
     PushStatus,
     Values,
 )
-from dps.transport.wire import Message
+from dps.transport.message import Message
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from dps.variables.transfers import About, PullTransfer, PushTransfer, run_pieces
 from tests.variables.models import SGD, plans, values_of

@@ -1,0 +1,98 @@
+"""Messages: classes of plain fields, each under a number that names it on the wire.
+
+A class says its fields as a dataclass would, and gets no more than messages need: what a program makes some thousands
+of times a second, and sixty classes of at every start, has to be cheap to make.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
+
+_TYPES: dict[str, frozenset[type] | None] = {
+    **{plain.__name__: frozenset([plain]) for plain in (int, str, bool, bytes, list, dict)},
+    "float": frozenset([float, int]),
+    "Any": None,
+}
+_M = TypeVar("_M", bound="Message")
+
+
+class Form(NamedTuple):
+    """What is known of the fields of one class of messages."""
+
+    cls: type[Message]
+    number: int
+    names: tuple[str, ...]
+    """The fields without `arrays`, in their order."""
+    types: tuple[frozenset[type] | None, ...]
+    """The classes that a field's value may have; None: any."""
+    has_arrays: bool
+    values: Callable[[Any], Any]
+    """The fields of a message, without `arrays`."""
+    usual: tuple[type | None, ...]
+    """The classes that the fields have most of the time, for one comparison."""
+
+
+FORMS: dict[int, Form] = {}
+"""By number."""
+
+
+@dataclass_transform(frozen_default=True)
+class Message:
+    """Root of all messages: `class Pull(Message, kind=10)`, then fields with their types, and defaults for the last.
+
+    Types are int, str, bool, bytes, float, list, dict and Any; `arrays`, the last, is a tuple of arrays. A message is
+    not changed once it is made, nor is what it was made of. Raises TypeError for a number that is taken.
+    """
+
+    form_of: ClassVar[Form]
+    _fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, *, kind: int) -> None:
+        if kind in FORMS:
+            raise TypeError(f"message kind {kind} is taken by {FORMS[kind].cls.__name__}")
+        hints = {name: hint for name, hint in cls.__annotations__.items() if not hint.startswith("ClassVar")}
+        names = tuple(name for name in hints if name != "arrays")
+        types = tuple(_TYPES[hints[name].partition("[")[0]] for name in names)
+        usual = tuple(None if t is None else next(iter(t)) if len(t) == 1 else float for t in types)
+        cls._fields = tuple(hints)
+        cls.__init__ = _init(cls)  # type: ignore[method-assign]
+        cls.form_of = FORMS[kind] = Form(cls, kind, names, types, "arrays" in hints, _getter(names), usual)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._fields)})"
+
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self._fields)
+
+    def __hash__(self) -> int:
+        """Of the fields; TypeError where one of them has none, as lists."""
+        return hash((self.__class__, *[getattr(self, name) for name in self._fields]))
+
+
+def changed(message: _M, **fields: Any) -> _M:
+    """A message like this one but for some fields."""
+    values = {name: getattr(message, name) for name in message._fields}
+    return type(message)(**{**values, **fields})
+
+
+def _init(cls: type[Message]) -> Callable[..., None]:
+    """An `__init__` that takes the fields in their order."""
+    names = cls._fields
+    defaults = {f"_{name}": cls.__dict__[name] for name in names if name in cls.__dict__}
+    taken = ", ".join(f"{name}=_{name}" if f"_{name}" in defaults else name for name in names)
+    body = "\n".join(f" self.{name} = {name}" for name in names) or " pass"
+    made: dict[str, Any] = {}
+    exec(f"def __init__(self, {taken}):\n{body}", defaults, made)
+    init: Callable[..., None] = made["__init__"]
+    init.__qualname__ = f"{cls.__qualname__}.__init__"
+    return init
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], Any]:
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return (lambda message: (getattr(message, names[0]),)) if names else lambda _: ()
