@@ -63,15 +63,19 @@ _pack = msgpack.Packer().pack
 
 _unpack = functools.partial(msgpack.unpackb, strict_map_key=False, use_list=True)
 
+_PARTS = (int, int, int, str, int, str, list, list)
+"""Of a header: version, kind, request, sender, incarnation, actor, fields, shapes."""
+
 BUNDLE = 0xC1
 """First byte of a bundle; no msgpack header begins with it."""
-_COUNT, _ENTRY = struct.Struct("<BH"), struct.Struct("<IH")
+_COUNT = struct.Struct("<BH")
 
 
 def bundle(headers: Sequence[tuple[bytes, int]]) -> bytes:
     """Several headers as one, each with the number of frames that are its own."""
-    entries = [_ENTRY.pack(len(header), frames) for header, frames in headers]
-    return b"".join((_COUNT.pack(BUNDLE, len(headers)), *entries, *[header for header, _ in headers]))
+    sizes = [size for header, frames in headers for size in (len(header), frames)]
+    entries = struct.pack("<BH" + len(headers) * "IH", BUNDLE, len(headers), *sizes)
+    return b"".join((entries, *[header for header, _ in headers]))
 
 
 def unbundle(header: bytes, frames: Sequence[Buffer]) -> list[tuple[bytes, Sequence[Buffer]]]:
@@ -80,16 +84,16 @@ def unbundle(header: bytes, frames: Sequence[Buffer]) -> list[tuple[bytes, Seque
         return [(header, frames)]
     try:
         _, count = _COUNT.unpack_from(header)
-        entries = [_ENTRY.unpack_from(header, _COUNT.size + i * _ENTRY.size) for i in range(count)]
+        sizes = struct.unpack_from("<" + count * "IH", header, _COUNT.size)
     except struct.error:
         raise ProtocolError("a bundle of messages is cut off") from None
-    at, taken = _COUNT.size + count * _ENTRY.size, 0
-    if len(header) != at + sum(e[0] for e in entries) or len(frames) != sum(e[1] for e in entries):
-        raise ProtocolError(f"a bundle of {count} messages does not have the bytes and frames that it names")
+    at, taken = _COUNT.size + 6 * count, 0
     found = []
-    for nbytes, own in entries:
-        found.append((header[at : at + nbytes], frames[taken : taken + own]))
+    for nbytes, own in zip(sizes[::2], sizes[1::2], strict=True):
+        found.append((header[at : at + nbytes], frames[taken : taken + own] if own else ()))
         at, taken = at + nbytes, taken + own
+    if len(header) != at or len(frames) != taken:
+        raise ProtocolError(f"a bundle of {count} messages does not have the bytes and frames that it names")
     return found
 
 
@@ -104,23 +108,26 @@ def decode(header: bytes, frames: Sequence[Buffer]) -> Envelope:
         parts = _unpack(header)
     except Exception as error:
         raise ProtocolError(f"not a message: {type(error).__name__}") from None
-    if parts.__class__ is not list or not parts or parts[0] != VERSION or parts[0].__class__ is not int:
-        got = parts[0] if isinstance(parts, list) and parts and isinstance(parts[0], int) else "something else"
-        raise ProtocolError(
-            f"got protocol version {got}, this task speaks {VERSION}; install the same dps version on all tasks"
-        )
-    if len(parts) != 8:
-        raise ProtocolError(f"a header has 8 parts, got {len(parts)}")
+    if parts.__class__ is not list or tuple(map(type, parts)) != _PARTS or parts[0] != VERSION:
+        raise ProtocolError(_wrong(parts))
     _, number, request, sender, incarnation, actor, fields, shapes = parts
-    if type(number) is not int or type(request) is not int or type(incarnation) is not int:
-        raise ProtocolError("kind, request and incarnation must be integers")
-    if type(sender) is not str or type(actor) is not str or type(fields) is not list or type(shapes) is not list:
-        raise ProtocolError("sender and actor must be text, fields and shapes must be lists")
     form = FORMS.get(number)
     if form is None:
         raise ProtocolError(f"unknown message kind {number}")
     message = _message(form, fields, shapes, frames)
     return Envelope(message, actor, request, sender, incarnation)
+
+
+def _wrong(parts: Any) -> str:
+    """What is wrong with the parts of a header."""
+    if type(parts) is not list or not parts or type(parts[0]) is not int or parts[0] != VERSION:
+        got = parts[0] if isinstance(parts, list) and parts and isinstance(parts[0], int) else "something else"
+        return f"got protocol version {got}, this task speaks {VERSION}; install the same dps version on all tasks"
+    if len(parts) != len(_PARTS):
+        return f"a header has {len(_PARTS)} parts, got {len(parts)}"
+    if not all(type(parts[at]) is int for at in (1, 2, 4)):
+        return "kind, request and incarnation must be integers"
+    return "sender and actor must be text, fields and shapes must be lists"
 
 
 def peek(header: bytes) -> tuple[int, str] | None:
