@@ -106,9 +106,9 @@ class PartsPush:
 
     def messages(self) -> list[Push]:
         """What is sent, one message: with places instead of values, and without row numbers that the ps has."""
-        epoch, number, step, counter, clock = self._about
+        about = self._about
         if not self._parts:
-            return [Push(epoch, number, step, counter, EMPTY, 0, [], [], clock)]
+            return [Push(*about[:4], EMPTY, 0, [], [], *about[4:])]
         memory = self.run.memory if self.run is not None and self._connection.lanes[self._ps].on else None
         described: list[Any] = []
         arrays: list[Array] = []
@@ -128,7 +128,7 @@ class PartsPush:
             described.append([sent.index, how, listed, place])
             if not place:
                 arrays.append(sent.values)
-        return [Push(epoch, number, step, counter, PARTS, nbytes, [], described, clock, tuple(arrays))]
+        return [Push(*about[:4], PARTS, nbytes, [], described, *about[4:], tuple(arrays))]
 
     def _rows(self, rows: RowsOfPart, arrays: list[Array]) -> tuple[int, int]:
         told = rows.sent.is_told(rows.part, self._connection.caller.incarnation)

@@ -188,6 +188,10 @@ class Push(Message, kind=20):
     parts: list[Any]
     clock: int = 0
     """In bounded mode, to the step ps: how many of the session's pushes all ps have acknowledged before this one."""
+    lend: bool = False
+    """The asker, who can read the ps's memory, wants the values with the result: see `Pushed.lent`."""
+    released: int = 0
+    """As of Pull."""
     arrays: tuple[Array, ...] = ()
 
 
@@ -223,6 +227,9 @@ class Pushed(Message, kind=24):
     staleness: int
     counter: int
     reason: str
+    lent: list[Any] = NOTHING
+    """[version counter, step, memories] of values after the update, as of SharedValues, under the push's request
+    number; nothing where they were not asked for or cannot be lent: they are to be pulled then."""
 
 
 class Credit(Message, kind=25):

@@ -12,6 +12,7 @@ import numpy as np
 from dps.connection import Connection
 from dps.protocol import Pull
 from dps.pushes import Pushes
+from dps.pushing import PushOp
 from dps.reply import Version
 from dps.transport.wire import Array
 from dps.variables.layout import assemble
@@ -29,10 +30,12 @@ class PullOp:
 
     def __init__(
         self, connection: Connection, names: list[int] | None, conditional: bool, launch: Callable[[], dict[int, Pull]],
-        take: Callable[[ShardLayout], Taken], hold: bool,
+        take: Callable[[ShardLayout], Taken], hold: bool, behind: PushOp | None = None,
     ) -> None:  # fmt: skip
         self.names, self.conditional = names, conditional
         self._connection, self._launch, self._take, self._hold = connection, launch, take, hold
+        self._behind = behind
+        """A push of the same step, whose results may bring the values."""
         self._incarnation = -1
         self._messages: dict[int, Pull] = {}
         """Those not yet sent."""
@@ -60,10 +63,13 @@ class PullOp:
             due = list(self._messages)
         for ps in due:
             start = PullTransfer if connection.compression is None else connection.compression.pull
+            push = None if self._behind is None else self._behind.transfers.get(ps)
             self.transfers[ps] = start(
                 connection.caller, connection.refs[ps], ps, connection.plan.layouts[ps], self._messages.pop(ps),
                 connection.abort, connection.lanes[ps], self._take, self._hold,
+                push if push is not None and push.lends else None,
             )  # fmt: skip
+        self._behind = None
 
     @property
     def complete(self) -> bool:
@@ -162,16 +168,20 @@ class Pulls:
         self._cache = {}
         self._recycled.forget()
 
-    def start(self, names: Sequence[str] | None, newer_than: Version | None, after: bool, hold: bool = False) -> PullOp:
+    def start(
+        self, names: Sequence[str] | None, newer_than: Version | None, after: bool, hold: bool = False,
+        behind: PushOp | None = None,
+    ) -> PullOp:  # fmt: skip
         """A pull; `after`: it is answered when the pushes on their way have been applied. Does not block.
 
-        `hold`: what ps on this machine have is not copied; see PullTransfer.
+        `hold`: what ps on this machine have is not copied; see PullTransfer. `behind`: a push just made, whose
+        results may bring the values.
         """
         self._waiter.check_open()
         known = None if names is None else self._indices(names)
         return PullOp(
             self._connection, known, newer_than is not None, lambda: self._launch(known, newer_than, after),
-            self._recycled.take, hold,
+            self._recycled.take, hold, behind,
         )  # fmt: skip
 
     @property
@@ -186,6 +196,11 @@ class Pulls:
         if update["mode"] == "sync":
             return update["replicas_to_aggregate"] is None and not update["initial_tokens"]
         return not (self._connection.bounded and len(self._connection.plan.ps) > 1)
+
+    @property
+    def may_come_with_a_push(self) -> bool:
+        """Whether ps on this machine may send the values with the result of a push."""
+        return self.may_follow_a_push and not self._connection.bounded and self._connection.compression is None
 
     def _launch(self, names: list[int] | None, newer_than: Version | None, after: bool) -> dict[int, Pull]:
         """What to ask the ps, with what holds in the run epoch of now: after a rollback a pull is launched again."""

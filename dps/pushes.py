@@ -41,11 +41,14 @@ class Pushes:
     def under_way(self) -> bool:
         return bool(self._under_way)
 
-    def start(self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None) -> PushOp:
-        """Send a push; blocks while the send window is full."""
+    def start(
+        self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False
+    ) -> PushOp:
+        """Send a push; blocks while the send window is full. `lend`: ps on this machine may send values with the
+        result."""
         operation = push_shards(
             self._connection, gradients, self.numbers, self.pulled, self._runs, self._part_runs, self._buffers,
-            lambda: self._make_room(timeout), loss,
+            lambda: self._make_room(timeout), loss, lend,
         )  # fmt: skip
         self._under_way.append(operation)
         return operation

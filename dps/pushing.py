@@ -128,10 +128,11 @@ def push_shards(
     buffers: Buffers,
     make_room: Callable[[], int],
     loss: Any = None,
+    lend: bool = False,
 ) -> PushOp:
     """Write gradients to the ps that have their variables; in sync every ps gets at least an empty part.
 
-    They leave at the next flush or wait."""
+    They leave at the next flush or wait. `lend`: ps whose memory can be read may send values with the result."""
     if not connection.sync and len(connection.plan.ps) > 1 and connection.settings.get("check_finite", True):
         _check_finite(connection.plan, gradients)
     clock = make_room()
@@ -140,7 +141,11 @@ def push_shards(
         gradients = connection.compression.pack(connection.plan, gradients, operation)
     step = connection.local_step if connection.sync else connection.step
     for ps in connection.plan.ps:
-        about = About(connection.epoch, numbers[ps] + 1, step, counters[ps], clock if ps == connection.step_ps else 0)
+        leads, lane = ps == connection.step_ps, connection.lanes[ps]
+        about = About(
+            connection.epoch, numbers[ps] + 1, step, counters[ps], clock if leads else 0,
+            lend and lane.on and (leads or not connection.sync), lane.all_released_below(),
+        )  # fmt: skip
         run = _filled_run(connection, gradients, ps, runs, buffers)
         if run is None:
             parts = PartsPush(connection, gradients, ps, about, part_runs)

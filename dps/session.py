@@ -272,14 +272,17 @@ class Session:
 
     def step(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Any:
         """Push and pull in one round trip; returns the values after the update. Blocks."""
-        pushing = self._start_push(grads, loss, timeout)
-        pulling = self._pulls.start(None, None, after=True) if self._pulls.may_follow_a_push else None
-        if pulling is not None:
-            pulling.start()
-        self._pushes.finish(pushing, timeout)
-        if pulling is None or pushing.rolled_back:
+        pushing = self._start_push(grads, loss, timeout, lend=self._pulls.may_come_with_a_push)
+        if not self._pulls.may_follow_a_push:
+            self._pushes.finish(pushing, timeout)
             return self.pull(timeout=timeout)
-        return self._pulls.finish(pulling, None, timeout)
+        pulling = self._pulls.start(None, None, after=True, behind=pushing)
+        pulling.start()
+        try:
+            self._pushes.finish(pushing, timeout)
+            return self.pull(timeout=timeout) if pushing.rolled_back else self._pulls.finish(pulling, None, timeout)
+        finally:
+            pulling.drop()
 
     def gradients(self) -> Any:
         """Arrays to fill, in the nesting of params, that are pushed without being gathered first.
@@ -289,12 +292,12 @@ class Session:
         self._waiter.check_open()
         return self._pushes.gradients(self._pulls.build)
 
-    def _start_push(self, grads: Any, loss: Any, timeout: float | None) -> PushOp:
+    def _start_push(self, grads: Any, loss: Any, timeout: float | None, lend: bool = False) -> PushOp:
         self._waiter.check_open()
         gradients = check_gradients(self._connection.plan, list(leaves(grads)))
         self._hooks.call("before_run", self)
         self._connection.runtime.compute()
-        return self._pushes.start(gradients, loss, timeout)
+        return self._pushes.start(gradients, loss, timeout, lend)
 
     def _settled(self, result: Push, loss: Any) -> None:
         """A push has its result: tell who listens."""

@@ -1,4 +1,4 @@
-"""Versions that readers on this machine read in place: each is a lease, under the number of the pull that asked."""
+"""Versions that readers on this machine read in place: each is a lease, under the number of the request that asked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,20 @@ from collections import OrderedDict
 from dps.ps.store import Lease, Store
 
 REMEMBERED = 64
-"""Numbers of returned leases that are kept for each session: a pull that comes again late gets nothing."""
+"""Numbers of returned leases, and of pushes that want values, that are kept for each session."""
+
+
+class _Loans:
+    """Those of one session."""
+
+    __slots__ = ("below", "open", "over", "wanted")
+
+    def __init__(self) -> None:
+        self.open: dict[int, Lease] = {}
+        self.over: OrderedDict[int, None] = OrderedDict()
+        self.wanted: OrderedDict[int, None] = OrderedDict()
+        self.below = 0
+        """Under lower numbers it reads nothing any more."""
 
 
 class Lending:
@@ -15,46 +28,65 @@ class Lending:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._open: dict[tuple[int, int], Lease] = {}
-        self._over: dict[int, OrderedDict[int, None]] = {}
-        self._below: dict[int, int] = {}
-        """For each session: under lower numbers it reads nothing any more."""
+        self._of: dict[int, _Loans] = {}
+
+    def _loans(self, incarnation: int) -> _Loans:
+        found = self._of.get(incarnation)
+        if found is None:
+            found = self._of[incarnation] = _Loans()
+        return found
+
+    def want(self, incarnation: int, number: int) -> None:
+        """The sender of a push wants values with its result."""
+        _remember(self._loans(incarnation).wanted, number)
+
+    def wants(self, incarnation: int, number: int) -> bool:
+        """Whether values are wanted with the result of a push under this number, and were not returned yet."""
+        loans = self._of.get(incarnation)
+        return loans is not None and number in loans.wanted and not self.is_over(incarnation, number)
 
     def lend(self, incarnation: int, number: int) -> Lease | None:
-        """A lease for a pull; None when there is none to be had."""
+        """A lease for a request; None when there is none to be had."""
         lease = self._store.lease(shared=True)
         if lease is not None:
-            self._open[incarnation, number] = lease
+            self._loans(incarnation).open[number] = lease
         return lease
 
     def lent(self, incarnation: int, number: int) -> Lease | None:
-        """What a pull was lent and has not returned."""
-        return self._open.get((incarnation, number))
+        """What a request was lent and has not returned."""
+        loans = self._of.get(incarnation)
+        return None if loans is None else loans.open.get(number)
 
     def is_over(self, incarnation: int, number: int) -> bool:
-        """Whether this pull has had its answer and has returned it."""
-        return number < self._below.get(incarnation, 0) or number in self._over.get(incarnation, ())
+        """Whether this request has had its answer and has returned it."""
+        loans = self._of.get(incarnation)
+        return loans is not None and (number < loans.below or number in loans.over)
 
     def give_back_below(self, incarnation: int, number: int) -> None:
         """A session has told that it reads nothing under lower numbers."""
-        if number > self._below.get(incarnation, 0):
-            self._below[incarnation] = number
-            for key in [key for key in self._open if key[0] == incarnation and key[1] < number]:
-                self._open.pop(key).release()
+        loans = self._loans(incarnation)
+        if number > loans.below:
+            loans.below = number
+            for key in [key for key in loans.open if key < number]:
+                loans.open.pop(key).release()
 
     def give_back(self, incarnation: int, number: int) -> None:
         """End a lease; what was returned before is left."""
-        lease = self._open.pop((incarnation, number), None)
+        loans = self._loans(incarnation)
+        lease = loans.open.pop(number, None)
         if lease is not None:
             lease.release()
-        over = self._over.setdefault(incarnation, OrderedDict())
-        over[number] = None
-        while len(over) > REMEMBERED:
-            over.popitem(last=False)
+        _remember(loans.over, number)
 
     def forget(self, incarnation: int) -> None:
         """A session has ended, or was taken for lost and reads on."""
-        for key in [key for key in self._open if key[0] == incarnation]:
-            self._open.pop(key).release(abandon=True)
-        self._over.pop(incarnation, None)
-        self._below.pop(incarnation, None)
+        loans = self._of.pop(incarnation, None)
+        if loans is not None:
+            for lease in loans.open.values():
+                lease.release(abandon=True)
+
+
+def _remember(numbers: OrderedDict[int, None], number: int) -> None:
+    numbers[number] = None
+    if len(numbers) > REMEMBERED:
+        numbers.popitem(last=False)

@@ -40,13 +40,13 @@ class AsyncMode:
             result = self._apply(ledger, ready)
             asker = self._senders.pop((staged.incarnation, ready.number), None)
             if asker is not None:
-                self.shard.node.answer(asker, result)
+                self.shard.answer_push(asker, result)
         self.shard.wake_reads()
 
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
         result = ledger.results.get(number)
         if result is not None:
-            self.shard.node.answer(sender, result)
+            self.shard.answer_push(sender, result)
             return
         self._senders[sender.incarnation, number] = sender
         self.shard.node.answer(sender, Waiting(f"push {number} waits for push {ledger.done + 1} of {ledger.name}"))

@@ -192,6 +192,10 @@ class PsActor(Actor):
     def on_Push(self, message: Push, sender: Sender) -> None:
         shard = self._shard(message.epoch)
         ledger = shard.ledger(sender, message.epoch)
+        if message.released:
+            shard.lending.give_back_below(sender.incarnation, message.released)
+        if message.lend:
+            shard.lending.want(sender.incarnation, sender.request)
         if ledger.decided(message.number):
             shard.mode.again(ledger, message.number, sender)
             return

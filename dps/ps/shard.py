@@ -14,6 +14,7 @@ from dps.actors.system import Node
 from dps.errors import Aborted
 from dps.protocol import (
     NO_BASE,
+    REFUSED,
     WINDOW,
     Changes,
     Members,
@@ -32,6 +33,7 @@ from dps.ps.packing import Packing
 from dps.ps.saving import Saving
 from dps.ps.staging import Ledger, Staged
 from dps.ps.store import Lease, Store
+from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.variables.packed import PackedLayout
 from dps.variables.plan import Plan
@@ -211,10 +213,7 @@ class Shard:
         sender, store = read.sender, self.store
         if read.pull.shared and self._again(sender):
             return
-        ledger = self.ledgers[sender.incarnation]
-        ledger.pulled = store.counter
-        self.counts["pulls"] += 1
-        self.mode.pulled(ledger)
+        self._note_pull(sender)
         if read.pull.newer_than >= store.counter:
             self.node.answer(sender, NotNewer(self.epoch, store.counter, store.step))
             return
@@ -223,7 +222,8 @@ class Shard:
             self._send_packed(read, read.packed)
             return
         arenas = store.refresh(read.pull.parts)
-        if read.pull.shared and not read.pull.parts and self._lend(sender):
+        if read.pull.shared and not read.pull.parts and (lease := self._lend(sender)) is not None:
+            self.node.answer(sender, SharedValues(self.epoch, lease.counter, lease.step, lease.memories))
             return
         lease = store.lease(arenas=arenas)
         if lease is None:
@@ -232,14 +232,31 @@ class Shard:
         self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=store.counter)
         self._send(sender, lease, self._pieces(read.pull))
 
-    def _lend(self, sender: Sender) -> bool:
-        """Let a reader on this machine read in place; False when it has to be sent the values."""
+    def _lend(self, sender: Sender) -> Lease | None:
+        """Let a reader on this machine read in place; None when it has to be sent the values."""
         lease = self.lending.lend(sender.incarnation, sender.request)
-        if lease is None:
-            return False
-        self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=lease.counter)
-        self.node.answer(sender, SharedValues(self.epoch, lease.counter, lease.step, lease.memories))
-        return True
+        if lease is not None:
+            self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=lease.counter)
+        return lease
+
+    def answer_push(self, sender: Sender, result: Pushed) -> None:
+        """Tell a push's result, with the values where its sender wants them and they can be lent."""
+        if self.lending.wants(sender.incarnation, sender.request) and result.status != REFUSED:
+            lease = self.lending.lent(sender.incarnation, sender.request)
+            if lease is None:
+                self.store.refresh([])
+                lease = self._lend(sender)
+                if lease is not None:
+                    self._note_pull(sender)
+            if lease is not None:
+                result = changed(result, lent=[lease.counter, lease.step, lease.memories])
+        self.node.answer(sender, result)
+
+    def _note_pull(self, sender: Sender) -> None:
+        ledger = self.ledgers[sender.incarnation]
+        ledger.pulled = self.store.counter
+        self.counts["pulls"] += 1
+        self.mode.pulled(ledger)
 
     def _again(self, sender: Sender) -> bool:
         """A pull that was lent a version comes again: it is told of that version, or has returned it."""

@@ -63,7 +63,7 @@ class SyncMode:
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
         result = self._granted.get((sender.incarnation, number)) if self.quorum else ledger.results.get(number)
         if result is not None:
-            self.shard.node.answer(sender, result)
+            self.shard.answer_push(sender, result)
             return
         self._askers[sender.incarnation, number] = sender
         self.shard.node.answer(sender, self._held(number))
@@ -218,7 +218,7 @@ class SyncMode:
         self._granted[grant.incarnation, grant.number] = result
         self._granted.pop((grant.incarnation, grant.number - WINDOW), None)
         if asker is not None:
-            self.shard.node.answer(asker, result)
+            self.shard.answer_push(asker, result)
 
     def _forget(self, incarnation: int) -> None:
         self.shard.forget(incarnation)

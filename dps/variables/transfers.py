@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from dps.actors.requests import Request
 from dps.errors import Aborted, DpsError, Unavailable
 from dps.protocol import (
     APPLIED,
+    REFUSED,
     RUN,
     SHARED,
     Credit,
@@ -104,8 +105,11 @@ class PullTransfer(Transfer):
         reader: Reader | None = None,
         take: Callable[[ShardLayout], Taken] = Taken,
         hold: bool = False,
+        behind: PushTransfer | None = None,
     ) -> None:
-        """`take(layout)` gives the run; without a `reader` the message is not `shared`. Leaves at the next flush."""
+        """`take(layout)` gives the run; without a `reader` the message is not `shared`. Leaves at the next flush.
+
+        `behind`: a push that asks for the values with its result; the message is sent where it does not bring them."""
         super().__init__(caller, ps, aborted)
         self.layout = layout
         self.taken: Taken | None = None
@@ -114,9 +118,29 @@ class PullTransfer(Transfer):
         self._got: dict[int, int] = {}
         self._message, self._reader = message, reader
         self._take_run, self._hold = take, hold
-        caller.open(ref, message, self, 0.25 + layout.nbytes / 100e6)
-        if reader is not None and message.shared:
-            reader.reads(self.number)
+        self._ref, self._behind = ref, behind
+        if behind is None:
+            self._ask()
+        else:
+            behind.then, self.number = self, behind.number
+            if reader is not None:
+                reader.reads(self.number)
+
+    def _ask(self) -> None:
+        self._caller.open(self._ref, self._message, self, 0.25 + self.layout.nbytes / 100e6)
+        if self._reader is not None and self._message.shared:
+            self._reader.reads(self.number)
+
+    def go_on(self, lent: list[Any]) -> None:
+        """The push has its result, and with it these values, or none."""
+        self._behind = None
+        reader = self._reader
+        if lent and reader is not None:
+            self.complete = self._read(SharedValues(self._message.epoch, *lent), reader)
+        if not self.complete:
+            if reader is not None:
+                reader.over(self.number)
+            self._ask()
 
     def again(self) -> Message:
         return self._message
@@ -124,7 +148,10 @@ class PullTransfer(Transfer):
     def feed(self, message: Message) -> bool:
         reader = self._reader
         if isinstance(message, SharedValues) and reader is not None:
-            return self._read(message, reader)
+            if not self._read(message, reader):
+                self._caller.send(self, self._message)
+                return False
+            return True
         if isinstance(message, Values):
             complete = self._take(message)
         elif isinstance(message, NotNewer):
@@ -137,7 +164,7 @@ class PullTransfer(Transfer):
         return complete
 
     def _read(self, message: SharedValues, reader: Reader) -> bool:
-        """Read in place; where that fails the values are asked for over the socket, under the same number."""
+        """Read in place; where that fails the values are to be asked for over the socket."""
         try:
             memories = [reader.attach(name) for name in message.memories]
             if [len(memory) for memory in memories] != [arena.nbytes for arena in self.layout.arenas]:
@@ -145,7 +172,6 @@ class PullTransfer(Transfer):
         except DpsError as error:
             reader.give_up(error)
             self._message = changed(self._message, shared=False)
-            self._caller.send(self, self._message)
             return False
         self.counter, self.step = message.counter, message.step
         if self._hold:
@@ -176,7 +202,11 @@ class PullTransfer(Transfer):
 
     def drop(self) -> None:
         """Forget the request; values that the ps lends to a late answer are given back at once."""
-        self._caller.drop(self)
+        if self._behind is None:
+            self._caller.drop(self)
+        else:
+            self._behind.then = None
+            self._behind = None
         if self._message.shared and (not self.complete or self.held is not None):
             self.release()
 
@@ -229,6 +259,9 @@ class PushTransfer(Transfer):
         self._push, self._epoch = pieces[0].number, pieces[0].epoch
         self.result: Pushed | None = None
         self.accepted: bool | None = None
+        self.then: PullTransfer | None = None
+        """What waits for the values that come with the result."""
+        self.lends = pieces[0].lend
         self._credit = len(pieces) == 1
         caller.open(ref, pieces[0] if self._credit else Credit(self._epoch, self._push), self)
 
@@ -239,6 +272,8 @@ class PushTransfer(Transfer):
         if isinstance(message, Pushed):
             self.result = message
             self.accepted = message.status == APPLIED
+            if self.then is not None and message.status != REFUSED:
+                self.then.go_on(message.lent)
             return True
         if isinstance(message, PushHeld):
             self.waits_for = message.reason
@@ -280,14 +315,15 @@ class About(NamedTuple):
     step: int
     counter: int
     clock: int = 0
+    lend: bool = False
+    released: int = 0
 
 
 def run_pieces(layout: ShardLayout, run: Array, piece_nbytes: int, about: About) -> list[Push]:
     """A dense push of a shard's run (uint8), cut into messages."""
-    epoch, number, step, counter, clock = about
     return [
         Push(
-            epoch, number, step, counter, RUN, layout.gradient_nbytes, [offset for offset, _ in piece], [], clock,
+            *about[:4], RUN, layout.gradient_nbytes, [offset for offset, _ in piece], [], *about[4:],
             tuple([run[offset : offset + n] for offset, n in piece]),
         )
         for piece in layout.pieces(piece_nbytes, trained_only=True)
@@ -296,5 +332,4 @@ def run_pieces(layout: ShardLayout, run: Array, piece_nbytes: int, about: About)
 
 def shared_message(layout: ShardLayout, memory: list[int], about: About) -> list[Push]:
     """A dense push whose run lies in shared memory."""
-    epoch, number, step, counter, clock = about
-    return [Push(epoch, number, step, counter, SHARED, layout.gradient_nbytes, [], [memory, 0], clock)]
+    return [Push(*about[:4], SHARED, layout.gradient_nbytes, [], [memory, 0], *about[4:])]

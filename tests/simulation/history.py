@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,8 +82,7 @@ def train(
     hooks: list[dps.Hook] = [notes]
     if checkpointed:
         hooks.append(dps.CheckpointSaver(steps=4))
-    last: dict[int, int] = {}
-    epoch = -1
+    seen = Seen(history)
     with dps.Session(
         server, params, optimizer=dps.optim.SGD(1.0), checkpoint_dir=DIR if checkpointed else None, hooks=hooks,
         keep_checkpoints=1000, timeout=400, compression=compression, pull_deltas=deltas,
@@ -96,23 +96,47 @@ def train(
                 with session.view() as values:
                     look(history, connection.plan, values)
             values = session.pull()
-            look(history, connection.plan, values)
+            seen.take(session, values)
             if marks is not None:
                 marks.read(k, values if session.version.epoch == connection.epoch else None)
-            if session.version.epoch != epoch:
-                epoch, last = session.version.epoch, {}
-            for ps, counter in session.version.counters:
-                if counter < last.get(ps, -1):
-                    history.backwards.append(f"ps:{ps} went from {last[ps]} to {counter}")
-                last[ps] = counter
             history.next_cell[server.task] = k + 1
             cell = server.task * history.pushes + k
             gradient = np.zeros(history.cells, np.float32)
             gradient[cell] = -1.0
             server.runtime.record("sending", incarnation=connection.caller.incarnation, cell=cell)
             notes.cell = cell
-            session.push({**dict.fromkeys(dense, gradient), **({} if marks is None else marks.gradient(k, cell))})
+            gradients = {**dict.fromkeys(dense, gradient), **({} if marks is None else marks.gradient(k, cell))}
+            if k % 2:
+                values = session.step(gradients)
+                # with quotas of their own a token may come before the push's step is made
+                seen.take(session, values, dense if session._pulls.may_follow_a_push else (), cell)
+            else:
+                session.push(gradients)
     return server.task
+
+
+class Seen:
+    """What one worker's reads have to be like, one after the other."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._epoch = -1
+        self._last: dict[int, int] = {}
+
+    def take(self, session: Any, values: Any, marked: Sequence[str] = (), cell: int = -1) -> None:
+        """The values of a pull, or of a step that has marked a cell of these variables."""
+        look(self._history, session._connection.plan, values)
+        if session.version.epoch != self._epoch:
+            self._epoch, self._last = session.version.epoch, {}
+        for ps, counter in session.version.counters:
+            if counter < self._last.get(ps, -1):
+                self._history.backwards.append(f"ps:{ps} went from {self._last[ps]} to {counter}")
+            self._last[ps] = counter
+        acks = [ack for ack in self._history.acks if ack.cell == cell]
+        if acks and acks[-1].push.accepted and acks[-1].epoch == self._epoch:
+            without = [name for name in marked if not values[name][cell] > 0]
+            if without:
+                self._history.backwards.append(f"a step's values of {without} are without its own push, cell {cell}")
 
 
 def look(history: History, plan: Any, values: Any) -> None:

@@ -54,6 +54,9 @@ class Wire:
         for message in messages:
             self.requests.answer(1, message, 0.0)
 
+    def drop(self, request: Request) -> None:
+        self.requests.close(request)
+
     def abort(self) -> None:
         self.aborted += 1
 

@@ -1,0 +1,86 @@
+"""Versions lent to readers on this machine: under which request, and when each is given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from dps.protocol import REFUSED, Pushed
+from dps.ps.lending import REMEMBERED, Lending
+from dps.ps.store import Store
+from dps.transport.current import runtime
+from dps.update import Async
+from tests.ps.test_modes import LAYOUT, Ps, sender
+
+
+@pytest.fixture(autouse=True)
+def everything_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime(), "shared_nbytes", 1)
+
+
+def lending() -> tuple[Store, Lending]:
+    store = Store(LAYOUT, runtime())
+    return store, Lending(store)
+
+
+def test_a_lease_is_held_until_its_number_is_given_back() -> None:
+    store, lent = lending()
+    assert lent.lend(1, 7) is lent.lent(1, 7) and store.leased() == 1
+    assert not lent.is_over(1, 7) and lent.lent(2, 7) is None
+    lent.give_back(1, 7)
+    assert store.leased() == 0 and lent.is_over(1, 7) and lent.lent(1, 7) is None
+
+
+def test_all_lower_numbers_of_one_session_are_given_back_at_once() -> None:
+    store, lent = lending()
+    for incarnation, number in [(1, 3), (1, 4), (2, 3)]:
+        lent.lend(incarnation, number)
+    lent.give_back_below(1, 4)
+    assert store.leased() == 2 and lent.is_over(1, 3) and not lent.is_over(1, 4) and not lent.is_over(2, 3)
+    lent.give_back_below(1, 2)  # an older message
+    assert lent.is_over(1, 3)
+
+
+def test_what_was_given_back_is_not_wanted_any_more() -> None:
+    _, lent = lending()
+    lent.want(1, 5)
+    assert lent.wants(1, 5) and not lent.wants(1, 4) and not lent.wants(2, 5)
+    lent.give_back_below(1, 6)
+    assert not lent.wants(1, 5)
+
+
+def test_who_asks_without_end_takes_no_memory() -> None:
+    _, lent = lending()
+    for number in range(3 * REMEMBERED):
+        lent.want(1, number)
+    assert sum(lent.wants(1, number) for number in range(3 * REMEMBERED)) == REMEMBERED
+
+
+def test_a_session_that_has_ended_holds_nothing() -> None:
+    store, lent = lending()
+    lent.want(1, 5)
+    lent.lend(1, 5)
+    lent.forget(1)
+    assert store.leased() == 0 and not lent.wants(1, 5) and lent.lent(1, 5) is None
+
+
+def test_a_push_that_wants_values_has_them_with_its_result_and_again_when_that_is_lost() -> None:
+    ps = Ps(Async())
+    ps.shard.lending.want(1, 1)
+    ((_, answer),) = ps.push(1, 1)
+    assert answer.lent[:2] == [1, 1] and len(answer.lent[2]) == 1 and ps.shard.store.leased() == 1
+    assert ps.shard.ledgers[1].pulled == 1 and ps.shard.ledgers[1].results[1].lent == []
+    ps.push(2, 1)
+    ps.mode.again(ps.shard.ledgers[1], 1, sender(1))
+    assert ps.desk.take() == [(1, answer)] and ps.shard.store.leased() == 1  # the version of then, still held
+    ps.shard.lending.give_back_below(1, 2)
+    ps.mode.again(ps.shard.ledgers[1], 1, sender(1))
+    ((_, later),) = ps.desk.take()
+    assert later.lent == [] and ps.shard.store.leased() == 0
+
+
+def test_a_refused_push_brings_no_values() -> None:
+    ps = Ps(Async())
+    ps.shard.lending.want(1, 1)
+    ps.shard.answer_push(sender(1), Pushed(1, REFUSED, 0, 0, 0, "NaN"))
+    ((_, answer),) = ps.desk.take()
+    assert answer.lent == [] and ps.shard.store.leased() == 0

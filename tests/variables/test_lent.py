@@ -1,0 +1,110 @@
+"""Values that come with a push's result: read where the ps wrote them, and asked for where they do not come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dps.errors import Unavailable
+from dps.protocol import APPLIED, DROPPED, REFUSED, RUN, Pull, Push, Pushed, PushStatus, Values
+from dps.variables.transfers import PullTransfer, PushTransfer
+from tests.variables.test_transfers import PS, Wire, pieces_of, run_of, small
+
+LENT = [8, 3, [[1, 2]]]
+
+
+class Memory:
+    """Stands for a lane: one arena of the ps's, under the name [1, 2]."""
+
+    def __init__(self, there: bool = True) -> None:
+        self.values, self.there, self.on = run_of(small(), 0, 100)[:32], there, True
+        self.reading: set[int] = set()
+        self.released: list[int] = []
+
+    def attach(self, name: list[int]) -> Any:
+        if not self.there or name != [1, 2]:
+            raise Unavailable("gone")
+        return self.values
+
+    def reads(self, number: int) -> None:
+        self.reading.add(number)
+
+    def over(self, number: int) -> None:
+        self.reading.discard(number)
+
+    def release(self, number: int, nbytes: int) -> None:
+        self.reading.discard(number)
+        self.released.append(number)
+
+    def give_up(self, error: Exception) -> None:
+        self.on = False
+
+
+class RuntimeOfMachine:
+    simulated = False
+
+
+def step(memory: Memory) -> tuple[Wire, PushTransfer, PullTransfer]:
+    wire, layout = Wire(), small().layouts[0]
+    wire.runtime = RuntimeOfMachine()  # type: ignore[attr-defined]
+    pieces = [Push(1, 4, 0, 0, RUN, layout.gradient_nbytes, [0], [], 0, True, 1, (run_of(small(), 0),))]
+    push = PushTransfer(wire, PS, 0, pieces, False, wire.abort)  # type: ignore[arg-type]
+    asked = Pull(1, 0, 4, 0, -1, [], shared=True)
+    pull = PullTransfer(wire, PS, 0, layout, asked, wire.abort, memory, behind=push)  # type: ignore[arg-type]
+    return wire, push, pull
+
+
+def pushed(status: str = APPLIED, lent: Any = ()) -> Pushed:
+    return Pushed(4, status, 3, 0, 8, "", list(lent))
+
+
+@pytest.mark.parametrize("status", [APPLIED, DROPPED])
+def test_values_that_come_with_a_result_are_read_and_given_back_and_no_pull_is_sent(status: str) -> None:
+    memory = Memory()
+    wire, push, pull = step(memory)
+    assert len(wire.sent) == 1 and memory.reading == {1}
+    wire.answer(pushed(status, LENT))
+    assert push.complete and pull.complete and len(wire.sent) == 1
+    assert (pull.counter, pull.step) == (8, 3) and pull.taken is not None
+    np.testing.assert_array_equal(pull.taken.bytes[:32], memory.values)
+    assert memory.released == [1] and not memory.reading
+
+
+def test_a_result_without_values_is_followed_by_a_pull() -> None:
+    memory = Memory()
+    wire, push, pull = step(memory)
+    assert push.again() == PushStatus(1, 4)  # as after a result that was lost
+    wire.answer(pushed())
+    assert push.complete and not pull.complete
+    assert wire.sent[1:] == [Pull(1, 0, 4, 0, -1, [], shared=True)] and memory.reading == {2}
+    for piece in pieces_of(small(), 0, run_of(small(), 0, 7), 9, 1000):
+        wire.requests.answer(2, piece, 0.0)
+    assert pull.complete and pull.counter == 9 and not memory.reading
+
+
+def test_values_that_cannot_be_read_are_asked_for_over_the_socket() -> None:
+    memory = Memory(there=False)
+    wire, _, pull = step(memory)
+    wire.answer(pushed(lent=LENT))
+    assert not pull.complete and not memory.on
+    assert wire.sent[1:] == [Pull(1, 0, 4, 0, -1, [], shared=False)] and not memory.reading
+    values = run_of(small(), 0, 7)[:32]
+    wire.requests.answer(2, Values(1, 9, 3, values.nbytes, [0], (values,)), 0.0)
+    assert pull.complete
+
+
+def test_a_refused_push_asks_for_nothing() -> None:
+    wire, push, pull = step(Memory())
+    wire.answer(pushed(REFUSED))
+    assert push.complete and not pull.complete and len(wire.sent) == 1
+
+
+def test_who_gives_up_waiting_gives_the_values_of_a_late_result_back() -> None:
+    memory = Memory()
+    wire, push, pull = step(memory)
+    pull.drop()
+    assert memory.released == [1] and not memory.reading
+    wire.answer(pushed(lent=LENT))
+    assert push.complete and not pull.complete and pull.taken is None
