@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dps.protocol import APPLIED, DROPPED, REFUSED
 
@@ -19,8 +20,7 @@ PushId = tuple[int, int, int]
 """Task index, incarnation, push number: the order of summation."""
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What every ps does next, in this order: apply `chosen` as step `step`, drop, refuse, forget `ended`."""
 
     step: int
@@ -30,8 +30,7 @@ class Decision:
     ended: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(NamedTuple):
     """A token for a waiting push (`number` 0: for an entry); its value is the session's local step from now on."""
 
     incarnation: int
@@ -50,14 +49,14 @@ class Member:
     worker: bool = True
 
 
-@dataclass
+@dataclass(slots=True)
 class _Waiting:
     id: PushId
     status: str
     reason: str = ""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Reported:
     step: int
     by: dict[int, str] = field(default_factory=dict)
@@ -127,13 +126,12 @@ class Quorum:
         reported = self._reports.setdefault((incarnation, number), _Reported(step))
         reported.by[ps] = refusal
         actions: list[Decision | Grant] = []
-        while (found := self._reports.get((incarnation, self._next.get(incarnation, 1)))) and len(found.by) == len(
-            self.ps
-        ):
-            number = self._next.get(incarnation, 1)
+        number = self._next.get(incarnation, 1)
+        while (found := self._reports.get((incarnation, number))) and len(found.by) == len(self.ps):
             del self._reports[incarnation, number]
             self._next[incarnation] = number + 1
             actions += self._whole((self.members[incarnation].task, incarnation, number), found)
+            number += 1
         return actions + self._settle() if actions or self._waiting else actions
 
     # -- questions --------------------------------------------------------------------------------------------
@@ -206,7 +204,8 @@ class Quorum:
         """Everything that can happen now."""
         actions: list[Decision | Grant] = []
         while True:
-            actions += self._admit(everybody=not self._held or not self._has_counted_members())
+            if self._at_door:
+                actions += self._admit(everybody=not self._held or not self._has_counted_members())
             nobody = not self.counted and not self._waiting
             if self._held and (nobody or len(self._held) >= max(1, self.aggregate - len(self._excused))):
                 actions.append(self._freeze())

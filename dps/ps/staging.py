@@ -179,5 +179,4 @@ class Ledger:
         self.staged.pop(result.number, None)
         while self.done + 1 in self.results:
             self.done += 1
-        for number in [n for n in self.results if n <= self.done - self.window]:
-            del self.results[number]
+            self.results.pop(self.done - self.window, None)

@@ -34,6 +34,7 @@ class SyncMode:
                 shard.plan.ps, shard.store.step, settings.replicas_to_aggregate, settings.total_num_replicas,
                 settings.initial_tokens,
             )  # fmt: skip
+        self._others = [ps for ps in shard.plan.ps if ps != shard.ps]
         self._decisions: dict[int, Decide] = {}
         self._next = 1
         self._issued = 0
@@ -109,7 +110,7 @@ class SyncMode:
             self._decisions[message.index] = message
         while (decision := self._decisions.pop(self._next, None)) is not None:
             self._next += 1
-            self._carry_out_one(decision)
+            self._carry_out_one(_decided(decision), decision.cut)
         self.shard.wake_reads()
 
     def cut(self, name: str) -> None:
@@ -158,35 +159,35 @@ class SyncMode:
     def _issue(self, decision: Decision, cut: str = "") -> None:
         """Number a decision, tell it to the others, carry it out here."""
         self._issued += 1
-        message = Decide(
-            self.shard.epoch, self._issued, decision.step, [list(p) for p in decision.chosen],
-            [list(p) for p in decision.dropped], [[list(p), reason] for p, reason in decision.refused],
-            list(decision.ended), cut,
-        )  # fmt: skip
-        for ps in self.shard.plan.ps:
-            if ps != self.shard.ps:
+        if self._others:
+            message = Decide(
+                self.shard.epoch, self._issued, decision.step, [list(p) for p in decision.chosen],
+                [list(p) for p in decision.dropped], [[list(p), reason] for p, reason in decision.refused],
+                list(decision.ended), cut,
+            )  # fmt: skip
+            for ps in self._others:
                 self._tell_until_done(ps, message)
-        self._carry_out_one(message)
+        self._carry_out_one(decision, cut)
 
-    def _carry_out_one(self, decision: Decide) -> None:
+    def _carry_out_one(self, decision: Decision, cut: str) -> None:
         if decision.chosen:
-            self._apply([(p[0], p[1], p[2]) for p in decision.chosen], decision.step)
+            self._apply(decision.chosen, decision.step)
         for push in decision.dropped:
-            self._result((push[0], push[1], push[2]), DROPPED)
+            self._result(push, DROPPED)
         for push, reason in decision.refused:
-            self._result((push[0], push[1], push[2]), REFUSED, reason)
+            self._result(push, REFUSED, reason)
         for incarnation in decision.ended:
             self._forget(incarnation)
-        if decision.cut:
-            self.shard.saving.cut(decision.cut)
+        if cut:
+            self.shard.saving.cut(cut)
 
-    def _apply(self, chosen: list[PushId], step: int) -> None:
+    def _apply(self, chosen: tuple[PushId, ...], step: int) -> None:
         shard = self.shard
         staged = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in chosen]
         shard.store.apply(mean(staged, shard.layout), step)
         shard.store.step = step  # a step in which nobody had a gradient for this shard counts, too
         shard.node.runtime.record(
-            "applied", epoch=shard.epoch, counter=shard.store.counter, step=step, pushes=tuple(chosen)
+            "applied", epoch=shard.epoch, counter=shard.store.counter, step=step, pushes=chosen
         )
         for push in chosen:
             self._result(push, APPLIED)
@@ -210,11 +211,10 @@ class SyncMode:
             if asker is not None:
                 self.shard.node.answer(asker, Token(grant.step))
             return
-        staleness = 0
         ledger = self.shard.ledgers.get(grant.incarnation)
         if ledger is not None and (staged := ledger.staged.get(grant.number)) is not None:
             staged.own()  # a token that comes before the step
-        result = Pushed(grant.number, grant.status, grant.step, staleness, self.shard.store.counter, grant.reason)
+        result = Pushed(grant.number, grant.status, grant.step, 0, self.shard.store.counter, grant.reason)
         self._granted[grant.incarnation, grant.number] = result
         self._granted.pop((grant.incarnation, grant.number - WINDOW), None)
         if asker is not None:
@@ -228,3 +228,10 @@ class SyncMode:
 
     def _held(self, number: int) -> PushHeld:
         return PushHeld(number, False, self.waiting_for())
+
+
+def _decided(message: Decide) -> Decision:
+    """A decision as the step ps told it."""
+    chosen, dropped = ([(p[0], p[1], p[2]) for p in pushes] for pushes in (message.chosen, message.dropped))
+    refused = tuple(((p[0], p[1], p[2]), reason) for p, reason in message.refused)
+    return Decision(message.step, tuple(chosen), tuple(dropped), refused, tuple(message.ended))
