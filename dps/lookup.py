@@ -20,7 +20,7 @@ from dps.transport.wire import Array
 from dps.variables.layout import check_rows
 from dps.variables.plan import Part, VariableSpec
 from dps.variables.rowlists import RowList
-from dps.variables.transfers import SIMULATED_BLOCK, Transfer
+from dps.variables.transfers import Transfer, copy_steadily
 
 NOTHING = np.empty(0)
 RECYCLED_NBYTES = 1 << 16
@@ -245,14 +245,12 @@ class _PartLookup(Transfer):
         return True
 
     def _steady(self, memory: Array) -> Array:
-        """In the simulator a copy in blocks, so that a writer who does not wait for readers is found out."""
+        """The memory itself; in the simulator a copy, see `copy_steadily`."""
         runtime = self._caller.runtime
         if not runtime.simulated:
             return memory
         copied = np.empty_like(memory)
-        for at in range(0, len(memory), SIMULATED_BLOCK):
-            copied[at : at + SIMULATED_BLOCK] = memory[at : at + SIMULATED_BLOCK]
-            runtime.preempt()
+        copy_steadily(runtime, copied, memory)
         return copied
 
     def _take(self, message: Rows, rows: Array) -> bool:

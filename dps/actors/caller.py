@@ -63,10 +63,6 @@ class Caller:
         to = request.to
         self._outbox.put(to.address, Envelope(message, to.actor, request.number, self.name, self.incarnation))
 
-    def tell(self, to: Ref, message: Message) -> None:
-        """Write a message that has no answer; it leaves as those of `open`."""
-        self._outbox.put(to.address, Envelope(message, to.actor, 0, self.name, self.incarnation))
-
     @property
     def next_number(self) -> int:
         """The number that the next request gets."""

@@ -53,8 +53,7 @@ class Outbox:
         """Send all that waits."""
         if self._waiting:
             for route, waiting in self._waiting.items():
-                if waiting:
-                    self._send(route, waiting)
+                self._send(route, waiting)
             self._waiting = {}
 
     def _send(self, route: Route, waiting: list[_Letter]) -> None:

@@ -60,8 +60,7 @@ class Parts:
 
     def _gradient(self, part: Part, how: int, number: int, place: list[Any]) -> Array | RowGradient:
         if how == PACKED:
-            dtype = np.dtype(self._layout.arenas[self._layout.place[part.index][0]].dtype)
-            return unpack(place, part, dtype, self._arrays.pop(0))
+            return unpack(place, part, self._dtype(part), self._arrays.pop(0))
         came = self._arrays.pop(0) if how == ROWS else None
         values = None if place else self._arrays.pop(0)
         if how == DENSE:
@@ -75,11 +74,14 @@ class Parts:
         found = self._values(part, (len(rows.rows), *part.shape[1:]), place, values, True)
         return row_gradient(rows, found.reshape(len(rows.rows), part.row_size))
 
+    def _dtype(self, part: Part) -> np.dtype[Any]:
+        return np.dtype(self._layout.arenas[self._layout.place[part.index][0]].dtype)
+
     def _values(
         self, part: Part, shape: tuple[int, ...], place: list[Any], values: Array | None, as_rows: bool
     ) -> Array:
         """What came, or lies where `place` says; what comes in a message is the receiver's."""
-        dtype = np.dtype(self._layout.arenas[self._layout.place[part.index][0]].dtype)
+        dtype = self._dtype(part)
         if values is None:
             count = int(np.prod(shape))
             self.borrowed = True

@@ -45,7 +45,7 @@ from dps.ps.sync import SyncMode
 from dps.ps.warm import warm
 from dps.transport.endpoint import Memory
 from dps.transport.probing import marked, starts_with
-from dps.update import Async, Bounded, SyncReplicas, from_wire
+from dps.update import Async, Bounded, SyncReplicas, Update, from_wire
 from dps.variables.plan import Plan
 
 log = logging.getLogger("dps")
@@ -104,8 +104,9 @@ class PsActor(Actor):
         if message.restore:
             manifest = load(self.node.runtime.storage, message.checkpoint_dir, message.restore, verify=False)
             restore(shard.store, plan, message.shard, self.node, message.checkpoint_dir, manifest)
-        shard.mode = _mode(shard)
-        warm(shard.layout.arenas, _together(shard))
+        update = from_wire(message.settings["update"])
+        shard.mode = _mode(shard, update)
+        warm(shard.layout.arenas, _together(update))
         self.shard = shard
 
     def on_Init(self, message: Init, sender: Sender) -> None:
@@ -292,17 +293,15 @@ class PsActor(Actor):
         return self.shard
 
 
-def _together(shard: Shard) -> int:
+def _together(update: Update) -> int:
     """How many pushes make an update; in sync, before it is known how many workers come, the least that share one."""
-    settings = from_wire(shard.settings["update"])
-    return (settings.replicas_to_aggregate or 2) if isinstance(settings, SyncReplicas) else 1
+    return (update.replicas_to_aggregate or 2) if isinstance(update, SyncReplicas) else 1
 
 
-def _mode(shard: Shard) -> Mode:
-    settings = from_wire(shard.settings["update"])
-    if isinstance(settings, SyncReplicas):
-        return SyncMode(shard, settings)
-    if isinstance(settings, Bounded):
-        return BoundedMode(shard, settings)
-    assert isinstance(settings, Async)
-    return AsyncMode(shard, settings)
+def _mode(shard: Shard, update: Update) -> Mode:
+    if isinstance(update, SyncReplicas):
+        return SyncMode(shard, update)
+    if isinstance(update, Bounded):
+        return BoundedMode(shard, update)
+    assert isinstance(update, Async)
+    return AsyncMode(shard, update)

@@ -162,9 +162,10 @@ class Shard:
             self.lending.give_back_below(sender.incarnation, pull.released)
         wanted = pull.packed or pull.base != NO_BASE
         read = _Read(sender, pull, PackedLayout(self.layout, pull.parts, pull.packed) if wanted else None)
-        if pull.parts:
-            self._pieces(pull)  # refused at once where a part is not here
-        if self._has_to_wait(sender, pull):
+        for index in pull.parts:
+            if type(index) is not int or index not in self.layout.place:
+                raise ValueError(f"part {index!r} is not on {self.node.name}")
+        if self._not_yet(sender, pull):
             key = sender.route, sender.request
             self._reads[key] = read
             self.notices.add(partial(self._say_why, key))
@@ -188,18 +189,12 @@ class Shard:
         for key, read in list(self._reads.items()):
             if read.sender.incarnation not in self.ledgers:
                 del self._reads[key]
-            elif not self._has_to_wait(read.sender, read.pull):
+            elif not self._not_yet(read.sender, read.pull):
                 del self._reads[key]
                 self._answer(read)
 
-    def _has_to_wait(self, sender: Sender, pull: Pull) -> bool:
-        return (
-            self.store.step < pull.min_step
-            or (pull.after > 0 and not self.ledgers[sender.incarnation].decided(pull.after))
-            or bool(self.mode.may_read(sender, pull))
-        )
-
     def _not_yet(self, sender: Sender, pull: Pull) -> str:
+        """Why a pull has to wait; "" when it may be answered."""
         if self.store.step < pull.min_step:
             return (
                 f"{self.node.name} is at step {self.store.step}, step {pull.min_step} is wanted: "
@@ -278,8 +273,6 @@ class Shard:
             return self.layout.pieces(size)
         ranges: list[tuple[int, int]] = []
         for index in pull.parts:
-            if type(index) is not int or index not in self.layout.place:
-                raise ValueError(f"part {index!r} is not on {self.node.name}")
             number, start = self.layout.place[index]
             arena = self.layout.arenas[number]
             item = np.dtype(arena.dtype).itemsize

@@ -75,8 +75,12 @@ class Message:
 
 def changed(message: _M, **fields: Any) -> _M:
     """A message like this one but for some fields."""
-    values = {name: getattr(message, name) for name in message._fields}
-    return type(message)(**{**values, **fields})
+    unknown = fields.keys() - set(message._fields)
+    if unknown:
+        raise TypeError(f"{type(message).__name__} has no fields {sorted(unknown)}")
+    made = object.__new__(type(message))
+    made.__dict__.update(message.__dict__, **fields)
+    return made
 
 
 def _init(cls: type[Message]) -> Callable[..., None]:

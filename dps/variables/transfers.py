@@ -29,6 +29,7 @@ from dps.protocol import (
     SharedValues,
     Values,
 )
+from dps.transport.endpoint import Runtime
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
@@ -58,6 +59,17 @@ class Transfer(Request):
             self.error = error
             return True
         return None
+
+
+def copy_steadily(runtime: Runtime, target: Array, source: Array) -> None:
+    """Copy what another process may write to: in the simulator in blocks, so that a writer who does not wait for
+    readers is found out."""
+    if not runtime.simulated:
+        target[:] = source
+        return
+    for at in range(0, len(source), SIMULATED_BLOCK):
+        target[at : at + SIMULATED_BLOCK] = source[at : at + SIMULATED_BLOCK]
+        runtime.preempt()
 
 
 class Reader(Protocol):
@@ -180,19 +192,9 @@ class PullTransfer(Transfer):
         self.taken = self._take_run(self.layout)
         run = self.taken.bytes
         for arena, memory in zip(self.layout.arenas, memories, strict=True):
-            self._copy(run[arena.offset : arena.offset + arena.nbytes], memory)
+            copy_steadily(self._caller.runtime, run[arena.offset : arena.offset + arena.nbytes], memory)
         self.release()
         return True
-
-    def _copy(self, target: Array, source: Array) -> None:
-        """In the simulator in blocks, so that a writer who does not wait for readers is found out."""
-        runtime = self._caller.runtime
-        if not runtime.simulated:
-            target[:] = source
-            return
-        for at in range(0, len(source), SIMULATED_BLOCK):
-            target[at : at + SIMULATED_BLOCK] = source[at : at + SIMULATED_BLOCK]
-            runtime.preempt()
 
     def release(self) -> None:
         """Give what is held back to the ps."""
