@@ -115,9 +115,14 @@ def is_half(dtype: np.dtype[Any]) -> bool:
     return dtype.name in WIDEN
 
 
+def bits_in(a: Array) -> Array:
+    """The bits of halves of any shape as a flat array; a copy where kernels do not take their memory as it is."""
+    return np.require(a, requirements=["C", "A", "W"]).reshape(-1).view(np.uint16)
+
+
 def all_finite(a: Array) -> bool:
-    """Whether no element of a flat array of halves is infinite or NaN. True for no elements."""
-    return bool(all_below(a.view(np.uint16), _EXPONENT[a.dtype.name]))
+    """Whether no element of an array of halves is infinite or NaN. True for no elements."""
+    return bool(all_below(bits_in(a), _EXPONENT[a.dtype.name]))
 
 
 def widened(a: Array) -> Array:
@@ -125,6 +130,5 @@ def widened(a: Array) -> Array:
     if not is_half(a.dtype):
         return a
     out = np.empty(a.shape, np.float32)
-    flat = np.require(a, requirements=["C", "W"]).reshape(-1)  # kernels exist for memory that is writable
-    WIDEN[a.dtype.name](out.reshape(-1), flat.view(np.uint16))
+    WIDEN[a.dtype.name](out.reshape(-1), bits_in(a))
     return out

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dps.errors import Unavailable
-from dps.kernels import cpu
+from dps.kernels import cpu, halves
 from dps.kernels import rows as row_kernels
 from dps.kernels.fused import MOST
 from dps.optim import Optimizer
@@ -75,6 +75,13 @@ class Buffer:
     abandoned: bool = False
     """A reader of another process that was given up may still read it: it is never written again."""
     missed: list[tuple[int, int]] = field(default_factory=list)
+
+
+def is_finite(array: Array) -> bool:
+    """Whether no element is NaN or infinite; integers always are finite."""
+    if halves.is_half(array.dtype):
+        return halves.all_finite(array)
+    return array.dtype.kind != "f" or bool(cpu.all_finite(array.reshape(-1)))
 
 
 def rows_of(part: Part) -> int:
@@ -255,9 +262,7 @@ class ArenaMemory:
         """Whether no element is NaN or infinite."""
         if isinstance(gradient, Mean):
             return all(self.is_finite(array) for array in gradient.arrays)
-        if self._crew is None:
-            return bool(cpu.all_finite(gradient))
-        return self._shared(gradient.size, lambda start, stop: bool(cpu.all_finite(gradient[start:stop])))
+        return self._shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
 
     def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
         """One pass over the elements that `gradient` is for, from the current values to buffer `index`.
@@ -293,13 +298,18 @@ class ArenaMemory:
         """`update`, of whole parts, by an optimizer that takes all elements of a row together."""
         assert self._bound is not None
         g = self._reduced(gradient.arrays)[0] if isinstance(gradient, Mean) else gradient
-        for place, (part, begin) in enumerate(zip(self.arena.parts, self.arena.starts, strict=True)):
-            if start <= begin and begin + part.size <= start + g.size:
-                at, shape = slice(begin, begin + part.size), (rows_of(part), part.row_size)
-                out, w = self.buffers[index].values[at].reshape(shape), self.values[at].reshape(shape)
-                part_g = g[begin - start : begin - start + part.size].reshape(shape)
-                self._bound.apply(out, w, self._tables(place), part_g, t, step, scale)
+        for place, part, begin in self._parts_within(start, start + g.size):
+            at, shape = slice(begin, begin + part.size), (rows_of(part), part.row_size)
+            out, w = self.buffers[index].values[at].reshape(shape), self.values[at].reshape(shape)
+            part_g = g[begin - start : begin - start + part.size].reshape(shape)
+            self._bound.apply(out, w, self._tables(place), part_g, t, step, scale)
         return True
+
+    def _parts_within(self, start: int, stop: int) -> Iterator[tuple[int, Part, int]]:
+        """The parts that lie whole between two elements: place, part and first element of each that has elements."""
+        for place, (part, begin) in enumerate(zip(self.arena.parts, self.arena.starts, strict=True)):
+            if part.size and start <= begin and begin + part.size <= stop:
+                yield place, part, begin
 
     def _fused(self) -> bool:
         return self._bound is not None and self._bound.fused is not None

@@ -105,10 +105,9 @@ class DeviceMemory(ArenaMemory):
         with self._gpu:
             sent = self._sent("values", g)
             if self.by_rows:
-                for place, (part, begin) in enumerate(zip(self.arena.parts, self.arena.starts, strict=True)):
-                    if part.size and start <= begin and begin + part.size <= start + g.size:
-                        w, here = self._table(self._values, part, begin), self._table(sent, part, begin - start)
-                        self._bound.apply(w, w, self._tables(place), here, t, step, scale, cuda)
+                for place, part, begin in self._parts_within(start, start + g.size):
+                    w, here = self._table(self._values, part, begin), self._table(sent, part, begin - start)
+                    self._bound.apply(w, w, self._tables(place), here, t, step, scale, cuda)
             else:
                 stop = start + g.size
                 w = self._values[start:stop]

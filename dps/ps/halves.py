@@ -32,11 +32,6 @@ class HalvesMemory(ArenaMemory):
     def _looks(self) -> bool:
         return False
 
-    def is_finite(self, gradient: Array | Mean) -> bool:
-        if isinstance(gradient, Mean):
-            return all(self.is_finite(array) for array in gradient.arrays)
-        return halves.all_finite(gradient) if halves.is_half(gradient.dtype) else bool(cpu.all_finite(gradient))
-
     def gather(self, part: Part, start: int, rows: Array, out: Array | None = None) -> Array:
         out = np.empty((len(rows), part.row_size), self.arena.dtype) if out is None else out
         table = self.values[start : start + part.size].view(np.uint16).reshape(part.shape[0], part.row_size)
@@ -46,11 +41,9 @@ class HalvesMemory(ArenaMemory):
     def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
         gs = gradient.arrays if isinstance(gradient, Mean) else (gradient,)
         if self.by_rows:
-            end = start + gs[0].size
-            for place, (part, begin) in enumerate(zip(self.arena.parts, self.arena.starts, strict=True)):
-                if start <= begin and begin + part.size <= end:
-                    cut = tuple(g[begin - start : begin - start + part.size] for g in gs)
-                    self._update_part_by_rows(index, place, begin, cut, t, step, scale)
+            for place, part, begin in self._parts_within(start, start + gs[0].size):
+                cut = tuple(g[begin - start : begin - start + part.size] for g in gs)
+                self._update_part_by_rows(index, place, begin, cut, t, step, scale)
             return True
         for at in range(0, gs[0].size, BLOCK):
             block = tuple(g[at : at + BLOCK] for g in gs)
@@ -65,8 +58,8 @@ class HalvesMemory(ArenaMemory):
         """Blocks of whole rows."""
         part, tables = self.arena.parts[place], self._tables(place)
         dim = part.row_size
-        each = max(1, BLOCK // max(1, dim))
-        for row in range(0, rows_of(part) if dim else 0, each):
+        each = max(1, BLOCK // dim)
+        for row in range(0, rows_of(part), each):
             block = tuple(g[row * dim : (row + each) * dim] for g in gs)
             first, size = begin + row * dim, block[0].size
             slots = [None if table is None else table[row : row + each] for table in tables]
@@ -100,7 +93,7 @@ class HalvesMemory(ArenaMemory):
     def _wide(self, g: Array, out: Array) -> Array:
         if not halves.is_half(g.dtype):
             return g
-        halves.WIDEN[self._name](out, _writable(g).view(np.uint16))
+        halves.WIDEN[self._name](out, halves.bits_in(g))
         return out
 
     def update_rows(
@@ -138,8 +131,3 @@ class HalvesMemory(ArenaMemory):
         if self._scratch is None or len(self._scratch) < 2 * size:
             self._scratch = np.empty(2 * max(size, min(BLOCK, self.arena.size)), np.float32)
         return self._scratch[:size], self._scratch[size : 2 * size]
-
-
-def _writable(g: Array) -> Array:
-    """Kernels exist for memory that is aligned and writable."""
-    return g if g.flags.writeable and g.flags.aligned else g.copy()

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dps.kernels import cpu, halves
 from dps.kernels import rows as row_kernels
-from dps.ps.arena import WHOLE, ArenaMemory, Buffer, Mean
+from dps.ps.arena import WHOLE, ArenaMemory, Buffer, Mean, is_finite
 from dps.ps.crew import Crew
 from dps.ps.memory import memory_of
 from dps.transport.endpoint import Runtime
@@ -327,18 +326,6 @@ def _check_rows(part: Part, rows: Array) -> None:
             f"a row number of {part.name} is out of range: got {rows.min()} to {rows.max()}, "
             f"wanted 0 to {part.shape[0] - 1}"
         )
-
-
-def is_finite(array: Array) -> bool:
-    """Whether no element is NaN or infinite; integers always are finite."""
-    if halves.is_half(array.dtype):
-        return halves.all_finite(_aligned(array.reshape(-1)))
-    return array.dtype.kind != "f" or bool(cpu.all_finite(array.reshape(-1)))
-
-
-def _aligned(array: Array) -> Array:
-    """Kernels of halves exist for memory that is aligned and writable."""
-    return array if array.flags.writeable and array.flags.aligned else array.copy()
 
 
 def not_finite(arena: Arena, gradient: Array, start: int) -> str:
