@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dps.kernels.elements import number, put_number
 from dps.kernels.jit import compiled
 from dps.kernels.vectors import AHEAD, any_nan, ask, lanes_of, load, zeros
 
@@ -27,13 +28,16 @@ def same(a: Array, b: Array) -> bool:
 
 @compiled
 def add(out: Array, a: Array, b: Array) -> None:
-    """out = a + b. A mean is a running sum by `add`, then `scale` by 1 / n or `divide` by n."""
+    """out = a + b. A mean is a running sum by `add`, then `scale` by 1 / n or `divide` by n.
+
+    Here and in `add_divide` a and b may be halves, as `dps.kernels.widening` has them, with `out` in float32.
+    """
     if same(out, a):
         for i in range(a.size):
-            a[i] += b[i]
+            put_number(a, i, number(a, i) + number(b, i))
     else:
         for i in range(a.size):
-            out[i] = a[i] + b[i]
+            out[i] = number(a, i) + number(b, i)
 
 
 @compiled
@@ -63,10 +67,10 @@ def add_divide(out: Array, a: Array, b: Array, n: Scalar) -> None:
     """out = (a + b) / n: the end of a mean, in one pass with the bits of `add` and then `divide`."""
     if same(out, a):
         for i in range(a.size):
-            a[i] = (a[i] + b[i]) / n
+            put_number(a, i, (number(a, i) + number(b, i)) / n)
     else:
         for i in range(a.size):
-            out[i] = (a[i] + b[i]) / n
+            out[i] = (number(a, i) + number(b, i)) / n
 
 
 @compiled

@@ -252,7 +252,7 @@ class ArenaMemory:
         The row numbers are in range."""
         table = self.values[start : start + part.size].reshape(part.shape[0], part.row_size)
         out = np.empty((len(rows), part.row_size), table.dtype) if out is None else out
-        row_kernels.gather(table, rows, out)
+        row_kernels.gather(self._given(table), rows, self._given(out))
         return out
 
     def refresh(self) -> None:
@@ -271,8 +271,8 @@ class ArenaMemory:
         """
         if self.by_rows:
             return self._update_rows_of_parts(index, start, gradient, t, step, scale)
-        out, w, slots = self.buffers[index].values, self.buffers[self.current].values, self._ordered
-        gs = gradient.arrays if isinstance(gradient, Mean) else (gradient,)
+        out, w = self._given(self.buffers[index].values), self._given(self.buffers[self.current].values)
+        gs, slots = self._gradients(gradient), self._ordered
         n, size = len(gs), gs[0].size
         if size != out.size:
             stop = start + size
@@ -297,12 +297,14 @@ class ArenaMemory:
     ) -> bool:
         """`update`, of whole parts, by an optimizer that takes all elements of a row together."""
         assert self._bound is not None
-        g = self._reduced(gradient.arrays)[0] if isinstance(gradient, Mean) else gradient
+        g = self._reduced(self._gradients(gradient))[0]
+        values, new = self._given(self.values), self._given(self.buffers[index].values)
         for place, part, begin in self._parts_within(start, start + g.size):
             at, shape = slice(begin, begin + part.size), (rows_of(part), part.row_size)
-            out, w = self.buffers[index].values[at].reshape(shape), self.values[at].reshape(shape)
             part_g = g[begin - start : begin - start + part.size].reshape(shape)
-            self._bound.apply(out, w, self._tables(place), part_g, t, step, scale)
+            self._bound.apply(
+                new[at].reshape(shape), values[at].reshape(shape), self._tables(place), part_g, t, step, scale
+            )
         return True
 
     def _parts_within(self, start: int, stop: int) -> Iterator[tuple[int, Part, int]]:
@@ -310,6 +312,13 @@ class ArenaMemory:
         for place, (part, begin) in enumerate(zip(self.arena.parts, self.arena.starts, strict=True)):
             if part.size and start <= begin and begin + part.size <= stop:
                 yield place, part, begin
+
+    def _given(self, array: Array) -> Array:
+        """Values, or a gradient, as they are given to kernels."""
+        return array
+
+    def _gradients(self, gradient: Array | Mean) -> tuple[Array, ...]:
+        return tuple(self._given(g) for g in (gradient.arrays if isinstance(gradient, Mean) else (gradient,)))
 
     def _fused(self) -> bool:
         return self._bound is not None and self._bound.fused is not None
@@ -328,8 +337,10 @@ class ArenaMemory:
 
     def _reduced(self, gs: tuple[Array, ...]) -> tuple[Array, ...]:
         """As many gradients as a pass takes, of the same sum in the same order; or their mean."""
+        if len(gs) == 1:
+            return gs
         if self._scratch is None or self._scratch.size < gs[0].size:
-            self._scratch = np.empty_like(gs[0])
+            self._scratch = np.empty(gs[0].size, self._precision())
         scratch = self._scratch[: gs[0].size]
         if self._fused():
             return (summed(gs[: 1 - MOST], scratch), *gs[1 - MOST :])
@@ -349,8 +360,8 @@ class ArenaMemory:
         assert self._bound is not None
         stop, shape = start + part.size, (part.shape[0], part.row_size)
         slots = self._tables(self.places[part.index][0])
-        table = self.buffers[index].values[start:stop].reshape(shape)
-        self._bound.apply_rows(table, slots, rows, gradient, t, step, scale)
+        table = self._given(self.buffers[index].values[start:stop]).reshape(shape)
+        self._bound.apply_rows(table, slots, rows, self._given(gradient).reshape(-1, shape[1]), t, step, scale)
 
     def close(self) -> None:
         """The shard is over: nothing reads or writes here any more but readers under leases."""

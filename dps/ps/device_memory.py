@@ -99,7 +99,7 @@ class DeviceMemory(ArenaMemory):
 
     def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
         assert self._bound is not None
-        g = self._reduced(gradient.arrays)[0] if isinstance(gradient, Mean) else gradient
+        g = self._reduced(self._gradients(gradient))[0]
         if not g.size:
             return True
         with self._gpu:
