@@ -27,7 +27,6 @@ from dps.kernels.gradients import (
     accumulate,
     add,
     add_divide,
-    all_finite,
     cast,
     clip_by_global_norm,
     clip_by_value,
@@ -38,6 +37,7 @@ from dps.kernels.gradients import (
     sum_of_squares,
 )
 from dps.kernels.jit import compiled
+from dps.kernels.looking import all_finite
 from dps.kernels.rows import gather, prefetch, rows_in_range, sum_duplicate_rows
 from dps.kernels.rowwise import adagrad_rowwise, adagrad_rowwise_rows
 from dps.kernels.rules import adagrad_rule, adam_rule, ftrl_root_rule, ftrl_rule, momentum_rule, rmsprop_rule, sgd_rule

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dps.kernels import looking
 from dps.kernels.elements import number, put_number
 from dps.kernels.jit import compiled
 from dps.kernels.vectors import lanes_of, load, store
@@ -61,18 +62,8 @@ def narrow_bfloat16(bits: Array, a: Array) -> None:
     _narrow(bits.view(np.uint16), a)
 
 
-@compiled
-def all_below(bits: Array, exponent: int) -> bool:
-    """Whether no number has all bits of its exponent, those in the mask `exponent`: none is infinite or NaN."""
-    mask, found = np.uint16(exponent), False
-    for i in range(bits.size):
-        found |= np.uint16(bits[i] & mask) == mask
-    return not found
-
-
 WIDEN: dict[str, Callable[[Array, Array], None]] = {"float16": widen_float16, "bfloat16": widen_bfloat16}
 NARROW: dict[str, Callable[[Array, Array], None]] = {"float16": narrow_float16, "bfloat16": narrow_bfloat16}
-_EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
 
 @cache
@@ -97,7 +88,7 @@ def bits_in(a: Array) -> Array:
 
 def all_finite(a: Array) -> bool:
     """Whether no element of an array of halves is infinite or NaN. True for no elements."""
-    return bool(all_below(bits_in(a).reshape(-1).view(np.uint16), _EXPONENT[a.dtype.name]))
+    return bool(looking.all_finite(bits_in(a).reshape(-1)))
 
 
 def widened(a: Array) -> Array:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dps.errors import Unavailable
-from dps.kernels import cpu, halves
+from dps.kernels import cpu, halves, looking
 from dps.kernels import rows as row_kernels
 from dps.kernels.fused import MOST
 from dps.optim import Optimizer
@@ -36,6 +36,8 @@ STREAM_NBYTES = 1 << 19
 """From this size on what goes to another buffer is written past the caches."""
 HERE_NBYTES = 1 << 20
 """From this size on an update in place asks for memory ahead, as `dps.kernels.fused` does."""
+LOOK_NBYTES = 4 << 20
+"""From this size on a second thread helps with the look for NaN, where a core is free."""
 PIECE_NBYTES = 2 << 20
 """What a thread of a crew takes at a time; passes of less than four of them are not shared."""
 
@@ -181,7 +183,8 @@ class ArenaMemory:
 
         `check`: the gradient has not been looked at; see ASIDE_NBYTES.
         """
-        aside = check and self._looks() and self.arena.nbytes >= ASIDE_NBYTES
+        helped = self._crew is not None and not self._crew.waits  # then two passes, one of them shared, are faster
+        aside = check and self._looks() and self.arena.nbytes >= ASIDE_NBYTES and not helped
         if not self.buffers or not (aside or self.is_still()):
             return self.current
         free = self.free_buffer()
@@ -262,7 +265,13 @@ class ArenaMemory:
         """Whether no element is NaN or infinite."""
         if isinstance(gradient, Mean):
             return all(self.is_finite(array) for array in gradient.arrays)
-        return self._shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
+        crew = self._crew
+        if crew is None or crew.waits or gradient.nbytes < LOOK_NBYTES:
+            return self._shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
+        given = self._given(gradient)
+        shared = looking.meeting(given)
+        crew.beside(lambda: looking.finite_from_back(given, shared))
+        return bool(looking.finite_from_front(given, shared))
 
     def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
         """One pass over the elements that `gradient` is for, from the current values to buffer `index`.
@@ -282,7 +291,7 @@ class ArenaMemory:
             n = n if len(gs) > 1 else 1
         large = size * self._item >= (STREAM_NBYTES if index != self.current else HERE_NBYTES)
         one_pass = n > 1 or (large and self._fused()) or self.looks_itself(index)
-        if self._crew is None or size * self._item < 4 * PIECE_NBYTES:
+        if not self._is_shared(size):
             return self._pass(out, w, slots, gs, n if one_pass else 0, t, step, scale)
 
         def piece(begin: int, end: int) -> bool:
@@ -346,9 +355,12 @@ class ArenaMemory:
             return (summed(gs[: 1 - MOST], scratch), *gs[1 - MOST :])
         return (Mean(gs).array(scratch),)
 
+    def _is_shared(self, size: int) -> bool:
+        return self._crew is not None and self._crew.waits and size * self._item >= 4 * PIECE_NBYTES
+
     def _shared(self, size: int, work: Callable[[int, int], bool]) -> bool:
         """`work(start, stop)` on all of `size` elements, by the crew where they are many."""
-        if self._crew is None or size * self._item < 4 * PIECE_NBYTES:
+        if self._crew is None or not self._is_shared(size):
             return work(0, size)
         each = PIECE_NBYTES // self._item
         return self._crew.share(-(-size // each), lambda k: work(k * each, min(size, (k + 1) * each)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dps.config import AUTO, cores
 from dps.kernels import rows as row_kernels
 from dps.ps.arena import WHOLE, ArenaMemory, Buffer, Mean, is_finite
 from dps.ps.crew import Crew
@@ -65,12 +66,14 @@ class Store:
     def __init__(self, layout: ShardLayout, runtime: Runtime, device: str = "", threads: int = 1) -> None:
         """`device`: where variables live whose placement says nothing of it: "GPU:0", else this process's memory.
 
-        `threads`: how many share a long pass on the CPU. 2 make it nearly twice as fast where a core is free.
+        `threads`: how many share a long pass on the CPU. 2 make it nearly twice as fast where a core is free, and up to
+        twice as slow where none is. AUTO: one, but for a second one that looks for NaN as long as a core is free.
 
         Raises ConfigError for a GPU that cannot be used."""
         self.layout, self.runtime = layout, runtime
         shared = runtime if layout.nbytes >= runtime.shared_nbytes else None
-        self._crew = Crew(threads) if threads > 1 and not runtime.simulated else None
+        several = threads > 1 or (threads == AUTO and cores() > 1)
+        self._crew = Crew(max(2, threads), waits=threads > 1) if several and not runtime.simulated else None
         self.arenas = [memory_of(arena, shared, device, self._crew) for arena in layout.arenas]
         self._trained = [(a, memory) for a, memory in enumerate(self.arenas) if memory.optimizer is not None]
         self._on_device = any(memory.on_device for memory in self.arenas)
