@@ -43,12 +43,13 @@ SORTS: dict[str, Callable[[Function], float]] = {
 def main(argv: Sequence[str]) -> int:
     """Profile; prints a table for either side."""
     if list(argv[:1]) == ["--ps"]:
-        serve(argv[1], bool(argv[2]))
+        serve(argv[1], argv[2], bool(argv[3]))
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", help='pull, push, step, sync, each also with " in place"; "sparse pull", "sparse push"')
     parser.add_argument("--size", default="small", help="as of dps bench; sparse has a table of 100,000 rows")
     parser.add_argument("--optimizer", help="sgd or adagrad (default sgd, sparse adagrad)")
+    parser.add_argument("--threads", default="1", help="of the ps: a number, or auto")
     parser.add_argument("--socket", action="store_true", help="shared memory off")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each of the two passes")
     parser.add_argument("--top", type=int, default=25, help="lines of each table")
@@ -60,8 +61,8 @@ def main(argv: Sequence[str]) -> int:
         args.optimizer or ("adagrad" if kind == "sparse" else "sgd"),
         workers=2 if kind == "sync" else 1, table_rows=100_000,
     )  # fmt: skip
-    plain = measured(setting, args.work, args.seconds, profiled=False)
-    found = measured(setting, args.work, args.seconds, profiled=True)
+    plain = measured(setting, args.work, args.seconds, args.threads, profiled=False)
+    found = measured(setting, args.work, args.seconds, args.threads, profiled=True)
     per_call = [1e6 * plain[who] / plain["calls"] for who in ("wall_s", "worker_cpu_s", "ps_cpu_s")]
     print("{}: {:.0f} us a call; CPU: worker {:.0f} us, ps {:.0f} us, all threads".format(args.work, *per_call))
     for who in ("worker", "ps"):
@@ -70,12 +71,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def measured(setting: Setting, work: str, seconds: float, profiled: bool) -> dict[str, Any]:
+def measured(setting: Setting, work: str, seconds: float, threads: str, profiled: bool) -> dict[str, Any]:
     """Calls, seconds, CPU seconds of both processes and, with `profiled`, the functions that ran on either side."""
     with Roles() as roles, contextlib.ExitStack() as stack:
         counts = ["--ps", "1", "--workers", str(setting.workers)]
         target = roles.start(["--job", "chief", "--chief", "127.0.0.1:0", *counts, "--owned"])
-        ps = stack.enter_context(Ps(target, profiled))
+        ps = stack.enter_context(Ps(target, threads, profiled))
         server = stack.enter_context(Server(None, "worker", 0, chief=target))
         others = stack.enter_context(workers(target, setting))
         with setting.session(server) as session:
@@ -114,8 +115,8 @@ def _cpu_s(pid: int) -> float:
 class Ps:
     """A ps in a process of its own, whose node's thread is profiled between "begin" and "end"."""
 
-    def __init__(self, target: str, profiled: bool) -> None:
-        command = [sys.executable, __file__, "--ps", target, "profiled" if profiled else ""]
+    def __init__(self, target: str, threads: str, profiled: bool) -> None:
+        command = [sys.executable, __file__, "--ps", target, threads, "profiled" if profiled else ""]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=config.environment())
         self._line()
@@ -138,7 +139,7 @@ class Ps:
         self.process.communicate()
 
 
-def serve(target: str, profiled: bool) -> None:
+def serve(target: str, threads: str, profiled: bool) -> None:
     """The ps. Answers "begin" with an empty line and "end" with what its node's thread has done since, as JSON."""
     profile, clock = cProfile.Profile(), runtime()
     spawn = clock.spawn
@@ -148,7 +149,7 @@ def serve(target: str, profiled: bool) -> None:
 
     if profiled:
         clock.spawn = spawn_profiled  # type: ignore[assignment,method-assign]
-    with Server(None, "ps", 0, chief=target):
+    with Server(None, "ps", 0, chief=target, threads=threads):
         print("ready", flush=True)
         before: list[Function] = []
         for order in map(str.strip, sys.stdin):

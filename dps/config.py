@@ -100,6 +100,27 @@ def format_cpus(cpus: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
+AUTO = 0
+"""Threads of a ps: one, and a second one only for what it can help with without ever being waited for."""
+
+
+def parse_threads(given: int | str) -> int:
+    """How many threads a ps may use, from a whole number or "auto" (AUTO); ConfigError for anything else."""
+    text = str(given).strip().lower()
+    if text == "auto":
+        return AUTO
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise ConfigError(f"got {given!r} threads for a ps; wanted a whole number from 1, or auto")
+    return int(text)
+
+
+def cores() -> int:
+    """How many processors this process may run on."""
+    with contextlib.suppress(ConfigError):
+        return len(allowed_cpus())
+    return os.cpu_count() or 1
+
+
 def allowed_cpus() -> tuple[int, ...]:
     """The processors that this process may run on; ConfigError where the system cannot tell."""
     with contextlib.suppress(AttributeError, OSError):

@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add("--workers", type=int, help="on the chief: how many workers are expected")
     add("--ps", type=int, help="on the chief: how many ps are expected")
     add("--device", default="", help="on a ps: where variables live that say nothing of it, as gpu:0")
+    add("--threads", default="", help="on a ps: how many share updates of 8 MB and more (default 1), or auto")
     add("--update", help="async, sync or bounded:S; sessions that say nothing take it")
     add("--cpus", help="keep this task on these processors, as 0,2-3")
     add(
@@ -188,6 +189,7 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
         environ["DPS_BIND"] = args.bind or (environ["DPS_CHIEF"] if job == "chief" else "127.0.0.1:0")
     settings = {
         "DPS_WORKERS": args.workers, "DPS_PS": args.ps, "DPS_UPDATE": args.update, "DPS_DEVICE": args.device or None,
+        "DPS_THREADS": args.threads or None,
     }  # fmt: skip
     return environ | {name: str(value) for name, value in settings.items() if value is not None}
 

@@ -51,11 +51,12 @@ class Server:
     Static form: `cluster` names every task's address, and the chief is its chief job's, else worker 0. Join form:
     `chief` is the chief's address and `bind` this task's own; the chief tells the rest, and a task left out is
     given. `workers` and `ps` are how many the chief expects. `update` is the switch ("async", "sync", "bounded:S"
-    or an instance). `device`: where on a ps the variables live that say nothing of it, as "gpu:0". `device_filters`:
-    the other tasks that this one may use, such as ["/job:ps"]; it knows itself and the chief anyhow, and connects to
-    nobody else but ps in any case: no worker waits for another one to be there. `owned`: only `stop` ends this
-    chief's run. `restarted`: a chief that takes the place of one that died. Raises Unavailable for a taken address,
-    ConfigError (a ValueError) for arguments that do not fit.
+    or an instance). `device`: where on a ps the variables live that say nothing of it, as "gpu:0". `threads`: how many
+    share a ps's updates of 8 MB and more; "auto" adds one that only looks for NaN, where a core is free.
+    `device_filters`: the other tasks that this one may use, such as ["/job:ps"]; it knows itself and the chief anyhow,
+    and connects to nobody else but ps in any case: no worker waits for another one to be there. `owned`: only `stop`
+    ends this chief's run. `restarted`: a chief that takes the place of one that died. Raises Unavailable for a taken
+    address, ConfigError (a ValueError) for arguments that do not fit.
     """
 
     def __init__(
@@ -70,12 +71,13 @@ class Server:
         update: update_modes.Update | str | None = None,
         bind: str = "127.0.0.1:0",
         device: str = "",
+        threads: int | str = 1,
         device_filters: Sequence[str | Device] | None = None,
         owned: bool = False,
         restarted: bool = False,
     ) -> None:
         self.runtime: Runtime = runtime()
-        self._device = device
+        self._device, self._threads = device, config.parse_threads(threads)
         self.cluster = ClusterSpec(cluster or {})
         self._filters = DeviceFilters.parse(device_filters, self.cluster)
         self.exit_code: int | None = None
@@ -116,7 +118,7 @@ class Server:
         if self.job == "ps":
             from dps.ps.server import PsActor  # numba comes with it, and only a ps needs it
 
-            self._ps_actor = PsActor(self._device)
+            self._ps_actor = PsActor(self._device, self._threads)
             self._node.host(PS, self._ps_actor)
         if self.job == "chief":
             self._joined.set()

@@ -64,6 +64,7 @@ def line(process: subprocess.Popen[str]) -> str:
         (["--job", "ps", "--task", "7", "--cluster", TWO_JOBS], "7"),
         (["--job", "ps", "--chief", "127.0.0.1:1", "--device", "gpu:7"], "got GPU:7"),
         (["--job", "ps", "--chief", "127.0.0.1:1", "--device", "tape"], "'tape'"),
+        (["--job", "ps", "--chief", "127.0.0.1:1", "--threads", "all"], "'all'"),
         (["--job", "ps", "--task", "0", "--cluster", "cluster.ini"], "cluster.ini"),
     ],
 )

@@ -12,8 +12,8 @@ from dps.errors import ConfigError
 def server_arguments(environ: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of `dps.Server` by name.
 
-    Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_WORKERS, DPS_PS, DPS_UPDATE, DPS_DEVICE;
-    without DPS_JOB, what `resolve` reads. Raises ConfigError when no task is named.
+    Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_WORKERS, DPS_PS, DPS_UPDATE, DPS_DEVICE,
+    DPS_THREADS; without DPS_JOB, what `resolve` reads. Raises ConfigError when no task is named.
     """
     if "DPS_JOB" not in environ:
         return _resolved(environ)
@@ -32,6 +32,7 @@ def server_arguments(environ: Mapping[str, str]) -> dict[str, Any]:
         "update": environ.get("DPS_UPDATE") or None,
         "bind": environ.get("DPS_BIND", "127.0.0.1:0"),
         "device": environ.get("DPS_DEVICE", ""),
+        "threads": environ.get("DPS_THREADS") or 1,
     }
 
 

@@ -4,7 +4,7 @@ Dense kernels take 1-D C-contiguous arrays of one size and one dtype (float32 or
 variable `w`, its slots, the gradient `g`, then scalars. `out` receives the new variable: it is `w` itself, or memory
 that does not overlap `w`. Slots are changed in place. Row kernels take a table `w` and slots of shape (rows, dim),
 row numbers `rows` (int64, unique, checked with `rows_in_range`) and `g` of shape (len(rows), dim); they change
-the named rows in place and no others.
+the named rows in place and no others; `w` and `g` may be halves, as `dps.kernels.widening` has them.
 
 Scalars are numpy scalars of the arrays' dtype: a Python float would turn float32 work into float64. Factors that
 lose digits in float32 (1 - beta, bias corrections, lr * weight_decay) are computed by the caller in double.
@@ -17,17 +17,16 @@ reading it first, over several gradients, with a look for NaN.
 
 from __future__ import annotations
 
-import math
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from dps.kernels.elements import entry, number, put_entry, put_number
 from dps.kernels.gradients import (
     accumulate,
     add,
     add_divide,
-    all_finite,
     cast,
     clip_by_global_norm,
     clip_by_value,
@@ -38,9 +37,10 @@ from dps.kernels.gradients import (
     sum_of_squares,
 )
 from dps.kernels.jit import compiled
+from dps.kernels.looking import all_finite
 from dps.kernels.rows import gather, prefetch, rows_in_range, sum_duplicate_rows
 from dps.kernels.rowwise import adagrad_rowwise, adagrad_rowwise_rows
-from dps.kernels.rules import adagrad_rule, adam_rule, ftrl_rule, momentum_rule, sgd_rule
+from dps.kernels.rules import adagrad_rule, adam_rule, ftrl_root_rule, ftrl_rule, momentum_rule, rmsprop_rule, sgd_rule
 
 __all__ = [
     "accumulate",
@@ -96,7 +96,7 @@ def sgd_rows(w: Array, rows: Rows, g: Array, lr: Scalar, weight_decay: Scalar) -
         prefetch(w, rows, i)
         r = rows[i]
         for j in range(w.shape[1]):
-            w[r, j] = sgd_rule(w[r, j], g[i, j], lr, weight_decay)
+            put_entry(w, r, j, sgd_rule(entry(w, r, j), entry(g, i, j), lr, weight_decay))
 
 
 @compiled
@@ -118,7 +118,9 @@ def momentum_rows(w: Array, velocity: Array, rows: Rows, g: Array, lr: Scalar, m
         prefetch(velocity, rows, i)
         r = rows[i]
         for j in range(w.shape[1]):
-            w[r, j], velocity[r, j] = momentum_rule(w[r, j], velocity[r, j], g[i, j], lr, mu, nesterov)
+            new = momentum_rule(entry(w, r, j), velocity[r, j], entry(g, i, j), lr, mu, nesterov)
+            velocity[r, j] = new[1]
+            put_entry(w, r, j, new[0])
 
 
 @compiled
@@ -140,7 +142,9 @@ def adagrad_rows(w: Array, accumulator: Array, rows: Rows, g: Array, lr: Scalar,
         prefetch(accumulator, rows, i)
         r = rows[i]
         for j in range(w.shape[1]):
-            w[r, j], accumulator[r, j] = adagrad_rule(w[r, j], accumulator[r, j], g[i, j], lr, epsilon)
+            new = adagrad_rule(entry(w, r, j), accumulator[r, j], entry(g, i, j), lr, epsilon)
+            accumulator[r, j] = new[1]
+            put_entry(w, r, j, new[0])
 
 
 @compiled
@@ -156,19 +160,19 @@ def rmsprop(
     if not same(out, w):
         for i in range(w.size):
             out[i] = w[i]
+    centered, moving = mean is not None, velocity is not None
     for i in range(out.size):
-        variance = decay * square[i] + one_minus_decay * (g[i] * g[i])
-        square[i] = variance
+        wi, si = number(out, i), square[i]
+        mi, vi = (mean[i] if mean is not None else si), (velocity[i] if velocity is not None else si)
+        wi, si, mi, vi = rmsprop_rule(
+            wi, si, mi, vi, number(g, i), lr, decay, one_minus_decay, mu, epsilon, centered, moving
+        )  # fmt: skip
+        square[i] = si
         if mean is not None:
-            m = decay * mean[i] + one_minus_decay * g[i]
-            mean[i] = m
-            # Rounding can take the difference below 0, where the root would be nan.
-            variance = max(variance - m * m, epsilon - epsilon)
-        u = g[i] / (math.sqrt(variance) + epsilon)
+            mean[i] = mi
         if velocity is not None:
-            u = mu * velocity[i] + u
-            velocity[i] = u
-        out[i] -= lr * u
+            velocity[i] = vi
+        put_number(out, i, wi)
 
 
 @compiled
@@ -218,7 +222,9 @@ def adam_rows(
         prefetch(v, rows, i)
         r = rows[i]
         for j in range(w.shape[1]):
-            w[r, j], m[r, j], v[r, j] = adam_rule(w[r, j], m[r, j], v[r, j], g[i, j], s, d, b1, c1, b2, c2, root, e)
+            wij, gij = entry(w, r, j), entry(g, i, j)
+            wij, m[r, j], v[r, j] = adam_rule(wij, m[r, j], v[r, j], gij, s, d, b1, c1, b2, c2, root, e)
+            put_entry(w, r, j, wij)
 
 
 @compiled
@@ -231,13 +237,16 @@ def ftrl(
     out = (sign(z) * l1 - z) / q where |z| > l1, else 0. `power` is the negative of learning_rate_power.
     Source: McMahan et al. 2013.
     """
-    is_root = power == 0.5
-    if same(out, w):
-        for i in range(w.size):
-            w[i], n[i], z[i] = ftrl_rule(w[i], n[i], z[i], g[i], lr, power, l1, twice_l2, beta, is_root)
+    if power == 0.5:
+        if same(out, w):
+            for i in range(w.size):
+                w[i], n[i], z[i] = ftrl_root_rule(w[i], n[i], z[i], g[i], lr, l1, twice_l2, beta)
+        else:
+            for i in range(w.size):
+                out[i], n[i], z[i] = ftrl_root_rule(w[i], n[i], z[i], g[i], lr, l1, twice_l2, beta)
     else:
         for i in range(w.size):
-            out[i], n[i], z[i] = ftrl_rule(w[i], n[i], z[i], g[i], lr, power, l1, twice_l2, beta, is_root)
+            out[i], n[i], z[i] = ftrl_rule(w[i], n[i], z[i], g[i], lr, power, l1, twice_l2, beta)
 
 
 @compiled
@@ -252,6 +261,13 @@ def ftrl_rows(
         prefetch(n, rows, i)
         prefetch(z, rows, i)
         r = rows[i]
-        for j in range(w.shape[1]):
-            new = ftrl_rule(w[r, j], n[r, j], z[r, j], g[i, j], lr, power, l1, twice_l2, beta, is_root)
-            w[r, j], n[r, j], z[r, j] = new
+        if is_root:  # a loop of its own: one with powers does not become vectors
+            for j in range(w.shape[1]):
+                wij, gij = entry(w, r, j), entry(g, i, j)
+                wij, n[r, j], z[r, j] = ftrl_root_rule(wij, n[r, j], z[r, j], gij, lr, l1, twice_l2, beta)
+                put_entry(w, r, j, wij)
+        else:
+            for j in range(w.shape[1]):
+                wij, gij = entry(w, r, j), entry(g, i, j)
+                wij, n[r, j], z[r, j] = ftrl_rule(wij, n[r, j], z[r, j], gij, lr, power, l1, twice_l2, beta)
+                put_entry(w, r, j, wij)

@@ -39,22 +39,22 @@ def masks_of(masks: Array, before: Array, now: Array) -> int:
 @compiled
 def collect(values: Array, now: Array, masks: Array) -> None:
     """The numbers that the masks name, in their order."""
-    n = 0
-    for b in range(masks.size):
-        if masks[b] != 0:
-            for i in range(BLOCK):
-                if (masks[b] >> np.uint64(i)) & np.uint64(1) != 0:
-                    values[n] = now[b * BLOCK + i]
-                    n += 1
+    _move(values, now, masks, True)
 
 
 @compiled
 def patch(numbers: Array, masks: Array, values: Array) -> None:
     """Put the numbers that the masks name, all of which are inside."""
+    _move(numbers, values, masks, False)
+
+
+@compiled
+def _move(to: Array, of: Array, masks: Array, together: bool) -> None:
+    """Numbers that the masks name: from where they lie in `of` one after the other into `to`, or the way back."""
     n = 0
     for b in range(masks.size):
         if masks[b] != 0:
             for i in range(BLOCK):
                 if (masks[b] >> np.uint64(i)) & np.uint64(1) != 0:
-                    numbers[b * BLOCK + i] = values[n]
+                    to[n if together else b * BLOCK + i] = of[b * BLOCK + i if together else n]
                     n += 1

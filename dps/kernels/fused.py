@@ -2,9 +2,10 @@
 
 As the kernels of `dps.kernels.cpu`, but for `gs`, a tuple of one to four gradients, and `n`, what their sum, taken in
 their order, is divided by: the bits of `add`, `add_divide` and then the update. With one gradient `n` is not looked at.
-`out` is `w` itself, which is then updated in place, or memory that does not overlap it, and is then written past the
-caches; `out` may begin anywhere. `sgd` returns whether the mean was finite everywhere; where it was not, `out` was
-written all the same, so a caller who wants to refuse it has to be able to forget `out`.
+Variables and gradients may be halves, as `dps.kernels.widening` has them; slots and scalars are float32 then, and so is
+all that is computed. `out` is `w` itself, which is then updated in place, or memory that does not overlap it, and is
+then written past the caches; `out` may begin anywhere. `sgd` returns whether the mean was finite everywhere; where it
+was not, `out` was written all the same, so a caller who wants to refuse it has to be able to forget `out`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,18 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import overload
 
+from dps.kernels.elements import number, put_number
 from dps.kernels.gradients import same
 from dps.kernels.jit import compiled
-from dps.kernels.rules import adagrad_rule, adam_rule, momentum_rule, sgd_rule
+from dps.kernels.rules import (
+    adagrad_rule,
+    adam_rule,
+    ftrl_root_rule,
+    ftrl_rule,
+    momentum_rule,
+    rmsprop_rule,
+    sgd_rule,
+)
 from dps.kernels.vectors import AHEAD, any_nan, ask, before_line, fence, lanes_of, load, store, stream, zeros
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -41,10 +51,10 @@ def load_mean(gs: Gradients, i: int, n: Scalar) -> Any:
 @overload(mean_at)
 def _mean_at(gs, i, n):  # type: ignore[no-untyped-def]  # numba compares it with the lambdas, to the letter
     return {
-        1: lambda gs, i, n: gs[0][i],
-        2: lambda gs, i, n: (gs[0][i] + gs[1][i]) / n,
-        3: lambda gs, i, n: ((gs[0][i] + gs[1][i]) + gs[2][i]) / n,
-        4: lambda gs, i, n: (((gs[0][i] + gs[1][i]) + gs[2][i]) + gs[3][i]) / n,
+        1: lambda gs, i, n: number(gs[0], i),
+        2: lambda gs, i, n: (number(gs[0], i) + number(gs[1], i)) / n,
+        3: lambda gs, i, n: ((number(gs[0], i) + number(gs[1], i)) + number(gs[2], i)) / n,
+        4: lambda gs, i, n: (((number(gs[0], i) + number(gs[1], i)) + number(gs[2], i)) + number(gs[3], i)) / n,
     }[len(gs)]
 
 
@@ -112,7 +122,7 @@ def sgd(out: Array, w: Array, gs: Gradients, n: Scalar, lr: Scalar, weight_decay
         i = edge(k, start, end)
         g = mean_at(gs, i, n)
         bad += g - g
-        out[i] = sgd_rule(w[i], g, lr, weight_decay)
+        put_number(out, i, sgd_rule(number(w, i), g, lr, weight_decay))
     lanes, ahead = lanes_of(w), AHEAD * lanes_of(w)
     for i in range(start, end, lanes):
         ask(w, i + ahead)
@@ -133,7 +143,8 @@ def momentum(
     start, end = bounds(out, here)
     for k in range(start + w.size - end):
         i = edge(k, start, end)
-        out[i], velocity[i] = momentum_rule(w[i], velocity[i], mean_at(gs, i, n), lr, mu, nesterov)
+        new, velocity[i] = momentum_rule(number(w, i), velocity[i], mean_at(gs, i, n), lr, mu, nesterov)
+        put_number(out, i, new)
     lanes, ahead = lanes_of(w), AHEAD * lanes_of(w)
     for i in range(start, end, lanes):
         ask(w, i + ahead)
@@ -152,7 +163,8 @@ def adagrad(out: Array, w: Array, accumulator: Array, gs: Gradients, n: Scalar, 
     start, end = bounds(out, here)
     for k in range(start + w.size - end):
         i = edge(k, start, end)
-        out[i], accumulator[i] = adagrad_rule(w[i], accumulator[i], mean_at(gs, i, n), lr, epsilon)
+        new, accumulator[i] = adagrad_rule(number(w, i), accumulator[i], mean_at(gs, i, n), lr, epsilon)
+        put_number(out, i, new)
     lanes, ahead = lanes_of(w), AHEAD * lanes_of(w)
     for i in range(start, end, lanes):
         ask(w, i + ahead)
@@ -161,6 +173,43 @@ def adagrad(out: Array, w: Array, accumulator: Array, gs: Gradients, n: Scalar, 
         wv, a = adagrad_rule(load(w, i), load(accumulator, i), load_mean(gs, i, n), lr, epsilon)
         put(out, i, wv, here)
         store(accumulator, i, a)
+    fence()
+
+
+@compiled
+def rmsprop(
+    out: Array, w: Array, square: Array, mean: Array | None, velocity: Array | None, gs: Gradients, n: Scalar,
+    lr: Scalar, decay: Scalar, one_minus_decay: Scalar, mu: Scalar, epsilon: Scalar,
+) -> None:  # fmt: skip
+    """`cpu.rmsprop`, without its pass for another buffer."""
+    here = same(out, w)
+    start, end = bounds(out, here)
+    d, c, e, centered, moving = (decay, one_minus_decay, epsilon, mean is not None, velocity is not None)
+    for k in range(start + w.size - end):
+        i = edge(k, start, end)
+        g, si = mean_at(gs, i, n), square[i]
+        mi, vi = (mean[i] if mean is not None else si), (velocity[i] if velocity is not None else si)
+        wi, si, mi, vi = rmsprop_rule(number(w, i), si, mi, vi, g, lr, d, c, mu, e, centered, moving)
+        square[i] = si
+        if mean is not None:
+            mean[i] = mi
+        if velocity is not None:
+            velocity[i] = vi
+        put_number(out, i, wi)
+    lanes, ahead = lanes_of(w), AHEAD * lanes_of(w)
+    for i in range(start, end, lanes):
+        ask(w, i + ahead)
+        ask(square, i + ahead)
+        ask_all(gs, i + ahead)
+        gv, sv = load_mean(gs, i, n), load(square, i)
+        mv, vv = (load(mean, i) if mean is not None else sv), (load(velocity, i) if velocity is not None else sv)
+        wv, sv, mv, vv = rmsprop_rule(load(w, i), sv, mv, vv, gv, lr, d, c, mu, e, centered, moving)
+        store(square, i, sv)
+        if mean is not None:
+            store(mean, i, mv)
+        if velocity is not None:
+            store(velocity, i, vv)
+        put(out, i, wv, here)
     fence()
 
 
@@ -175,7 +224,9 @@ def adam(
     s, d, b1, c1, b2, c2, e = (step_size, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon)
     for k in range(start + w.size - end):
         i = edge(k, start, end)
-        out[i], m[i], v[i] = adam_rule(w[i], m[i], v[i], mean_at(gs, i, n), s, d, b1, c1, b2, c2, root, e)
+        wi, g = number(w, i), mean_at(gs, i, n)
+        wi, m[i], v[i] = adam_rule(wi, m[i], v[i], g, s, d, b1, c1, b2, c2, root, e)
+        put_number(out, i, wi)
     lanes, ahead = lanes_of(w), AHEAD * lanes_of(w)
     for i in range(start, end, lanes):
         ask(w, i + ahead)
@@ -188,4 +239,35 @@ def adam(
         put(out, i, wv, here)
         store(m, i, mv)
         store(v, i, vv)
+    fence()
+
+
+@compiled
+def ftrl(
+    out: Array, w: Array, m: Array, z: Array, gs: Gradients, n: Scalar,
+    lr: Scalar, power: Scalar, l1: Scalar, twice_l2: Scalar, beta: Scalar,
+) -> None:  # fmt: skip
+    """`cpu.ftrl`; `m` is its n."""
+    here = same(out, w)
+    if power != 0.5:
+        for i in range(w.size):
+            wi, g = number(w, i), mean_at(gs, i, n)
+            wi, m[i], z[i] = ftrl_rule(wi, m[i], z[i], g, lr, power, l1, twice_l2, beta)
+            put_number(out, i, wi)
+        return
+    start, end = bounds(out, here)
+    for k in range(start + w.size - end):
+        i = edge(k, start, end)
+        wi, m[i], z[i] = ftrl_root_rule(number(w, i), m[i], z[i], mean_at(gs, i, n), lr, l1, twice_l2, beta)
+        put_number(out, i, wi)
+    lanes, ahead = lanes_of(w), AHEAD * lanes_of(w)
+    for i in range(start, end, lanes):
+        ask(w, i + ahead)
+        ask(m, i + ahead)
+        ask(z, i + ahead)
+        ask_all(gs, i + ahead)
+        wv, mv, zv = ftrl_root_rule(load(w, i), load(m, i), load(z, i), load_mean(gs, i, n), lr, l1, twice_l2, beta)
+        put(out, i, wv, here)
+        store(m, i, mv)
+        store(z, i, zv)
     fence()

@@ -1,4 +1,4 @@
-"""Gradients and running sums on CPU: added, scaled, clipped, cast, looked at. 1-D arrays, as in `dps.kernels.cpu`.
+"""Gradients and running sums on CPU: added, scaled, clipped, cast. 1-D arrays, as in `dps.kernels.cpu`.
 
 `out` is the first array after it, or does not overlap any.
 """
@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dps.kernels.elements import number, put_number
 from dps.kernels.jit import compiled
-from dps.kernels.vectors import AHEAD, any_nan, ask, lanes_of, load, zeros
 
 Array: TypeAlias = npt.NDArray[Any]
 Scalar: TypeAlias = "np.floating[Any]"
@@ -27,13 +27,16 @@ def same(a: Array, b: Array) -> bool:
 
 @compiled
 def add(out: Array, a: Array, b: Array) -> None:
-    """out = a + b. A mean is a running sum by `add`, then `scale` by 1 / n or `divide` by n."""
+    """out = a + b. A mean is a running sum by `add`, then `scale` by 1 / n or `divide` by n.
+
+    Here and in `add_divide` a and b may be halves, as `dps.kernels.widening` has them, with `out` in float32.
+    """
     if same(out, a):
         for i in range(a.size):
-            a[i] += b[i]
+            put_number(a, i, number(a, i) + number(b, i))
     else:
         for i in range(a.size):
-            out[i] = a[i] + b[i]
+            out[i] = number(a, i) + number(b, i)
 
 
 @compiled
@@ -63,10 +66,10 @@ def add_divide(out: Array, a: Array, b: Array, n: Scalar) -> None:
     """out = (a + b) / n: the end of a mean, in one pass with the bits of `add` and then `divide`."""
     if same(out, a):
         for i in range(a.size):
-            a[i] = (a[i] + b[i]) / n
+            put_number(a, i, (number(a, i) + number(b, i)) / n)
     else:
         for i in range(a.size):
-            out[i] = (a[i] + b[i]) / n
+            out[i] = (number(a, i) + number(b, i)) / n
 
 
 @compiled
@@ -140,24 +143,3 @@ def clip_by_global_norm(outs: Sequence[Array], arrays: Sequence[Array], limit: f
 def clip_factor(norm: float, limit: float) -> float:
     """What gradients of this norm are multiplied by, for their norm to be at most `limit`."""
     return limit / max(norm, limit) if math.isfinite(norm) else math.nan
-
-
-@compiled
-def all_finite(a: Array) -> bool:
-    """Whether no element is inf or nan. True for no elements.
-
-    x - x is 0 for a finite x and nan for the others, and a sum with nan in it is nan. Four sums at once, for each waits
-    for its own last one. Stopping at the first one found would cost more than it saves.
-    """
-    lanes = lanes_of(a)
-    end, ahead = a.size // (4 * lanes) * (4 * lanes), AHEAD * lanes
-    s0, s1, s2, s3 = zeros(a), zeros(a), zeros(a), zeros(a)
-    for i in range(0, end, 4 * lanes):
-        for k in range(0, 4 * lanes, lanes):
-            ask(a, i + ahead + k)
-        x0, x1, x2, x3 = load(a, i), load(a, i + lanes), load(a, i + 2 * lanes), load(a, i + 3 * lanes)
-        s0, s1, s2, s3 = s0 + (x0 - x0), s1 + (x1 - x1), s2 + (x2 - x2), s3 + (x3 - x3)
-    found = False
-    for i in range(end, a.size):
-        found |= a[i] - a[i] != 0
-    return not (found or any_nan((s0 + s1) + (s2 + s3)))

@@ -1,7 +1,8 @@
 """Adagrad with one accumulator for each row, on CPU: a table of (rows, dim) has `rows` numbers beside it.
 
 As the kernels of `dps.kernels.cpu`, but for the accumulator of shape (rows,); dense arrays, too, are of shape
-(rows, dim). `dps.kernels.cuda_rowwise` has the same for CUDA, with the same bits.
+(rows, dim). Variables and gradients may be halves; the rest is float32 then. `dps.kernels.cuda_rowwise` has the same
+for CUDA, with the same bits, but for halves.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dps.kernels.elements import entry, put_entry
 from dps.kernels.jit import compiled
 from dps.kernels.rows import prefetch
 from dps.kernels.vectors import halved, lanes_of, load, store, zeros
@@ -41,14 +43,14 @@ def adagrad_rowwise(
             sums = sums + x * x
         square = halved(sums)
         for j in range(whole, n):
-            square += g[i, j] * g[i, j]
+            square += entry(g, i, j) * entry(g, i, j)
         a = row_accumulator[i] + square / dim
         row_accumulator[i] = a
         root = math.sqrt(a) + epsilon
         for j in range(i * n, i * n + whole, lanes):
             store(flat_out, j, load(flat_w, j) - lr * load(flat_g, j) / root)
         for j in range(whole, n):
-            out[i, j] = w[i, j] - lr * g[i, j] / root
+            put_entry(out, i, j, entry(w, i, j) - lr * entry(g, i, j) / root)
 
 
 @compiled
@@ -67,7 +69,7 @@ def adagrad_rowwise_rows(
             sums = sums + x * x
         square = halved(sums)
         for j in range(whole, n):
-            square += g[i, j] * g[i, j]
+            square += entry(g, i, j) * entry(g, i, j)
         r = rows[i]
         a = row_accumulator[r] + square / dim
         row_accumulator[r] = a
@@ -76,4 +78,4 @@ def adagrad_rowwise_rows(
         for j in range(i * n, i * n + whole, lanes):
             store(flat_w, ahead + j, load(flat_w, ahead + j) - lr * load(flat_g, j) / root)
         for j in range(whole, n):
-            w[r, j] = w[r, j] - lr * g[i, j] / root
+            put_entry(w, r, j, entry(w, r, j) - lr * entry(g, i, j) / root)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dps.kernels.jit import compiled
+from dps.kernels.vectors import above
 
 Scalar: TypeAlias = "np.floating[Any]"
 
@@ -35,6 +36,24 @@ def adagrad_rule(w: Scalar, a: Scalar, g: Scalar, lr: Scalar, epsilon: Scalar) -
 
 
 @compiled
+def rmsprop_rule(
+    w: Scalar, s: Scalar, m: Scalar, v: Scalar, g: Scalar,
+    lr: Scalar, decay: Scalar, one_minus_decay: Scalar, mu: Scalar, epsilon: Scalar, centered: bool, moving: bool,
+) -> tuple[Scalar, Scalar, Scalar, Scalar]:  # fmt: skip
+    s = decay * s + one_minus_decay * (g * g)
+    variance = s
+    if centered:
+        m = decay * m + one_minus_decay * g
+        difference, zero = s - m * m, epsilon - epsilon
+        variance = above(zero, difference, zero, difference)  # rounding can take it below 0, where the root is nan
+    u = g / (math.sqrt(variance) + epsilon)
+    if moving:
+        v = mu * v + u
+        u = v
+    return w - lr * u, s, m, v
+
+
+@compiled
 def adam_rule(
     w: Scalar, m: Scalar, v: Scalar, g: Scalar, step_size: Scalar, decay: Scalar,
     beta1: Scalar, one_minus_beta1: Scalar, beta2: Scalar, one_minus_beta2: Scalar, root: Scalar, epsilon: Scalar,
@@ -47,10 +66,29 @@ def adam_rule(
 @compiled
 def ftrl_rule(
     w: Scalar, n: Scalar, z: Scalar, g: Scalar,
-    lr: Scalar, power: Scalar, l1: Scalar, twice_l2: Scalar, beta: Scalar, is_root: bool,
+    lr: Scalar, power: Scalar, l1: Scalar, twice_l2: Scalar, beta: Scalar,
 ) -> tuple[Scalar, Scalar, Scalar]:  # fmt: skip
+    """For numbers alone: there are no powers of vectors."""
     after = n + g * g
-    was, now = (math.sqrt(n), math.sqrt(after)) if is_root else (n**power, after**power)
+    was, now = n**power, after**power
+    w, z = _ftrl(w, z, g, was, now, lr, l1, twice_l2, beta)
+    return w, after, z
+
+
+@compiled
+def ftrl_root_rule(
+    w: Scalar, n: Scalar, z: Scalar, g: Scalar, lr: Scalar, l1: Scalar, twice_l2: Scalar, beta: Scalar
+) -> tuple[Scalar, Scalar, Scalar]:
+    """`ftrl_rule` with the power 0.5."""
+    after = n + g * g
+    w, z = _ftrl(w, z, g, math.sqrt(n), math.sqrt(after), lr, l1, twice_l2, beta)
+    return w, after, z
+
+
+@compiled
+def _ftrl(
+    w: Scalar, z: Scalar, g: Scalar, was: Any, now: Any, lr: Scalar, l1: Scalar, twice_l2: Scalar, beta: Scalar
+) -> tuple[Scalar, Scalar]:
     z = z + (g - (now - was) / lr * w)
     q = (now + beta) / lr + twice_l2
-    return ((math.copysign(l1, z) - z) / q if abs(z) > l1 else l1 - l1), after, z
+    return above(abs(z), l1, (math.copysign(l1, z) - z) / q, l1 - l1), z

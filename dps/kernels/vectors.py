@@ -1,5 +1,7 @@
 """Vectors of one cache line as a numba type: what kernels compute with that must say how memory is written.
 
+Numbers of two bytes are float32 in registers, so half a line of them makes a vector: `dps.kernels.widening`.
+
 Arithmetic is elementwise, each operation rounded as that on scalars is, so a rule of `dps.kernels.rules` gives the same
 bits for vectors as for numbers. LLVM makes of a vector what the processor has: one AVX-512 register, two of AVX2, four
 of SSE or NEON. `stream` stores past the caches (non-temporal): a line that is written whole is not read first, and what
@@ -20,7 +22,9 @@ from numba import extending, types
 from numba.core import cgutils
 from numba.extending import models, overload, register_model
 
+from dps.kernels.elements import address
 from dps.kernels.jit import compiled
+from dps.kernels.widening import is_narrow, narrowed, wide, widened
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -35,7 +39,7 @@ def intrinsic(function: Callable[..., Any]) -> Any:
 AHEAD = 16
 """How many vectors ahead `ask` pays in a pass over memory: 1 KB. 4 KB and 8 KB were no better."""
 LINE = 64
-"""Bytes of a vector, and what `stream` wants its addresses to be a multiple of."""
+"""Bytes of a vector in registers, and a multiple of what `stream` wants its addresses to be one of."""
 
 
 class Vector(types.Type):
@@ -56,7 +60,7 @@ class _VectorModel(models.PrimitiveModel):
 @compiled
 def lanes_of(array: Array) -> int:
     """How many of its elements a vector holds."""
-    return LINE // array.itemsize
+    return LINE // max(4, array.itemsize)  # halves are float32 there
 
 
 @compiled
@@ -69,10 +73,18 @@ def before_line(array: Array) -> int:
 # ---- memory ----
 
 
+def _vector_of(array: Any) -> Vector:
+    return Vector(wide(array.dtype))
+
+
 def _address(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
-    memory = context.make_array(kind)(context, builder, array)
-    vector = context.get_value_type(Vector(kind.dtype))
-    return builder.bitcast(builder.gep(memory.data, [index]), vector.as_pointer())
+    lane = ir.IntType(16) if is_narrow(kind.dtype) else context.get_value_type(kind.dtype)
+    return address(context, builder, kind, array, index, lane, _vector_of(kind).lanes)
+
+
+def _stored(context: Any, builder: Any, kind: Any, args: Any, align: int) -> Any:
+    value = narrowed(builder, kind.dtype, args[2]) if is_narrow(kind.dtype) else args[2]
+    return builder.store(value, _address(context, builder, kind, *args[:2]), align=align)
 
 
 @intrinsic
@@ -80,9 +92,10 @@ def load(typing: Any, array: Any, index: Any) -> Any:
     """array[index : index + lanes]; at any address."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(_address(context, builder, signature.args[0], *args), align=1)
+        found = builder.load(_address(context, builder, array, *args), align=1)
+        return widened(builder, array.dtype, found) if is_narrow(array.dtype) else found
 
-    return Vector(array.dtype)(array, types.intp), generate
+    return _vector_of(array)(array, types.intp), generate
 
 
 @intrinsic
@@ -90,7 +103,7 @@ def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
     """array[index : index + lanes] = value; at any address."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[2], _address(context, builder, signature.args[0], *args[:2]), align=1)
+        _stored(context, builder, array, args, 1)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, value), generate
@@ -98,10 +111,10 @@ def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def stream(typing: Any, array: Any, index: Any, value: Any) -> Any:
-    """`store` past the caches; the address is a multiple of LINE."""
+    """`store` past the caches; the address is a multiple of LINE, or of half of it for halves."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        stored = builder.store(args[2], _address(context, builder, signature.args[0], *args[:2]), align=LINE)
+        stored = _stored(context, builder, array, args, LINE // 2 if is_narrow(array.dtype) else LINE)
         stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
         return context.get_dummy_value()
 
@@ -140,12 +153,12 @@ def fence(typing: Any) -> Any:
 
 @intrinsic
 def zeros(typing: Any, array: Any) -> Any:
-    """A vector of zeros of the array's dtype."""
+    """A vector of zeros of the type that the array's numbers are computed with."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return ir.Constant(context.get_value_type(signature.return_type), None)
 
-    return Vector(array.dtype)(array), generate
+    return _vector_of(array)(array), generate
 
 
 @intrinsic
@@ -224,6 +237,67 @@ def _root(typing: Any, value: Any) -> Any:
         return builder.call(root, args)
 
     return value(value), generate
+
+
+@intrinsic
+def _above(typing: Any, x: Any, limit: Any, then: Any, other: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_value_type(vector)
+        left, right, both, others = (
+            arg if isinstance(of, Vector) else _in_all_lanes(builder, kind, arg)
+            for of, arg in zip(signature.args, args, strict=True)
+        )
+        return builder.select(builder.fcmp_ordered(">", left, right), both, others)
+
+    vector = next(of for of in (x, limit, then, other) if isinstance(of, Vector))
+    return vector(x, limit, then, other), generate
+
+
+def above(x: Any, limit: Any, then: Any, other: Any) -> Any:
+    """`then` where x > limit, else `other`: of numbers, or lane by lane where one of them is a vector."""
+    raise NotImplementedError("numba compiles this")
+
+
+@overload(above)
+def _choose(x, limit, then, other):  # type: ignore[no-untyped-def]
+    if any(isinstance(of, Vector) for of in (x, limit, then, other)):
+        return lambda x, limit, then, other: _above(x, limit, then, other)
+    return lambda x, limit, then, other: then if x > limit else other
+
+
+@intrinsic
+def _size(typing: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_value_type(value)
+        name = f"llvm.fabs.v{kind.count}{kind.element.intrinsic_name}"
+        return builder.call(_declared(builder.module, ir.FunctionType(kind, [kind]), name), args)
+
+    return value(value), generate
+
+
+@overload(abs)
+def _abs(x):  # type: ignore[no-untyped-def]
+    if isinstance(x, Vector):
+        return lambda x: _size(x)
+    return None
+
+
+@intrinsic
+def _signed(typing: Any, size: Any, sign: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_value_type(sign)
+        name = f"llvm.copysign.v{kind.count}{kind.element.intrinsic_name}"
+        copysign = _declared(builder.module, ir.FunctionType(kind, [kind, kind]), name)
+        return builder.call(copysign, [_in_all_lanes(builder, kind, args[0]), args[1]])
+
+    return sign(size, sign), generate
+
+
+@overload(math.copysign)
+def _copysign(x, y):  # type: ignore[no-untyped-def]
+    if isinstance(y, Vector):
+        return lambda x, y: _signed(x, y)
+    return None
 
 
 @overload(math.sqrt)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dps.errors import Unavailable
-from dps.kernels import cpu
+from dps.kernels import cpu, halves, looking
 from dps.kernels import rows as row_kernels
 from dps.kernels.fused import MOST
 from dps.optim import Optimizer
@@ -36,6 +36,8 @@ STREAM_NBYTES = 1 << 19
 """From this size on what goes to another buffer is written past the caches."""
 HERE_NBYTES = 1 << 20
 """From this size on an update in place asks for memory ahead, as `dps.kernels.fused` does."""
+LOOK_NBYTES = 4 << 20
+"""From this size on a second thread helps with the look for NaN, where a core is free."""
 PIECE_NBYTES = 2 << 20
 """What a thread of a crew takes at a time; passes of less than four of them are not shared."""
 
@@ -75,6 +77,13 @@ class Buffer:
     abandoned: bool = False
     """A reader of another process that was given up may still read it: it is never written again."""
     missed: list[tuple[int, int]] = field(default_factory=list)
+
+
+def is_finite(array: Array) -> bool:
+    """Whether no element is NaN or infinite; integers always are finite."""
+    if halves.is_half(array.dtype):
+        return halves.all_finite(array)
+    return array.dtype.kind != "f" or bool(cpu.all_finite(array.reshape(-1)))
 
 
 def rows_of(part: Part) -> int:
@@ -174,7 +183,8 @@ class ArenaMemory:
 
         `check`: the gradient has not been looked at; see ASIDE_NBYTES.
         """
-        aside = check and self._looks() and self.arena.nbytes >= ASIDE_NBYTES
+        helped = self._crew is not None and not self._crew.waits  # then two passes, one of them shared, are faster
+        aside = check and self._looks() and self.arena.nbytes >= ASIDE_NBYTES and not helped
         if not self.buffers or not (aside or self.is_still()):
             return self.current
         free = self.free_buffer()
@@ -245,7 +255,7 @@ class ArenaMemory:
         The row numbers are in range."""
         table = self.values[start : start + part.size].reshape(part.shape[0], part.row_size)
         out = np.empty((len(rows), part.row_size), table.dtype) if out is None else out
-        row_kernels.gather(table, rows, out)
+        row_kernels.gather(self._given(table), rows, self._given(out))
         return out
 
     def refresh(self) -> None:
@@ -255,9 +265,13 @@ class ArenaMemory:
         """Whether no element is NaN or infinite."""
         if isinstance(gradient, Mean):
             return all(self.is_finite(array) for array in gradient.arrays)
-        if self._crew is None:
-            return bool(cpu.all_finite(gradient))
-        return self._shared(gradient.size, lambda start, stop: bool(cpu.all_finite(gradient[start:stop])))
+        crew = self._crew
+        if crew is None or crew.waits or gradient.nbytes < LOOK_NBYTES:
+            return self._shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
+        given = self._given(gradient)
+        shared = looking.meeting(given)
+        crew.beside(lambda: looking.finite_from_back(given, shared))
+        return bool(looking.finite_from_front(given, shared))
 
     def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
         """One pass over the elements that `gradient` is for, from the current values to buffer `index`.
@@ -266,8 +280,8 @@ class ArenaMemory:
         """
         if self.by_rows:
             return self._update_rows_of_parts(index, start, gradient, t, step, scale)
-        out, w, slots = self.buffers[index].values, self.buffers[self.current].values, self._ordered
-        gs = gradient.arrays if isinstance(gradient, Mean) else (gradient,)
+        out, w = self._given(self.buffers[index].values), self._given(self.buffers[self.current].values)
+        gs, slots = self._gradients(gradient), self._ordered
         n, size = len(gs), gs[0].size
         if size != out.size:
             stop = start + size
@@ -277,7 +291,7 @@ class ArenaMemory:
             n = n if len(gs) > 1 else 1
         large = size * self._item >= (STREAM_NBYTES if index != self.current else HERE_NBYTES)
         one_pass = n > 1 or (large and self._fused()) or self.looks_itself(index)
-        if self._crew is None or size * self._item < 4 * PIECE_NBYTES:
+        if not self._is_shared(size):
             return self._pass(out, w, slots, gs, n if one_pass else 0, t, step, scale)
 
         def piece(begin: int, end: int) -> bool:
@@ -292,14 +306,28 @@ class ArenaMemory:
     ) -> bool:
         """`update`, of whole parts, by an optimizer that takes all elements of a row together."""
         assert self._bound is not None
-        g = self._reduced(gradient.arrays)[0] if isinstance(gradient, Mean) else gradient
-        for place, (part, begin) in enumerate(zip(self.arena.parts, self.arena.starts, strict=True)):
-            if start <= begin and begin + part.size <= start + g.size:
-                at, shape = slice(begin, begin + part.size), (rows_of(part), part.row_size)
-                out, w = self.buffers[index].values[at].reshape(shape), self.values[at].reshape(shape)
-                part_g = g[begin - start : begin - start + part.size].reshape(shape)
-                self._bound.apply(out, w, self._tables(place), part_g, t, step, scale)
+        g = self._reduced(self._gradients(gradient))[0]
+        values, new = self._given(self.values), self._given(self.buffers[index].values)
+        for place, part, begin in self._parts_within(start, start + g.size):
+            at, shape = slice(begin, begin + part.size), (rows_of(part), part.row_size)
+            part_g = g[begin - start : begin - start + part.size].reshape(shape)
+            self._bound.apply(
+                new[at].reshape(shape), values[at].reshape(shape), self._tables(place), part_g, t, step, scale
+            )
         return True
+
+    def _parts_within(self, start: int, stop: int) -> Iterator[tuple[int, Part, int]]:
+        """The parts that lie whole between two elements: place, part and first element of each that has elements."""
+        for place, (part, begin) in enumerate(zip(self.arena.parts, self.arena.starts, strict=True)):
+            if part.size and start <= begin and begin + part.size <= stop:
+                yield place, part, begin
+
+    def _given(self, array: Array) -> Array:
+        """Values, or a gradient, as they are given to kernels."""
+        return array
+
+    def _gradients(self, gradient: Array | Mean) -> tuple[Array, ...]:
+        return tuple(self._given(g) for g in (gradient.arrays if isinstance(gradient, Mean) else (gradient,)))
 
     def _fused(self) -> bool:
         return self._bound is not None and self._bound.fused is not None
@@ -318,16 +346,21 @@ class ArenaMemory:
 
     def _reduced(self, gs: tuple[Array, ...]) -> tuple[Array, ...]:
         """As many gradients as a pass takes, of the same sum in the same order; or their mean."""
+        if len(gs) == 1:
+            return gs
         if self._scratch is None or self._scratch.size < gs[0].size:
-            self._scratch = np.empty_like(gs[0])
+            self._scratch = np.empty(gs[0].size, self._precision())
         scratch = self._scratch[: gs[0].size]
         if self._fused():
             return (summed(gs[: 1 - MOST], scratch), *gs[1 - MOST :])
         return (Mean(gs).array(scratch),)
 
+    def _is_shared(self, size: int) -> bool:
+        return self._crew is not None and self._crew.waits and size * self._item >= 4 * PIECE_NBYTES
+
     def _shared(self, size: int, work: Callable[[int, int], bool]) -> bool:
         """`work(start, stop)` on all of `size` elements, by the crew where they are many."""
-        if self._crew is None or size * self._item < 4 * PIECE_NBYTES:
+        if self._crew is None or not self._is_shared(size):
             return work(0, size)
         each = PIECE_NBYTES // self._item
         return self._crew.share(-(-size // each), lambda k: work(k * each, min(size, (k + 1) * each)))
@@ -339,8 +372,8 @@ class ArenaMemory:
         assert self._bound is not None
         stop, shape = start + part.size, (part.shape[0], part.row_size)
         slots = self._tables(self.places[part.index][0])
-        table = self.buffers[index].values[start:stop].reshape(shape)
-        self._bound.apply_rows(table, slots, rows, gradient, t, step, scale)
+        table = self._given(self.buffers[index].values[start:stop]).reshape(shape)
+        self._bound.apply_rows(table, slots, rows, self._given(gradient).reshape(-1, shape[1]), t, step, scale)
 
     def close(self) -> None:
         """The shard is over: nothing reads or writes here any more but readers under leases."""

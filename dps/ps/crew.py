@@ -16,10 +16,14 @@ class Crew:
     (some 50 µs).
     """
 
-    def __init__(self, threads: int) -> None:
-        """`threads`: how many take part, the caller's own among them. The others start with the first pass."""
-        self.threads = threads
-        self._passes: SimpleQueue[_Pass | None] = SimpleQueue()
+    def __init__(self, threads: int, waits: bool = True) -> None:
+        """`threads`: how many take part, the caller's own among them. The others start with the first pass.
+
+        `waits`: whether passes may be shared that the caller has to wait for. Without it helpers get only what the
+        caller can do itself meanwhile, so that none of them can hold it up: see `beside`.
+        """
+        self.threads, self.waits = threads, waits
+        self._orders: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._helpers: list[threading.Thread] = []
 
     def share(self, pieces: int, work: Callable[[int], bool]) -> bool:
@@ -27,29 +31,41 @@ class Crew:
 
         Raises what a piece raised; all of them have ended by then.
         """
-        while len(self._helpers) < self.threads - 1:
-            helper = threading.Thread(target=self._help, name=f"crew {len(self._helpers)}", daemon=True)
-            helper.start()
-            self._helpers.append(helper)
+        self._start()
         shared = _Pass(pieces, work)
         for _ in range(min(len(self._helpers), pieces - 1)):
-            self._passes.put(shared)
+            self._orders.put(shared.take_part)
         shared.take_part()
         shared.ended.wait()
         if shared.error is not None:
             raise shared.error
         return shared.good
 
+    def beside(self, work: Callable[[], object]) -> None:
+        """Have a helper call `work`, whenever it comes to it. Does not wait, nor does anybody learn when it has ended.
+
+        Where no helper has even come to the last such order, it is not given another one.
+        """
+        self._start()
+        if self._orders.empty():
+            self._orders.put(work)
+
+    def _start(self) -> None:
+        while len(self._helpers) < self.threads - 1:
+            helper = threading.Thread(target=self._help, name=f"crew {len(self._helpers)}", daemon=True)
+            helper.start()
+            self._helpers.append(helper)
+
     def close(self) -> None:
         """Let the helpers go."""
         for _ in self._helpers:
-            self._passes.put(None)
+            self._orders.put(None)
         self._helpers.clear()
 
     def _help(self) -> None:
-        while (shared := self._passes.get()) is not None:
-            shared.take_part()
-            del shared  # and with it the memory that the pass was over
+        while (order := self._orders.get()) is not None:
+            order()
+            del order  # and with it the memory that the pass was over
 
 
 class _Pass:

@@ -99,16 +99,15 @@ class DeviceMemory(ArenaMemory):
 
     def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
         assert self._bound is not None
-        g = self._reduced(gradient.arrays)[0] if isinstance(gradient, Mean) else gradient
+        g = self._reduced(self._gradients(gradient))[0]
         if not g.size:
             return True
         with self._gpu:
             sent = self._sent("values", g)
             if self.by_rows:
-                for place, (part, begin) in enumerate(zip(self.arena.parts, self.arena.starts, strict=True)):
-                    if part.size and start <= begin and begin + part.size <= start + g.size:
-                        w, here = self._table(self._values, part, begin), self._table(sent, part, begin - start)
-                        self._bound.apply(w, w, self._tables(place), here, t, step, scale, cuda)
+                for place, part, begin in self._parts_within(start, start + g.size):
+                    w, here = self._table(self._values, part, begin), self._table(sent, part, begin - start)
+                    self._bound.apply(w, w, self._tables(place), here, t, step, scale, cuda)
             else:
                 stop = start + g.size
                 w = self._values[start:stop]

@@ -125,7 +125,12 @@ class Bound:
     ) -> bool:  # fmt: skip
         """The update with the sum of `gs` divided by `n`, for an optimizer that is `fused`: `dps.kernels.fused`."""
         assert self.fused is not None
-        return self.fused(out, w, *slots, gs, self._number(n), *self._of(t, step, scale)) is not False
+        scalars = self._of(t, step, scale)
+        if scalars:
+            return self.fused(out, w, *slots, gs, self._number(n), *scalars) is not False
+        if out is not w:
+            np.copyto(out, w)
+        return True
 
     def apply_rows(
         self, w: Array, slots: Sequence[Array | None], rows: npt.NDArray[np.int64], g: Array,

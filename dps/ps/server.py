@@ -59,12 +59,13 @@ CREDIT_TIMEOUT_S = 5.0
 class PsActor(Actor):
     """Serves one shard. Everything it holds belongs to a run epoch; a new epoch starts from nothing."""
 
-    def __init__(self, device: str = "") -> None:
-        """`device`: where variables live whose placement says nothing of it, as "gpu:0"; "" is the CPU.
+    def __init__(self, device: str = "", threads: int = 1) -> None:
+        """`device`: where variables live whose placement says nothing of it, as "gpu:0"; "" is the CPU. `threads`: as
+        of `Store`.
 
         Raises ConfigError for a device that cannot be used."""
         check_device(device)
-        self.device = device
+        self.device, self.threads = device, threads
         self.shard: Shard | None = None
         self.epoch = 0
         """The highest run epoch seen."""
@@ -100,7 +101,8 @@ class PsActor(Actor):
         self._credits.clear()
         self._wants_credit.clear()
         addresses = {int(task): str(address) for task, address in message.addresses}
-        shard = Shard(self.node, message.epoch, plan, message.shard, addresses, message.settings, self.device)
+        own = self.device, self.threads
+        shard = Shard(self.node, message.epoch, plan, message.shard, addresses, message.settings, *own)
         if message.restore:
             manifest = load(self.node.runtime.storage, message.checkpoint_dir, message.restore, verify=False)
             restore(shard.store, plan, message.shard, self.node, message.checkpoint_dir, manifest)

@@ -79,12 +79,12 @@ class Shard:
 
     def __init__(
         self, node: Node, epoch: int, plan: Plan, ps: int, addresses: dict[int, str], settings: dict[str, Any],
-        device: str = "",
+        device: str = "", threads: int = 1,
     ) -> None:  # fmt: skip
-        """`device`: as of `Store`, which may raise ConfigError for it."""
+        """`device`, `threads`: as of `Store`, which may raise ConfigError for the device."""
         self.node, self.epoch, self.plan, self.ps = node, epoch, plan, ps
         self.layout = plan.layouts[ps]
-        self.store = Store(self.layout, node.runtime, device)
+        self.store = Store(self.layout, node.runtime, device, threads)
         self.settings = settings
         self.peers = {task: Ref(address, "ps") for task, address in addresses.items()}
         self.step_ps = plan.ps[0]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dps.kernels import cpu, halves
+from dps.config import AUTO, cores
 from dps.kernels import rows as row_kernels
-from dps.ps.arena import WHOLE, ArenaMemory, Buffer, Mean
+from dps.ps.arena import WHOLE, ArenaMemory, Buffer, Mean, is_finite
 from dps.ps.crew import Crew
 from dps.ps.memory import memory_of
 from dps.transport.endpoint import Runtime
@@ -66,12 +66,14 @@ class Store:
     def __init__(self, layout: ShardLayout, runtime: Runtime, device: str = "", threads: int = 1) -> None:
         """`device`: where variables live whose placement says nothing of it: "GPU:0", else this process's memory.
 
-        `threads`: how many share a long pass on the CPU. 2 make it nearly twice as fast where a core is free.
+        `threads`: how many share a long pass on the CPU. 2 make it nearly twice as fast where a core is free, and up to
+        twice as slow where none is. AUTO: one, but for a second one that looks for NaN as long as a core is free.
 
         Raises ConfigError for a GPU that cannot be used."""
         self.layout, self.runtime = layout, runtime
         shared = runtime if layout.nbytes >= runtime.shared_nbytes else None
-        self._crew = Crew(threads) if threads > 1 and not runtime.simulated else None
+        several = threads > 1 or (threads == AUTO and cores() > 1)
+        self._crew = Crew(max(2, threads), waits=threads > 1) if several and not runtime.simulated else None
         self.arenas = [memory_of(arena, shared, device, self._crew) for arena in layout.arenas]
         self._trained = [(a, memory) for a, memory in enumerate(self.arenas) if memory.optimizer is not None]
         self._on_device = any(memory.on_device for memory in self.arenas)
@@ -327,18 +329,6 @@ def _check_rows(part: Part, rows: Array) -> None:
             f"a row number of {part.name} is out of range: got {rows.min()} to {rows.max()}, "
             f"wanted 0 to {part.shape[0] - 1}"
         )
-
-
-def is_finite(array: Array) -> bool:
-    """Whether no element is NaN or infinite; integers always are finite."""
-    if halves.is_half(array.dtype):
-        return halves.all_finite(_aligned(array.reshape(-1)))
-    return array.dtype.kind != "f" or bool(cpu.all_finite(array.reshape(-1)))
-
-
-def _aligned(array: Array) -> Array:
-    """Kernels of halves exist for memory that is aligned and writable."""
-    return array if array.flags.writeable and array.flags.aligned else array.copy()
 
 
 def not_finite(arena: Arena, gradient: Array, start: int) -> str:

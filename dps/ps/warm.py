@@ -15,15 +15,17 @@ import numpy as np
 
 from dps import optim
 from dps.protocol import RUN
-from dps.ps.arena import HERE_NBYTES, STREAM_NBYTES
+from dps.ps.arena import HERE_NBYTES, STREAM_NBYTES, is_finite
 from dps.ps.combine import mean
 from dps.ps.rowlists import checked, row_gradient
 from dps.ps.staging import Staged
-from dps.ps.store import Store, Update, is_finite
+from dps.ps.store import Store, Update
 from dps.transport.real import real_runtime
 from dps.variables.plan import Arena, Part, ShardLayout
 
 DIM = 4
+TRAINED = ("float32", "float64", "float16", "bfloat16")
+"""What there are optimizers for."""
 _ready: set[tuple[str, str, bool, int, bool]] = set()
 _warming = threading.Lock()
 
@@ -40,7 +42,7 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
     """
     for arena in arenas:
         dtype = np.dtype(arena.dtype).name
-        if arena.optimizer is not None and dtype in ("float32", "float64"):
+        if arena.optimizer is not None and dtype in TRAINED:
             kind = (dtype, str(arena.optimizer["name"]), arena.sparse, together, _is_large(arena))
             with _warming:
                 if kind not in _ready:

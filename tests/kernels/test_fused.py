@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.kernels import cpu, fused
+from dps.kernels import cpu, fused, halves
 
+RMSPROP = (0.1, 0.9, 0.1, 0.5, 1e-8)
 ADAM = (0.002, 0.01, 0.9, 0.1, 0.999, 0.001, 0.5, 1e-8)
 CASES = [
     ("sgd", 0, (0.1, 0.0)),
@@ -19,7 +21,12 @@ CASES = [
     ("momentum", 1, (0.1, 0.9, True)),
     ("adagrad", 1, (0.1, 1e-10)),
     ("adam", 2, ADAM),
+    ("rmsprop", 1, RMSPROP),
+    ("rmsprop", 3, RMSPROP),
+    ("ftrl", 2, (0.1, 0.5, 0.3, 0.02, 0.1)),
+    ("ftrl", 2, (0.1, 0.4, 0.3, 0.02, 0.1)),
 ]
+HALVES: dict[str, Any] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 def numbers(n: int, seed: int, dtype: Any, offset: int) -> Any:
@@ -44,16 +51,53 @@ def test_the_bits_are_those_of_a_mean_and_then_an_update(
         mean = mean / dtype(pushes)
     kept = [np.abs(numbers(n, 20 + k, dtype, offset)) for k in range(slots)]
     numbers_of = [s if isinstance(s, bool) else dtype(s) for s in scalars]
+    kept = [*kept, None, None] if (name, slots) == ("rmsprop", 1) else kept
     w, wanted = numbers(n, 1, dtype, 1), np.empty(n, dtype)
-    wanted_slots = [slot.copy() for slot in kept]
+    wanted_slots = [None if slot is None else slot.copy() for slot in kept]
     getattr(cpu, name)(wanted, w, *wanted_slots, mean.astype(dtype), *numbers_of)
     before = w.tobytes()
     out = w if in_place else numbers(n, 2, dtype, offset)
     good = getattr(fused, name)(out, w, *kept, gs, dtype(pushes), *numbers_of)
     assert out.tobytes() == wanted.tobytes()
-    assert [s.tobytes() for s in kept] == [s.tobytes() for s in wanted_slots]
+    for slot, wanted_slot in zip(kept, wanted_slots, strict=True):
+        assert slot is wanted_slot is None or slot.tobytes() == wanted_slot.tobytes()
     assert in_place or w.tobytes() == before
     assert good is (True if name == "sgd" else None)
+
+
+@pytest.mark.parametrize("half", list(HALVES))
+@pytest.mark.parametrize(("name", "slots", "scalars"), CASES, ids=lambda c: c if isinstance(c, str) else "")
+@pytest.mark.parametrize(("n", "pushes"), [(5, 1), (100, 1), (71, 3)])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_halves_are_updated_as_their_float32_numbers_and_rounded_once(
+    half: str, name: str, slots: int, scalars: Any, n: int, pushes: int, in_place: bool
+) -> None:
+    dtype = HALVES[half]
+    w, *gs = (np.random.default_rng(k).standard_normal(n + 3).astype(dtype)[3:] for k in range(1 + pushes))
+    kept: list[Any] = [np.abs(numbers(n, 20 + k, np.float32, 0)) for k in range(slots)]
+    kept = [*kept, None, None] if (name, slots) == ("rmsprop", 1) else kept
+    wanted_slots = [None if slot is None else slot.copy() for slot in kept]
+    numbers_of = [s if isinstance(s, bool) else np.float32(s) for s in scalars]
+    wide, wide_gs = w.astype(np.float32), tuple(g.astype(np.float32) for g in gs)
+    getattr(fused, name)(wide, wide, *wanted_slots, wide_gs, np.float32(pushes), *numbers_of)
+    out = w if in_place else np.empty(n + 3, dtype)[3:]
+    given = [halves.bits_in(a) for a in (out, w, *gs)]
+    getattr(fused, name)(given[0], given[1], *kept, tuple(given[2:]), np.float32(pushes), *numbers_of)
+    with np.errstate(over="ignore"):  # where a variance of 0 is divided by
+        assert out.tobytes() == wide.astype(dtype).tobytes()
+    for slot, wanted_slot in zip(kept, wanted_slots, strict=True):
+        assert slot is wanted_slot is None or slot.tobytes() == wanted_slot.tobytes()
+
+
+@pytest.mark.parametrize("half", list(HALVES))
+def test_one_bad_half_anywhere_is_told_of(half: str) -> None:
+    one, w, out = np.float32(1), *(halves.bits_in(np.ones(75, HALVES[half])) for _ in range(2))
+    for bad in (np.nan, np.inf, -np.inf):
+        for position in range(75):
+            g = np.ones(75, HALVES[half])
+            assert fused.sgd(out, w, (halves.bits_in(g),), one, one, np.float32(0))
+            g[position] = bad
+            assert not fused.sgd(out, w, (halves.bits_in(g),), one, one, np.float32(0))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

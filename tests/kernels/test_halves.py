@@ -7,8 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from numba import njit
 
-from dps.kernels import halves
+from dps.kernels import halves, widening
 
 DTYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 NAMES = pytest.mark.parametrize("name", list(DTYPES))
@@ -84,6 +85,33 @@ def test_numbers_between_halves_go_where_numpy_puts_them(name: str) -> None:
     a = np.concatenate([a[~np.isnan(a)], draw.normal(size=20_000).astype(np.float32) * np.float32(2.0**-14)])
     with np.errstate(over="ignore", under="ignore"):
         assert narrow(name, *a) == a.astype(DTYPES[name]).view(np.uint16).tolist()
+
+
+@pytest.mark.parametrize("converts", [True, False])
+def test_processors_without_halves_of_their_own_give_the_same_bits(
+    converts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if converts and not widening.converts_float16():
+        pytest.skip("this processor has none")
+    monkeypatch.setattr(widening, "converts_float16", lambda: converts)
+    widen, narrow = njit(halves._widen.py_func), njit(halves._narrow.py_func)  # not those in the cache
+    numbers, back = np.empty(len(EVERY), np.float32), np.empty(len(EVERY), np.int16)
+    with np.errstate(invalid="ignore"):
+        wanted = EVERY.view(np.float16).astype(np.float32)
+    finite = ~np.isnan(wanted)
+    for lanes in (slice(None), slice(0, 65521)):  # with and without elements that no vector has
+        widen(numbers[lanes], EVERY.view(np.int16)[lanes])
+        assert numbers[lanes][finite[lanes]].tobytes() == wanted[lanes][finite[lanes]].tobytes()
+        assert np.isnan(numbers[lanes][~finite[lanes]]).all()
+    draw = np.random.default_rng(4)
+    a = draw.integers(0, 1 << 32, len(EVERY), dtype=np.uint32).view(np.float32)
+    a[::2] = draw.normal(size=len(a[::2])) * 2.0**-14
+    narrow(back, a)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        wanted_bits = a.astype(np.float16).view(np.int16)
+    nan = np.isnan(a)
+    wanted_bits[nan] = np.where(np.signbit(a[nan]), 0xFE00, 0x7E00).astype(np.uint16).view(np.int16)
+    assert back.tobytes() == wanted_bits.tobytes()
 
 
 @NAMES

@@ -47,6 +47,33 @@ def test_what_a_piece_raises_comes_out_when_all_have_ended() -> None:
     crew.close()
 
 
+def test_work_beside_is_done_by_a_helper_and_nobody_waits_for_it() -> None:
+    crew, asked, ended = Crew(2, waits=False), threading.Event(), threading.Event()
+
+    def work() -> None:
+        asked.wait(timeout=10)
+        ended.set()
+
+    crew.beside(work)
+    assert not ended.is_set()
+    asked.set()
+    assert ended.wait(timeout=10)
+    crew.close()
+
+
+def test_a_helper_that_is_behind_is_not_given_more_and_more() -> None:
+    crew, begun, asked, done = Crew(2, waits=False), threading.Event(), threading.Event(), list[int]()
+    crew.beside(lambda: (begun.set(), asked.wait(timeout=10)))
+    assert begun.wait(timeout=10)
+    for number in range(5):
+        crew.beside(lambda number=number: done.append(number))  # type: ignore[misc]
+    asked.set()
+    (helper,) = crew._helpers
+    crew.close()
+    helper.join(timeout=10)
+    assert done == [0]
+
+
 def test_helpers_go_when_the_crew_closes() -> None:
     crew = Crew(3)
     crew.share(8, lambda k: True)

@@ -12,7 +12,7 @@ from dps import optim
 from dps.errors import ConfigError
 from dps.ps import optimizers
 from dps.ps.arena import Mean
-from dps.ps.halves import BLOCK, HalvesMemory
+from dps.ps.halves import HalvesMemory
 from dps.ps.memory import memory_of
 from dps.variables.plan import Arena, Part
 
@@ -81,8 +81,8 @@ def test_twenty_updates_round_the_values_after_each_and_keep_slots_in_float32(dt
 
 @EVERY_DTYPE
 @pytest.mark.parametrize("optimizer", [optim.Adam(0.01), optim.Adagrad(0.1, rowwise=True)], ids=repr)
-def test_arenas_of_more_than_a_block_are_updated_to_the_end_in_another_buffer(dtype: str, optimizer: Any) -> None:
-    rows = BLOCK // DIM * 2 + 7
+def test_large_arenas_are_updated_to_the_end_in_another_buffer(dtype: str, optimizer: Any) -> None:
+    rows = 6561
     made, values = memory(dtype, optimizer, rows)
     before, free = made.values.copy(), made.free_buffer()
     assert free is not None

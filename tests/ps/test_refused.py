@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 
 from dps import optim
+from dps.config import AUTO
 from dps.ps import arena
+from dps.ps import store as stores
 from dps.ps.arena import Mean
 from dps.ps.store import RowGradient, Store, Update
 from dps.transport.current import runtime
@@ -174,9 +176,12 @@ def test_a_mean_is_applied_with_the_bits_of_a_mean_that_was_made_before(pushes: 
             assert held is None or held.counter == step - 1
 
 
-def test_a_shared_pass_has_the_bits_of_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("threads", [2, 3, AUTO])
+def test_a_shared_pass_has_the_bits_of_one_that_is_not(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     monkeypatch.setattr(arena, "PIECE_NBYTES", 64)
-    alone, together = Store(LAYOUT, runtime()), Store(LAYOUT, runtime(), threads=3)
+    monkeypatch.setattr(arena, "LOOK_NBYTES", 64)
+    monkeypatch.setattr(stores, "cores", lambda: 2)
+    alone, together = Store(LAYOUT, runtime()), Store(LAYOUT, runtime(), threads=threads)
     for seed in range(6):
         for store in (alone, together):
             pushes = [run_of(seed), run_of(seed + 1)]

@@ -1,0 +1,81 @@
+"""`threads` of a ps: the same bits with one, several and "auto", in each update mode; and what is no such number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from dps import config
+from dps.errors import ConfigError
+from dps.ps import arena, crew
+from dps.ps import store as stores
+from dps.ps.server import PsActor
+from dps.transport.current import runtime
+from tests.in_process import bind
+
+SIZE = (1 << 16) + 7
+OPTIMIZERS = [dps.optim.SGD(0.1), dps.optim.Adam(0.01)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes are shared as those of large arenas are, also where there is one processor."""
+    monkeypatch.setattr(arena, "PIECE_NBYTES", 1 << 14)
+    monkeypatch.setattr(arena, "LOOK_NBYTES", 1 << 14)
+    monkeypatch.setattr(stores, "cores", lambda: 2)
+
+
+def trained(threads: int | str, optimizer: Any, update: Any, dtype: Any) -> tuple[bytes, int]:
+    """The values after some steps and a refused one; and how many passes had help."""
+    orders: list[int] = []
+    put = crew.Crew._start
+    rng = np.random.default_rng(5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crew.Crew, "_start", lambda self: (orders.append(1), put(self)))
+        with dps.Server(None, "chief", 0, bind=bind("inproc"), ps=1, workers=1, owned=True) as chief:
+            own = {"chief": chief.address, "bind": bind("inproc")}
+            with dps.Server(None, "ps", 0, threads=threads, **own):
+                own["bind"] = bind("inproc")
+                with dps.Server(None, "worker", 0, **own) as server:
+                    values = {"w": rng.standard_normal(SIZE).astype(dtype)}
+                    with dps.Session(server, values, optimizer=optimizer, update=update, timeout=30) as session:
+                        for _ in range(3):
+                            session.push({"w": rng.standard_normal(SIZE).astype(dtype)})
+                        bad = np.ones(SIZE, dtype)
+                        bad[SIZE - 3] = np.inf
+                        with pytest.raises(ValueError, match="the gradient of w has NaN or infinite values"):
+                            session.push({"w": bad})
+                        return session.pull()["w"].tobytes(), len(orders)
+
+
+@pytest.mark.parametrize("update", [dps.Async(), dps.SyncReplicas()], ids=["async", "sync"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "adam"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_the_bits_of_a_training_do_not_depend_on_the_threads_of_its_ps(optimizer: Any, update: Any, dtype: Any) -> None:
+    alone, helped = trained(1, optimizer, update, dtype)
+    assert helped == 0
+    for threads in (2, 3, "auto"):
+        values, helped = trained(threads, optimizer, update, dtype)
+        assert values == alone
+        assert helped >= 4
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(1, 1), ("3", 3), (" Auto ", config.AUTO)])
+def test_threads_are_a_number_or_auto(given: int | str, wanted: int) -> None:
+    assert config.parse_threads(given) == wanted
+
+
+@pytest.mark.parametrize("given", [0, -1, "two", "", "1.5", 5000])
+def test_other_threads_are_refused_in_one_line(given: int | str) -> None:
+    with pytest.raises(ConfigError, match=r"^got .* threads for a ps; wanted a whole number from 1, or auto$"):
+        dps.Server(None, "ps", 0, chief="127.0.0.1:1", threads=given)
+
+
+def test_one_thread_and_auto_on_one_processor_have_no_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "cores", lambda: 1)
+    assert PsActor().threads == 1
+    crews = [stores.Store(stores.ShardLayout((), 0), runtime(), threads=n)._crew for n in (1, config.AUTO)]
+    assert crews == [None, None]
