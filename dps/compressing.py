@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.compress import Bfloat16, Compressor, Float16, Int8, RandomK, Rules, TopK, check_names, chosen
 from dps.protocol import NO_BASE, Pull
+from dps.record import replace
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
 from dps.variables.packed import PackedGradient, first_element
@@ -30,6 +31,9 @@ class Traffic:
     pushed_plain: int = 0
     pulled: int = 0
     pulled_plain: int = 0
+
+    def copy(self) -> Traffic:
+        return Traffic(self.pushed, self.pushed_plain, self.pulled, self.pulled_plain)
 
 
 @dataclass(eq=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from dps.connection import Connection
 from dps.errors import DpsError, Unavailable
 from dps.lanes import Lane
 from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
+from dps.record import replace
 from dps.transport.dtypes import wire_name
 from dps.transport.wire import Array, Message
 from dps.variables.layout import check_rows

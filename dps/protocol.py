@@ -6,9 +6,9 @@ incarnation, which every envelope carries, is the number under which the chief a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
+from dps.record import made, record
 from dps.transport.wire import Array, Message, kind
 
 PS, CHIEF, AGENT = "ps", "chief", "agent"
@@ -27,7 +27,7 @@ APPLIED, DROPPED, REFUSED = "applied", "dropped", "refused"
 
 
 @kind(10)
-@dataclass(frozen=True, slots=True)
+@record
 class Pull(Message):
     """The shard's values. Waits until the shard's step is `min_step`, the push `after` (0: none) of this
     session has its result and, in bounded mode on the step ps, the session's `clock` may read."""
@@ -46,7 +46,7 @@ class Pull(Message):
     """The asker can read the ps's memory: answer with SharedValues where that is possible."""
     released: int = 0
     """All SharedValues under lower request numbers are read, whatever became of their Release."""
-    packed: list[Any] = field(default_factory=list)
+    packed: list[Any] = made(default_factory=list)
     """[name of a cast, indices of parts] for the parts that are wanted in fewer bytes; with any, the answer's bytes
     are those of a PackedLayout."""
     base: int = NO_BASE
@@ -55,7 +55,7 @@ class Pull(Message):
 
 
 @kind(11)
-@dataclass(frozen=True, slots=True)
+@record
 class Values(Message):
     """One piece of a shard's run at one version: `arrays[i]` are the bytes from `offsets[i]` on."""
 
@@ -69,7 +69,7 @@ class Values(Message):
 
 
 @kind(12)
-@dataclass(frozen=True, slots=True)
+@record
 class NotNewer(Message):
     """The shard's version is the one that the asker has."""
 
@@ -79,7 +79,7 @@ class NotNewer(Message):
 
 
 @kind(13)
-@dataclass(frozen=True, slots=True)
+@record
 class Lookup(Message):
     """Rows of one part; `arrays` is one int64 array of row numbers within the part, or nothing where the part's ps has
     the session's list of this number already (it answers with RowsUnknown where it does not)."""
@@ -97,7 +97,7 @@ class Lookup(Message):
 
 
 @kind(14)
-@dataclass(frozen=True, slots=True)
+@record
 class Rows(Message):
     """Some of the rows that were looked up, in their order, from `first` on, shape (rows, elements of one)."""
 
@@ -108,7 +108,7 @@ class Rows(Message):
 
 
 @kind(19)
-@dataclass(frozen=True, slots=True)
+@record
 class SharedRows(Message):
     """All rows that were looked up lie at the beginning of this memory, until a Lookup says that they are read."""
 
@@ -118,7 +118,7 @@ class SharedRows(Message):
 
 
 @kind(28)
-@dataclass(frozen=True, slots=True)
+@record
 class RowsUnknown(Message):
     """The list of this number is not here (any more); send the row numbers themselves."""
 
@@ -126,7 +126,7 @@ class RowsUnknown(Message):
 
 
 @kind(15)
-@dataclass(frozen=True, slots=True)
+@record
 class SharedValues(Message):
     """One version of the shard, to be read in place until a Release with the pull's number: a memory per arena."""
 
@@ -137,7 +137,7 @@ class SharedValues(Message):
 
 
 @kind(16)
-@dataclass(frozen=True, slots=True)
+@record
 class Release(Message):
     """The SharedValues under these request numbers are read."""
 
@@ -146,7 +146,7 @@ class Release(Message):
 
 
 @kind(17)
-@dataclass(frozen=True, slots=True)
+@record
 class Probe(Message):
     """Is the ps on the asker's machine? `memory` names some of the asker's, which begins with `token`; `direct` is its
     way for small messages."""
@@ -157,7 +157,7 @@ class Probe(Message):
 
 
 @kind(18)
-@dataclass(frozen=True, slots=True)
+@record
 class Probed(Message):
     """Some memory of the ps's, which begins with `token`, and its `direct`; no names where the asker's could not be
     read."""
@@ -168,7 +168,7 @@ class Probed(Message):
 
 
 @kind(29)
-@dataclass(frozen=True, slots=True)
+@record
 class Changes(Message):
     """One piece of what changed in the values since the version `base`, as `dps.variables.deltas` describes."""
 
@@ -189,7 +189,7 @@ DENSE, ROWS, LISTED, PACKED = 0, 1, 2, 3
 
 
 @kind(20)
-@dataclass(frozen=True, slots=True)
+@record
 class Push(Message):
     """One piece of a push. Form EMPTY: nothing for this shard; RUN: bytes of the dense run at `offsets`; PARTS:
     `parts` lists [part index, how, list, place]; SHARED: the dense run lies in the sender's memory, `parts` is that
@@ -215,7 +215,7 @@ class Push(Message):
 
 
 @kind(21)
-@dataclass(frozen=True, slots=True)
+@record
 class PushStatus(Message):
     """What became of a push? Answered with Pushed, Waiting or PushMissing."""
 
@@ -224,7 +224,7 @@ class PushStatus(Message):
 
 
 @kind(22)
-@dataclass(frozen=True, slots=True)
+@record
 class PushMissing(Message):
     """The push is not whole here; send it again under the same number."""
 
@@ -232,7 +232,7 @@ class PushMissing(Message):
 
 
 @kind(23)
-@dataclass(frozen=True, slots=True)
+@record
 class PushHeld(Message):
     """The push is whole and checked here and waits for its step's set; never the last answer.
     `accepted` is true from the moment that the set with it is fixed."""
@@ -243,7 +243,7 @@ class PushHeld(Message):
 
 
 @kind(24)
-@dataclass(frozen=True, slots=True)
+@record
 class Pushed(Message):
     """The result of a push on one shard: status applied, dropped or refused (with its reason); the step, in
     sync the token; how many versions were applied between pull and push; the shard's version after it."""
@@ -257,7 +257,7 @@ class Pushed(Message):
 
 
 @kind(25)
-@dataclass(frozen=True, slots=True)
+@record
 class Credit(Message):
     """May a push of several pieces be sent now? Answered with Done when it may."""
 
@@ -266,7 +266,7 @@ class Credit(Message):
 
 
 @kind(26)
-@dataclass(frozen=True, slots=True)
+@record
 class Enter(Message):
     """A session wants to take part in synchronous steps; answered with Token when it may begin."""
 
@@ -274,7 +274,7 @@ class Enter(Message):
 
 
 @kind(27)
-@dataclass(frozen=True, slots=True)
+@record
 class Token(Message):
     """The session's local step from now on."""
 
@@ -285,7 +285,7 @@ class Token(Message):
 
 
 @kind(30)
-@dataclass(frozen=True, slots=True)
+@record
 class Report(Message):
     """A ps tells the step ps of a push that is whole there: [incarnation, number, local step, refusal]."""
 
@@ -295,7 +295,7 @@ class Report(Message):
 
 
 @kind(31)
-@dataclass(frozen=True, slots=True)
+@record
 class Decide(Message):
     """Entry `index` of the step ps's decisions, carried out in order by every ps: apply `chosen` (lists of
     [task, incarnation, number]) as step `step`, drop `dropped`, refuse `refused` (with a reason each), forget
@@ -315,7 +315,7 @@ class Decide(Message):
 
 
 @kind(40)
-@dataclass(frozen=True, slots=True)
+@record
 class Configure(Message):
     """A new run epoch on a ps: forget everything, hold this shard of the plan, restore it or wait for Init."""
 
@@ -332,7 +332,7 @@ class Configure(Message):
 
 
 @kind(41)
-@dataclass(frozen=True, slots=True)
+@record
 class Configured(Message):
     """The shard is there (restored, or waiting for Init), at a step."""
 
@@ -341,7 +341,7 @@ class Configured(Message):
 
 
 @kind(42)
-@dataclass(frozen=True, slots=True)
+@record
 class Init(Message):
     """A piece of the shard's first values, from the session that the chief chose."""
 
@@ -352,7 +352,7 @@ class Init(Message):
 
 
 @kind(43)
-@dataclass(frozen=True, slots=True)
+@record
 class Members(Message):
     """Who takes part, whole and numbered: `live` lists [incarnation, task name,
     task index, worker?]; `waiting` names the
@@ -366,7 +366,7 @@ class Members(Message):
 
 
 @kind(44)
-@dataclass(frozen=True, slots=True)
+@record
 class CutShard(Message):
     """Copy the shard for a checkpoint: in sync mode between the same two steps on every ps, else at once."""
 
@@ -375,7 +375,7 @@ class CutShard(Message):
 
 
 @kind(49)
-@dataclass(frozen=True, slots=True)
+@record
 class ShardCut(Message):
     """The shard is copied, at this step and version; `applied` is, for each part of the shard in the order of its
     layout, how often its optimizer was applied."""
@@ -386,7 +386,7 @@ class ShardCut(Message):
 
 
 @kind(50)
-@dataclass(frozen=True, slots=True)
+@record
 class SaveShard(Message):
     """Write a copied shard into a checkpoint's folder."""
 
@@ -397,7 +397,7 @@ class SaveShard(Message):
 
 
 @kind(45)
-@dataclass(frozen=True, slots=True)
+@record
 class ShardSaved(Message):
     """The shard file is on disk."""
 
@@ -407,7 +407,7 @@ class ShardSaved(Message):
 
 
 @kind(46)
-@dataclass(frozen=True, slots=True)
+@record
 class StopTask(Message):
     """The run ends for this task, with this exit code and reason ("" when all went well)."""
 
@@ -416,13 +416,13 @@ class StopTask(Message):
 
 
 @kind(47)
-@dataclass(frozen=True, slots=True)
+@record
 class AskStats(Message):
     """Counters of an actor, for people."""
 
 
 @kind(48)
-@dataclass(frozen=True, slots=True)
+@record
 class Stats(Message):
     """Answer to AskStats: plain values by name."""
 
@@ -433,7 +433,7 @@ class Stats(Message):
 
 
 @kind(60)
-@dataclass(frozen=True, slots=True)
+@record
 class Register(Message):
     """A node joins the cluster or tells that it is still there: its job, task (-1: give me one), address, a
     number that is new with each process, the highest run epoch it has seen, the update mode it was told."""
@@ -447,7 +447,7 @@ class Register(Message):
 
 
 @kind(61)
-@dataclass(frozen=True, slots=True)
+@record
 class Registered(Message):
     """The node's task, and the cluster as the chief knows it."""
 
@@ -456,7 +456,7 @@ class Registered(Message):
 
 
 @kind(62)
-@dataclass(frozen=True, slots=True)
+@record
 class OpenSession(Message):
     """A session joins, or joins again after a rollback. `session` is a number of its own; `epoch` the run epoch
     that it has seen end (0: none); `plan` the layout it wants ({}: takes the one that is there)."""
@@ -472,7 +472,7 @@ class OpenSession(Message):
 
 
 @kind(63)
-@dataclass(frozen=True, slots=True)
+@record
 class SessionOpened(Message):
     """The session's incarnation in this run epoch. `initialise`: it is to send Init to every ps, then
     Initialised."""
@@ -488,7 +488,7 @@ class SessionOpened(Message):
 
 
 @kind(64)
-@dataclass(frozen=True, slots=True)
+@record
 class Initialised(Message):
     """The chosen session has sent all first values to every ps."""
 
@@ -497,7 +497,7 @@ class Initialised(Message):
 
 
 @kind(65)
-@dataclass(frozen=True, slots=True)
+@record
 class CloseSession(Message):
     """A session ends; `error` is "" when its program ended well. The rest is for a chief that was restarted."""
 
@@ -509,7 +509,7 @@ class CloseSession(Message):
 
 
 @kind(66)
-@dataclass(frozen=True, slots=True)
+@record
 class AskState(Message):
     """How is the run? Asked by sessions that miss answers."""
 
@@ -517,7 +517,7 @@ class AskState(Message):
 
 
 @kind(67)
-@dataclass(frozen=True, slots=True)
+@record
 class State(Message):
     """The run epoch, whether it trains, who is chief among the sessions, and a sentence about what is missing."""
 
@@ -528,7 +528,7 @@ class State(Message):
 
 
 @kind(68)
-@dataclass(frozen=True, slots=True)
+@record
 class Save(Message):
     """Write a checkpoint now; nothing is written when this step is saved already."""
 
@@ -536,7 +536,7 @@ class Save(Message):
 
 
 @kind(72)
-@dataclass(frozen=True, slots=True)
+@record
 class Restore(Message):
     """Roll the run back to a checkpoint: a new run epoch. `name` "": the newest whole one. `epoch` is the sender's:
     a restore that was asked for in an epoch that is over is done."""
@@ -547,7 +547,7 @@ class Restore(Message):
 
 
 @kind(69)
-@dataclass(frozen=True, slots=True)
+@record
 class Saved(Message):
     """The newest checkpoint after a Save."""
 
@@ -556,7 +556,7 @@ class Saved(Message):
 
 
 @kind(73)
-@dataclass(frozen=True, slots=True)
+@record
 class Leave(Message):
     """A worker's program is over, or was killed; where it has no session any more, nobody waits for it.
 
@@ -568,13 +568,13 @@ class Leave(Message):
 
 
 @kind(70)
-@dataclass(frozen=True, slots=True)
+@record
 class AskCluster(Message):
     """Which tasks are there? Answered at once."""
 
 
 @kind(71)
-@dataclass(frozen=True, slots=True)
+@record
 class ClusterIs(Message):
     """The tasks by job; `complete` when all expected ps have registered, else `text` says who is missing."""
 

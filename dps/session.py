@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -358,7 +357,7 @@ class Session:
 
         None for a session without compressors. A copy; does not ask.
         """
-        return None if self._compression is None else replace(self._compression.traffic)
+        return None if self._compression is None else self._compression.traffic.copy()
 
     @property
     def checkpoint_dir(self) -> str | None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dps.errors import from_wire, wire_name
+from dps.record import record
 from dps.transport.wire import Message, kind
 
 
 @kind(1)
-@dataclass(frozen=True, slots=True)
+@record
 class Done(Message):
     """The request was carried out; there is nothing to tell."""
 
 
 @kind(2)
-@dataclass(frozen=True, slots=True)
+@record
 class Failed(Message):
     """The request was refused or its handler raised: class and text of the error, the task, its traceback."""
 
@@ -35,7 +34,7 @@ class Failed(Message):
 
 
 @kind(3)
-@dataclass(frozen=True, slots=True)
+@record
 class Waiting(Message):
     """The request is known and waits; `reason` names who is waited for. Never the last answer."""
 

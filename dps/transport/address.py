@@ -9,17 +9,17 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from dataclasses import dataclass, replace
 
 import zmq
 
 from dps.errors import ConfigError, NotAuthenticated, Unavailable
+from dps.record import record, replace
 
 _HOST = re.compile(r"\*|[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?")
 _FORMS = '"HOST:PORT", "tcp://HOST:PORT", "ipc://PATH" or "inproc://NAME"'
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Address:
     """One address: `host` and `port` for tcp, `path` (a file or a name) for ipc and inproc."""
 

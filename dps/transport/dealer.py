@@ -6,10 +6,10 @@ import secrets
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import zmq
 
+from dps.record import record
 from dps.transport.endpoint import Buffer
 from dps.transport.outgoing import MAX_FRAME_NBYTES, Loans, finish
 
@@ -21,7 +21,7 @@ _UP = int(zmq.Event.HANDSHAKE_SUCCEEDED)
 _DOWN = int(zmq.Event.DISCONNECTED)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Waiting:
     header: bytes
     frames: Sequence[Buffer]

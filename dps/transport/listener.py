@@ -7,11 +7,11 @@ import os
 import secrets
 import socket as plain
 import stat
-from dataclasses import replace
 
 import zmq
 
 from dps.errors import ConfigError, Unavailable
+from dps.record import replace
 from dps.transport.address import Address, listening_url, parse, with_port
 from dps.transport.dealer import set_stream_options
 from dps.transport.inproc import Names

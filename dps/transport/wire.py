@@ -8,20 +8,18 @@ that comes from outside is checked before it is used: kinds, field types, dtypes
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import operator
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 
 from dps.errors import ConfigError, ProtocolError
+from dps.record import record
 from dps.transport.dtypes import BFLOAT16, dtype_of, wire_name
 from dps.transport.endpoint import Buffer
 
@@ -33,10 +31,15 @@ DTYPES = frozenset(
     np.dtype(name).str for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 ) | {BFLOAT16}
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+else:
+    Array = np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Message:
     """Root of all messages; a subclass is registered with `@kind(number)`."""
 
@@ -51,8 +54,7 @@ class Envelope(NamedTuple):
     incarnation: int = 0
 
 
-@dataclass(frozen=True)
-class _Form:
+class _Form(NamedTuple):
     cls: type[Message]
     names: tuple[str, ...]
     types: tuple[frozenset[type] | None, ...]
@@ -66,11 +68,12 @@ class _Form:
 
 _FORMS: dict[int, _Form] = {}
 _KINDS: dict[type, int] = {}
-_PLAIN: dict[Any, frozenset[type] | None] = {
-    **{plain: frozenset([plain]) for plain in (int, str, bool, bytes, list, dict)},
-    float: frozenset([float, int]),
-    Any: None,
+_PLAIN: dict[str, frozenset[type] | None] = {
+    **{plain.__name__: frozenset([plain]) for plain in (int, str, bool, bytes, list, dict)},
+    "float": frozenset([float, int]),
+    "Any": None,
 }
+"""What a field may be, by its annotation without what stands in brackets."""
 _M = TypeVar("_M", bound=Message)
 
 
@@ -80,9 +83,9 @@ def kind(number: int) -> Callable[[type[_M]], type[_M]]:
     def register(cls: type[_M]) -> type[_M]:
         if number in _FORMS:
             raise TypeError(f"message kind {number} is taken by {_FORMS[number].cls.__name__}")
-        hints = get_type_hints(cls)
-        names = tuple(f.name for f in dataclasses.fields(cls) if f.name != "arrays")
-        types = tuple(_PLAIN[getattr(hints[name], "__origin__", hints[name])] for name in names)
+        hints = cls.__annotations__  # of text: nothing is compiled for them
+        names = tuple(name for name in hints if name != "arrays")
+        types = tuple(_PLAIN[hints[name].partition("[")[0]] for name in names)
         usual = tuple(None if t is None else next(iter(t)) if len(t) == 1 else float for t in types)
         _FORMS[number] = _Form(cls, names, types, "arrays" in hints, _getter(names), usual)
         _KINDS[cls] = number

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,6 +28,7 @@ from dps.protocol import (
     SharedValues,
     Values,
 )
+from dps.record import replace
 from dps.transport.wire import Array, Message
 from dps.variables.plan import ShardLayout
 
