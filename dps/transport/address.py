@@ -6,7 +6,6 @@ block. Numeric hosts and `localhost` (always 127.0.0.1) never do.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
 
@@ -117,11 +116,19 @@ def resolve(host: str) -> str:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches a numeric address."""
+    if _is_ip(host, 4):
+        return host.startswith("127.")
+    import ipaddress  # IPv4 needs it not
+
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
 def _is_ip(host: str, version: int) -> bool:
     try:
+        if version == 4:
+            return bool(socket.inet_pton(socket.AF_INET, host))
+        import ipaddress
+
         return ipaddress.ip_address(host).version == version
-    except ValueError:
+    except (OSError, ValueError):
         return False

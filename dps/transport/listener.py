@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import socket as plain
 import stat
 
@@ -68,7 +67,7 @@ class Listener:
 
 
 def _watch_closing(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    where = f"inproc://monitor-{secrets.token_hex(16)}"
+    where = f"inproc://monitor-{os.urandom(16).hex()}"
     socket.monitor(where, _CLOSED)
     monitor = context.socket(zmq.PAIR)
     monitor.set(zmq.LINGER, 0)
