@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.util
-import json
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -28,7 +25,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return guarded(lambda: run_bench(given[1:]))
     cut = given.index("--") if "--" in given else len(given)
     args = parser().parse_args(given[:cut])
-    logging.basicConfig(level="WARNING", format="%(message)s", stream=sys.stderr)
     args.arguments = given[cut + 1 :]
     return guarded(lambda: int(args.run(args)))
 
@@ -80,7 +76,6 @@ def run_bench(arguments: list[str]) -> int:
 
 def run_launch(args: argparse.Namespace) -> int:
     from dps.launch.supervisor import launch
-    from dps.update import parse
 
     if args.ps < 1 or args.workers < 1:
         raise ConfigError(f"got --ps {args.ps} --workers {args.workers}; wanted at least one of each")
@@ -88,6 +83,8 @@ def run_launch(args: argparse.Namespace) -> int:
     if file.endswith(".py") and not os.path.exists(file):
         raise ConfigError(f"{file}: no such file; wanted a program, FILE or package.module")
     if args.update:
+        from dps.update import parse
+
         parse(args.update)
     return launch(args.ps, args.workers, args.program, args.arguments, args.update, args.restarts, args.pin)
 
@@ -130,11 +127,14 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 def run_doctor(args: argparse.Namespace) -> int:
+    import json
+    from dataclasses import asdict
+
     from dps.monitor.doctor import findings
 
     found = findings()
     if args.json:
-        print(json.dumps({"findings": [dataclasses.asdict(finding) for finding in found]}, indent=1))
+        print(json.dumps({"findings": [asdict(finding) for finding in found]}, indent=1))
     else:
         print("\n".join(map(str, found)))
     return 0

@@ -18,33 +18,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from dps.definition import BadArgument, Definition, build
 from dps.errors import ConfigError
+from dps.record import record
 
 
 class Compressor(Definition):
     """What all compressors are."""
 
 
-@dataclass(frozen=True)
+@record
 class Float16(Compressor):
     """IEEE half precision, rounded to nearest; finite numbers beyond 65504 become 65504, those below 3e-8 become 0."""
 
     name: ClassVar[str] = "float16"
 
 
-@dataclass(frozen=True)
+@record
 class Bfloat16(Compressor):
     """The upper half of a float32, rounded to nearest: its range, and 8 bits of precision."""
 
     name: ClassVar[str] = "bfloat16"
 
 
-@dataclass(frozen=True)
+@record
 class Int8(Compressor):
     """Whole numbers from -127 to 127 times a scale, which is the largest magnitude of 1,024 elements / 127.
 
@@ -58,7 +58,7 @@ class Int8(Compressor):
         self._flag("feedback")
 
 
-@dataclass(frozen=True)
+@record
 class TopK(Compressor):
     """The `fraction` of a variable's elements that has the largest magnitudes, with their places; at least one.
 
@@ -76,7 +76,7 @@ class TopK(Compressor):
         return _count(self.fraction, size)
 
 
-@dataclass(frozen=True)
+@record
 class RandomK(Compressor):
     """A random `fraction` of a variable's elements, at least one; the others are kept and added to the next gradient.
 

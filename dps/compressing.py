@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ import numpy as np
 
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
-from dps.compress import Bfloat16, Compressor, Float16, Int8, RandomK, Rules, TopK, check_names, chosen
+from dps.compress import Bfloat16, Compressor, Float16, Int8, RandomK, Rules, TopK, check_names, chosen, rules
 from dps.protocol import NO_BASE, Pull
 from dps.transport.message import changed
 from dps.transport.wire import Array
@@ -32,6 +31,9 @@ class Traffic:
     pulled: int = 0
     pulled_plain: int = 0
 
+    def copy(self) -> Traffic:
+        return Traffic(self.pushed, self.pushed_plain, self.pulled, self.pulled_plain)
+
 
 @dataclass(eq=False)
 class Change:
@@ -39,6 +41,12 @@ class Change:
 
     push: object
     arrays: dict[str, tuple[Array, Array]] = field(default_factory=dict)
+
+
+def compression_of(pushes: object, pulls: object, deltas: bool) -> Compression | None:
+    """What a session's arguments ask for; None where all travels as it is. Raises ConfigError naming the argument."""
+    packed = rules(pushes, "compression"), rules(pulls, "pull_compression", pulls=True)
+    return Compression(*packed, deltas) if any(packed) or deltas else None
 
 
 class Compression:
@@ -234,5 +242,7 @@ def _nbytes(gradient: Gradient) -> int:
 
 def _key(seed: int, name: str, push: int) -> int:
     """A number of 63 bits that follows from a seed, a variable and a push, and from nothing else."""
+    import hashlib  # OpenSSL comes with it
+
     digest = hashlib.blake2b(f"{seed} {push} {name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

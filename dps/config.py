@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import threading
@@ -54,6 +53,8 @@ def keep_large_blocks(serves: bool = False) -> bool:
     are threads."""
     if malloc_is_chosen():
         return False
+    import ctypes
+
     try:
         library = ctypes.CDLL(None)
         library.gnu_get_libc_version  # noqa: B018  # other libraries have a mallopt that does nothing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from dps.actors.caller import Caller
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
-from dps.compressing import Compression
 from dps.errors import Aborted, DeadlineExceeded, DpsError, TaskLost
 from dps.lanes import Lanes
 from dps.protocol import (
@@ -39,6 +38,9 @@ from dps.transport.wire import Array
 from dps.variables.layout import split
 from dps.variables.plan import Plan
 from dps.variables.rowlists import LEAST, RowLists
+
+if TYPE_CHECKING:
+    from dps.compressing import Compression
 
 log = logging.getLogger("dps")
 

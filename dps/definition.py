@@ -1,4 +1,4 @@
-"""Settings as data: frozen dataclasses of checked numbers with a name and a form for the wire.
+"""Settings as data: records of checked numbers with a name and a form for the wire.
 
 The ground of `dps.schedules` and `dps.optim`. Numbers are kept as Python floats and ints, so equal settings
 compare equal and hash alike. A number out of range raises ConfigError (a ValueError), anything that is no number, and
@@ -8,13 +8,13 @@ what was wanted and what to try.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 from dps.errors import ConfigError
+from dps.record import as_dict, fields_of
 
 D = TypeVar("D", bound="Definition")
 
@@ -46,11 +46,9 @@ class Definition(metaclass=Checked):
     def to_wire(self) -> dict[str, Any]:
         """This definition as plain str, float, int, bool, list and dict, for msgpack or JSON."""
         wire: dict[str, Any] = {"name": self.name}
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            value = getattr(self, field.name)
-            if isinstance(value, Definition):
-                value = value.to_wire()
-            wire[field.name] = list(value) if isinstance(value, tuple) else value
+        for field, value in as_dict(self).items():
+            plain = value.to_wire() if isinstance(value, Definition) else value
+            wire[field] = list(plain) if isinstance(plain, tuple) else plain
         return wire
 
     def _put(self, field: str, value: object) -> None:
@@ -118,7 +116,7 @@ def build(known: Mapping[str, type[D]], what: str, wire: object) -> D:
     cls = known.get(name) if isinstance(name, str) else None
     if cls is None:
         raise ValueError(f"{what}: the name is {name!r}, it must be a known one; try one of {', '.join(sorted(known))}")
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # every subclass is a dataclass
+    names = fields_of(cls)
     if unknown := sorted(set(map(str, fields)) - set(names)):
         raise ValueError(f"{name}: got {', '.join(unknown)}, which it does not take; try {', '.join(names)}")
     return cls(**fields)

@@ -11,11 +11,11 @@ equal and hash alike. All constructors raise ValueError for a number out of rang
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from dps.definition import Definition, build
 from dps.errors import ConfigError
+from dps.record import record
 from dps.schedules import Constant, Cosine, Exponential, Piecewise, Schedule, WarmUp, rate_at, schedule_from_wire
 
 __all__ = [
@@ -61,7 +61,7 @@ class Optimizer(Definition):
         return rate_at(self.learning_rate, step)
 
 
-@dataclass(frozen=True)
+@record
 class SGD(Optimizer):
     """`w -= lr * (g + weight_decay * w)`."""
 
@@ -74,7 +74,7 @@ class SGD(Optimizer):
         self._at_least_zero("weight_decay", 1e-4)
 
 
-@dataclass(frozen=True)
+@record
 class Momentum(Optimizer):
     """`v = momentum * v + g; w -= lr * v`, or with Nesterov's form `w -= lr * (g + momentum * v)`."""
 
@@ -93,7 +93,7 @@ class Momentum(Optimizer):
         return ("velocity",)
 
 
-@dataclass(frozen=True)
+@record
 class Adagrad(Optimizer):
     """`a += g**2; w -= lr * g / (sqrt(a) + epsilon)`. Duchi, Hazan and Singer 2011.
 
@@ -123,7 +123,7 @@ class Adagrad(Optimizer):
         return self.slots if self.rowwise else ()
 
 
-@dataclass(frozen=True)
+@record
 class RMSProp(Optimizer):
     """`s = decay * s + (1 - decay) * g**2; u = g / (sqrt(s) + epsilon); w -= lr * u`.
 
@@ -151,7 +151,7 @@ class RMSProp(Optimizer):
         return ("square", *(("mean",) if self.centered else ()), *(("velocity",) if self.momentum else ()))
 
 
-@dataclass(frozen=True)
+@record
 class Adam(Optimizer):
     """`w -= lr * (m / (1 - beta1**t)) / (sqrt(v / (1 - beta2**t)) + epsilon)`.
 
@@ -176,7 +176,7 @@ class Adam(Optimizer):
         return ("first_moment", "second_moment")
 
 
-@dataclass(frozen=True)
+@record
 class AdamW(Adam):
     """Adam after `w -= lr * weight_decay * w`: the decay is not in the gradient.
 
@@ -191,7 +191,7 @@ class AdamW(Adam):
         self._at_least_zero("weight_decay", 0.01)
 
 
-@dataclass(frozen=True)
+@record
 class Ftrl(Optimizer):
     """`w = (sign(z) * l1 - z) / q` where `|z| > l1`, else 0: exact zeros where the evidence is below l1.
 

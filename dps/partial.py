@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,18 +20,17 @@ ALIGNED = 64
 """Bytes: where the arrays of a run may begin."""
 
 
-@dataclass(slots=True)
 class _Sent:
     """The gradient of one part."""
 
-    index: int
-    rows: RowsOfPart | None
-    values: Array
-    """As they travel: the user's own, or, where they had to be moved, in the run."""
-    offset: int = -1
-    """In the run; -1: not there."""
-    form: list[Any] | None = None
-    """Of values in fewer bytes."""
+    __slots__ = ("form", "index", "offset", "rows", "values")
+
+    def __init__(
+        self, index: int, rows: RowsOfPart | None, values: Array, offset: int = -1, form: list[Any] | None = None
+    ) -> None:
+        """`values` as they travel: the user's own, or, where they had to be moved, in the run, at `offset` (-1: not
+        there). `form` of values in fewer bytes."""
+        self.index, self.rows, self.values, self.offset, self.form = index, rows, values, offset, form
 
 
 class PartRuns:

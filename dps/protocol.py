@@ -478,7 +478,9 @@ class Saved(Message, kind=69):
 
 
 class Leave(Message, kind=73):
-    """A worker's program is over, or was killed; where it has no session any more, nobody waits for it."""
+    """A worker's program is over, or was killed; where it has no session any more, nobody waits for it.
+
+    Without a reason: its node stops. Where it has finished, the chief need not look for it at the end of the run."""
 
     job: str
     task: int

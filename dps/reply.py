@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from dps.record import record
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@record
 class Version:
     """The versions of all shards at a pull: run epoch and a counter per ps. Compare with == only."""
 
@@ -17,7 +18,7 @@ class Version:
     counters: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
+@record
 class Push:
     """The result of a push. `step`: the global step after it, in sync the session's new local step.
     `accepted`: false when it was dropped as too old or undone by a rollback. `staleness`: versions applied between

@@ -7,16 +7,10 @@ with none of them the chief is at 127.0.0.1:2220, and its ps and workers join th
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib
-import importlib.util
-import json
-import logging
 import os
-import runpy
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -79,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     cut = given.index("--") if "--" in given else len(given)
     args = parser().parse_args(given[:cut])
+    import logging
+
     level = "DEBUG" if args.verbose else args.log_level
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     die_with_the_launcher()
@@ -92,7 +88,7 @@ def guarded(work: Callable[[], int], verbose: bool = False) -> int:
         return work()
     except (DpsError, ValueError) as error:
         if verbose:
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
         print(f"dps: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, DpsError) and error.exit_code != 1 else 2
     except KeyboardInterrupt:
@@ -133,8 +129,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
 def chief_from_stdin(job: str) -> str:
     """The chief's address, a line on stdin, which is empty after it. Blocks; what the task needs is loaded first."""
     with config.loading():
-        importlib.import_module("dps.server")
-        importlib.import_module("dps.ps.server" if job == "ps" else "dps.session")
+        for name in ("dps.server", "dps.transport.real", "dps.ps.server" if job == "ps" else "dps.session"):
+            importlib.import_module(name)
     with open(0, closefd=False) as stdin:
         chief = stdin.readline().strip()
     with open(os.devnull) as nothing:
@@ -146,13 +142,14 @@ def chief_from_stdin(job: str) -> str:
 
 def tell_the_chief(environ: dict[str, str], reason: str) -> None:
     """A worker whose program made no session is not to be waited for; without its task it cannot be named."""
-    from dps.cluster.resolve import load_cluster
-    from dps.launch.leaving import leave
-
     if environ["DPS_TASK"] == "":
         return
+    from dps.launch.leaving import leave
+
     chief, task = environ["DPS_CHIEF"], int(environ["DPS_TASK"])
     if environ["DPS_CLUSTER"]:
+        from dps.cluster.resolve import load_cluster
+
         cluster = load_cluster(environ["DPS_CLUSTER"])
         lead = cluster.chief_task()
         if lead is None or (lead.job, lead.index) == ("worker", task):
@@ -163,15 +160,18 @@ def tell_the_chief(environ: dict[str, str], reason: str) -> None:
 
 def task_environment(args: argparse.Namespace) -> dict[str, str]:
     """What `Server.from_env` reads, from flags, then environment, then defaults."""
-    from dps.cluster.resolve import load_cluster, resolve
     from dps.cluster.spec import ClusterSpec, Task
 
     cluster, own = ClusterSpec({}), None
     if args.cluster:
+        from dps.cluster.resolve import load_cluster
+
         cluster = load_cluster(args.cluster)
     elif args.ps_hosts or args.worker_hosts:
         cluster = ClusterSpec.from_flags(args.ps_hosts, args.worker_hosts, args.chief_hosts)
     elif not args.chief and any(name in os.environ for name in ("TF_CONFIG", "DPS_CLUSTER", "SLURM_STEP_NUM_TASKS")):
+        from dps.cluster.resolve import resolve
+
         cluster, own = resolve()
         own = None if args.job and own and own.job != args.job else own
     job = args.job or (own.job if isinstance(own, Task) else os.environ.get("DPS_JOB"))
@@ -181,6 +181,8 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
     job = "chief" if job == "master" else job
     environ = {"DPS_JOB": job, "DPS_TASK": "" if task is None else str(task)}
     if cluster:
+        import json
+
         environ["DPS_CLUSTER"] = json.dumps(cluster.as_dict())
         environ["DPS_CHIEF"] = ""
     else:
@@ -258,6 +260,8 @@ def unblock() -> None:
 
 def run_program(program: str, arguments: list[str], verbose: bool) -> int:
     """Run a user's program as this task; its own errors show their traceback and give 1."""
+    import runpy
+
     sys.argv = [program, *arguments]
     try:
         target, _, function = program.rpartition(":")
@@ -277,7 +281,7 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
         return 0
     except DpsError as error:
         if verbose:
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
         print(f"dps: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
@@ -291,6 +295,8 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
 
 def check_module(name: str) -> None:
     """ConfigError for a module that is not there; what it imports itself is its own affair."""
+    import importlib.util
+
     try:
         found = importlib.util.find_spec(name) is not None
     except (ModuleNotFoundError, ValueError) as error:
@@ -304,6 +310,8 @@ def check_module(name: str) -> None:
 
 def show(error: Exception) -> None:
     """A program's traceback, from the program's own frames on."""
+    import traceback
+
     trace = error.__traceback__
     own = os.path.dirname(os.path.abspath(__file__))
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(("<frozen ", own)):
@@ -324,6 +332,8 @@ def exit_code(error: SystemExit) -> int:
 def die_with_the_launcher() -> None:
     """A launched task does not outlive its launcher, however that ended (Linux; elsewhere the launcher's teardown)."""
     if "DPS_LAUNCHED" in os.environ and sys.platform == "linux":
+        import ctypes
+
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
         if os.environ.get("DPS_LAUNCHER", str(os.getppid())) != str(os.getppid()):
             os._exit(1)  # it was gone before this line
@@ -331,6 +341,7 @@ def die_with_the_launcher() -> None:
 
 if __name__ == "__main__":
     code = main()
-    logging.shutdown()
+    if "logging" in sys.modules:
+        sys.modules["logging"].shutdown()
     sys.stdout.flush()
     sys.exit(code)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
 from dps.definition import Definition, build
+from dps.record import record
 
 
 class Schedule(Definition):
@@ -23,7 +23,7 @@ class Schedule(Definition):
         raise NotImplementedError(f"{type(self).__name__} does not define at(step)")
 
 
-@dataclass(frozen=True)
+@record
 class Constant(Schedule):
     """The same rate at every step."""
 
@@ -37,7 +37,7 @@ class Constant(Schedule):
         return self.value
 
 
-@dataclass(frozen=True)
+@record
 class Exponential(Schedule):
     """`initial * decay_rate ** (step / decay_steps)`; the exponent is rounded down when `staircase`.
 
@@ -64,7 +64,7 @@ class Exponential(Schedule):
             return math.inf
 
 
-@dataclass(frozen=True)
+@record
 class Cosine(Schedule):
     """`initial * ((1 - alpha) * (1 + cos(pi * s / decay_steps)) / 2 + alpha)`, `s = min(step, decay_steps)`.
 
@@ -87,7 +87,7 @@ class Cosine(Schedule):
         return self.initial * ((1 - self.alpha) * 0.5 * (1 + math.cos(math.pi * done)) + self.alpha)
 
 
-@dataclass(frozen=True)
+@record
 class Piecewise(Schedule):
     """values[i] while step <= boundaries[i] (and above the boundary before it), then the last value.
 
@@ -113,7 +113,7 @@ class Piecewise(Schedule):
         return self.values[bisect_left(self.boundaries, step)]
 
 
-@dataclass(frozen=True)
+@record
 class WarmUp(Schedule):
     """From 0 in a straight line to `target` over `steps` steps, then `target`, its own steps counted from there.
 

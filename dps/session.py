@@ -6,14 +6,11 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dps import config, telemetry
 from dps.cluster.placement import describe, warning
-from dps.compress import Compressor, rules
-from dps.compressing import Compression, Traffic
 from dps.connection import Connection
 from dps.errors import DeadlineExceeded, DpsError
 from dps.hooks import Chain, CheckpointSaver, Hook
@@ -37,6 +34,10 @@ from dps.variables.planning import plan_of
 from dps.variables.tree import leaves
 from dps.viewing import local_leases
 from dps.waiting import Waiter
+
+if TYPE_CHECKING:
+    from dps.compress import Compressor
+    from dps.compressing import Compression, Traffic
 
 log = logging.getLogger("dps")
 
@@ -89,8 +90,11 @@ class Session:
         settings = run_settings(
             update, durability, checkpoint_dir, None if params is None else check_finite, keep_checkpoints
         )
-        packed = rules(compression, "compression"), rules(pull_compression, "pull_compression", pulls=True)
-        self._compression = Compression(*packed, bool(pull_deltas)) if any(packed) or pull_deltas else None
+        self._compression: Compression | None = None
+        if pull_deltas or compression is not None or pull_compression is not None:
+            from dps.compressing import compression_of
+
+            self._compression = compression_of(compression, pull_compression, bool(pull_deltas))
         self._own_server = isinstance(server, str)
         self._server = Server.client(server) if isinstance(server, str) else server
         self._timeout = timeout
@@ -361,7 +365,7 @@ class Session:
 
         None for a session without compressors. A copy; does not ask.
         """
-        return None if self._compression is None else replace(self._compression.traffic)
+        return None if self._compression is None else self._compression.traffic.copy()
 
     @property
     def checkpoint_dir(self) -> str | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from dps.definition import Checked
 from dps.errors import ConfigError
+from dps.record import as_dict, defaults, record
 
 
-@dataclass(frozen=True)
+@record
 class Async(metaclass=Checked):
     """Each gradient is applied when it arrives; nobody waits for anybody.
 
@@ -32,7 +31,7 @@ class Async(metaclass=Checked):
         _number_from_zero(self.compensation, "compensation")
 
 
-@dataclass(frozen=True)
+@record
 class SyncReplicas(metaclass=Checked):
     """`replicas_to_aggregate` of `total_num_replicas` gradients are averaged and applied as one step.
 
@@ -57,7 +56,7 @@ class SyncReplicas(metaclass=Checked):
                 )
 
 
-@dataclass(frozen=True)
+@record
 class Bounded(metaclass=Checked):
     """As Async, but no worker reads when it is more than `staleness` steps ahead of the slowest (SSP)."""
 
@@ -78,7 +77,7 @@ def to_wire(update: Update) -> dict[str, Any]:
     mode = next((name for name, cls in _MODES.items() if type(update) is cls), None)
     if mode is None:
         raise ConfigError(f"update: got {update!r:.80}, wanted dps.Async(), dps.SyncReplicas() or dps.Bounded(S)")
-    return {"mode": mode, **dataclasses.asdict(update)}
+    return {"mode": mode, **as_dict(update)}
 
 
 def from_wire(data: dict[str, Any]) -> Update:
@@ -116,7 +115,8 @@ def as_text(update: Update) -> str:
 def describe(data: dict[str, Any]) -> str:
     """A line for people: the mode, and the fields that are not defaults."""
     update = from_wire(data)
-    given = [f"{f.name}={v}" for f in dataclasses.fields(update) if (v := getattr(update, f.name)) != f.default]
+    usual = defaults(type(update))
+    given = [f"{name}={v}" for name, v in as_dict(update).items() if name not in usual or v != usual[name]]
     return f"{type(update).__name__}({', '.join(given)})"
 
 

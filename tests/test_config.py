@@ -86,7 +86,7 @@ def test_an_environment_that_sets_malloc_is_left_alone(name: str, value: str, mo
 
 
 def test_where_there_is_no_glibc_nothing_is_set_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config.ctypes, "CDLL", lambda _: object())  # type: ignore[attr-defined]
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     assert config.keep_large_blocks() is False
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from dps.record import record
 from dps.transport.endpoint import Route
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ref:
     """An actor somewhere: the address of its node and its name there."""
 

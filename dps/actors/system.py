@@ -8,7 +8,6 @@ import logging
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from dps.actors.actor import Actor
@@ -41,13 +40,17 @@ def local_actor(runtime: Runtime, address: str, name: str) -> Actor | None:
     return None if node is None else node.actors.get(name)
 
 
-@dataclass(order=True, slots=True)
 class Timer:
     """A call at a time on the node's clock; `cancel` makes it do nothing."""
 
-    at: float
-    order: int
-    call: Callable[[], None] | None = field(compare=False)
+    __slots__ = ("at", "call", "order")
+
+    def __init__(self, at: float, order: int, call: Callable[[], None]) -> None:
+        self.at, self.order = at, order
+        self.call: Callable[[], None] | None = call
+
+    def __lt__(self, other: Timer) -> bool:
+        return (self.at, self.order) < (other.at, other.order)
 
     def cancel(self) -> None:
         self.call = None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 
-
-@dataclass(slots=True)
 class _Watched:
-    grace_s: float
-    connected: bool = False
-    away_since: float | None = None
-    told: bool = False
+    __slots__ = ("away_since", "connected", "grace_s", "told")
+
+    def __init__(self, grace_s: float, away_since: float) -> None:
+        self.grace_s = grace_s
+        self.connected = self.told = False
+        self.away_since: float | None = away_since
 
 
 class Watch:

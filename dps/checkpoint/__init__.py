@@ -6,14 +6,19 @@ Each ps writes its shard with `write_shard`; when all have, the chief calls `com
 
 from __future__ import annotations
 
-from dps.checkpoint.folder import candidates, commit, load, newest_whole, retain
-from dps.checkpoint.journal import Journal, JournalState
-from dps.checkpoint.manifest import Manifest, SavedPart, SavedShard, SavedVariable
-from dps.checkpoint.memory import MemoryStorage
-from dps.checkpoint.names import folder_name, parse_folder_name, shard_file_name, tensor_name
-from dps.checkpoint.restore import part_t, read_part
-from dps.checkpoint.shard import ShardFile, ShardHeader, check_shard, read_header, read_tensor_rows, write_shard
-from dps.checkpoint.storage import LocalStorage, Storage
+from typing import TYPE_CHECKING
+
+from dps.parts import at_first_use
+
+if TYPE_CHECKING:
+    from dps.checkpoint.folder import candidates, commit, load, newest_whole, retain
+    from dps.checkpoint.journal import Journal, JournalState
+    from dps.checkpoint.manifest import Manifest, SavedPart, SavedShard, SavedVariable
+    from dps.checkpoint.memory import MemoryStorage
+    from dps.checkpoint.names import folder_name, parse_folder_name, shard_file_name, tensor_name
+    from dps.checkpoint.restore import part_t, read_part
+    from dps.checkpoint.shard import ShardFile, ShardHeader, check_shard, read_header, read_tensor_rows, write_shard
+    from dps.checkpoint.storage import LocalStorage, Storage
 
 __all__ = [
     "Journal",
@@ -43,3 +48,19 @@ __all__ = [
     "tensor_name",
     "write_shard",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = at_first_use(
+        __name__,
+        {
+            "candidates": "folder", "commit": "folder", "load": "folder", "newest_whole": "folder", "retain": "folder",
+            "Journal": "journal", "JournalState": "journal",
+            "Manifest": "manifest", "SavedPart": "manifest", "SavedShard": "manifest", "SavedVariable": "manifest",
+            "MemoryStorage": "memory",
+            "folder_name": "names", "parse_folder_name": "names", "shard_file_name": "names", "tensor_name": "names",
+            "part_t": "restore", "read_part": "restore",
+            "ShardFile": "shard", "ShardHeader": "shard", "check_shard": "shard",
+            "read_header": "shard", "read_tensor_rows": "shard", "write_shard": "shard",
+            "LocalStorage": "storage", "Storage": "storage",
+        },
+    )  # fmt: skip

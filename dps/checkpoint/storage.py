@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import shutil
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -151,6 +150,8 @@ class LocalStorage:
         """As Storage.remove_tree; a link is deleted, not what it points to."""
         try:
             if os.path.isdir(path) and not os.path.islink(path):
+                import shutil  # with all that it knows of archives
+
                 shutil.rmtree(path)
             else:
                 os.unlink(path)

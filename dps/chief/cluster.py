@@ -9,11 +9,13 @@ from typing import Any
 
 @dataclass
 class KnownNode:
-    """A node that registered. `alive` is false from its loss until it registers again."""
+    """A node that registered. `alive` is false from its loss, or from when it has `left`, until it registers again."""
 
     address: str
     process: int
     alive: bool = True
+    left: bool = False
+    """It has said that it ends."""
 
 
 class Nodes:
@@ -48,6 +50,18 @@ class Nodes:
         if task is not None:
             self.known[task].alive = False
         return task
+
+    def leave(self, task: int, process: int) -> str | None:
+        """A node says that it ends; its address, None where that is old news. `process` 0: its launcher says so."""
+        known = self.known.get(task)
+        if known is None or not known.alive or process not in (0, known.process):
+            return None
+        known.alive, known.left = False, True
+        return known.address
+
+    def away(self) -> list[int]:
+        """Expected tasks that are not there and have not said that they end."""
+        return [t for t in self.missing() if t not in self.known or not self.known[t].left]
 
     def missing(self) -> list[int]:
         """Expected tasks that are not there (or not there any more)."""

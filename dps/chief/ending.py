@@ -90,7 +90,7 @@ class Ending:
 
     def _linger_s(self) -> float:
         """Nodes that have not found this chief (again) yet are to hear of the end, too."""
-        away = self._cluster.ps.missing() or (self._restarted and self._cluster.workers.missing())
+        away = self._cluster.ps.missing() or (self._restarted and self._cluster.workers.away())
         return UNKNOWN_S if away else 0.0
 
     # -- the last checkpoint ------------------------------------------------------------------------------------

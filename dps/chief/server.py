@@ -185,7 +185,22 @@ class ChiefActor(Actor):
 
     def on_Leave(self, message: Leave, sender: Sender) -> None:
         self.node.answer(sender)
-        self.left(f"{message.job}:{message.task}", message.reason)
+        name = f"{message.job}:{message.task}"
+        if message.reason:
+            self.left(name, message.reason)
+        if message.job == "worker" and (name in self.members.finished or name in self.members.given_up):
+            self._worker_ends(message.task, 0 if message.reason else sender.incarnation)
+            self.ending.check()
+
+    def _worker_ends(self, task: int, process: int) -> None:
+        """The process of a worker ends that nobody waits for: it need not be told of the end of the run."""
+        address = self.cluster.workers.leave(task, process)
+        if address is not None:
+            self.ending.left(f"worker:{task}")
+            for session in self.sessions.at(address):
+                self.admission.end(session, lost=True)
+            self.node.unwatch(address)
+            self.ending.farewell.told(address)
 
     def left(self, name: str, reason: str) -> None:
         """A worker's program is over. One that made no session is not waited for."""

@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
-from dps.cluster import device, partition, placement, resolve
-from dps.cluster.address import check_address
-from dps.cluster.device import Device, Setter
-from dps.cluster.setter import ReplicaDeviceSetter, replica_device_setter
-from dps.cluster.spec import ClusterSpec, Task
+from typing import TYPE_CHECKING
+
+from dps.parts import at_first_use
+
+if TYPE_CHECKING:
+    from dps.cluster import device, partition, placement, resolve
+    from dps.cluster.address import check_address
+    from dps.cluster.device import Device, Setter
+    from dps.cluster.setter import ReplicaDeviceSetter, replica_device_setter
+    from dps.cluster.spec import ClusterSpec, Task
 
 __all__ = [
     "ClusterSpec",
@@ -24,3 +29,15 @@ __all__ = [
     "replica_device_setter",
     "resolve",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = at_first_use(
+        __name__,
+        {
+            "device": "", "partition": "", "placement": "", "resolve": "",
+            "check_address": "address",
+            "Device": "device", "Setter": "device",
+            "ReplicaDeviceSetter": "setter", "replica_device_setter": "setter",
+            "ClusterSpec": "spec", "Task": "spec",
+        },
+    )  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from dps.errors import ConfigError
 
 _FORMS = "HOST:PORT, [IPV6]:PORT, inproc://NAME or ipc://PATH"
@@ -40,6 +38,8 @@ def takes_any_port(address: str) -> bool:
 
 def _check_host(address: str, host: str) -> None:
     if host.startswith("[") and host.endswith("]"):
+        import ipaddress  # no other address needs it
+
         try:
             ipaddress.IPv6Address(host[1:-1])
         except ValueError:

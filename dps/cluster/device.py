@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from dps.record import as_dict, fields_of, record
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -15,7 +16,7 @@ _SHORT_TYPES = ("CPU", "GPU")
 _KEYS = "/job:NAME, /replica:N, /task:N, /device:TYPE:N, /cpu:N, /gpu:N"
 
 
-@dataclass(frozen=True, init=False, repr=False)
+@record
 class Device:
     """Where something is placed, each field None when it is left open; `str()` is the canonical form.
 
@@ -40,8 +41,8 @@ class Device:
         device_type: str | None = None,
         device_index: int | None = None,
     ) -> None:
-        fields: dict[str, str | int | None] = dict.fromkeys(self.__dataclass_fields__)
-        fields |= _parse(spec) if isinstance(spec, str) else vars(spec)
+        fields: dict[str, str | int | None] = dict.fromkeys(fields_of(Device))
+        fields |= _parse(spec) if isinstance(spec, str) else as_dict(spec)
         given = {"job": job, "replica": replica, "task": task, "device_type": device_type, "device_index": device_index}
         for key, value in given.items():
             if value is not None:
@@ -55,7 +56,7 @@ class Device:
         """This device with every field that `other`, the inner scope, sets taken from `other`."""
         inner = Device(other)
         merged = Device()
-        for key, outer in vars(self).items():
+        for key, outer in as_dict(self).items():
             field = getattr(inner, key)
             object.__setattr__(merged, key, outer if field is None else field)
         return merged
@@ -68,6 +69,9 @@ class Device:
 
     def __repr__(self) -> str:
         return f"Device({str(self)!r})"
+
+    def __reduce__(self) -> tuple[type[Device], tuple[str]]:
+        return Device, (str(self),)
 
 
 def _parse(spec: str) -> dict[str, str | int | None]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dps.cluster.device import Device
 from dps.cluster.spec import ClusterSpec, job_name
 from dps.errors import ConfigError
+from dps.record import record
 
 
-@dataclass(frozen=True)
+@record
 class DeviceFilters:
     """Names tasks as TensorFlow's `device_filters` do: `/job:ps`, `/job:worker/task:1`. None: all tasks.
 

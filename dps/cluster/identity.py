@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dps.cluster.address import check_address
 from dps.cluster.spec import ClusterSpec, job_name
 from dps.errors import ConfigError
+from dps.record import record
 
 DEFAULT_CHIEF = "127.0.0.1:2220"
 
 
-@dataclass(frozen=True)
+@record
 class Identity:
     """Made from what the cluster says (`in_cluster`), or for a task that joins by the chief's address (`joining`)."""
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from dps.cluster.placement import as_int, item_nbytes, one_line
 from dps.errors import DpsError, PlacementError
+from dps.record import record
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -24,7 +24,7 @@ class Partitioner(Protocol):
     def __call__(self, shape: Sequence[int], dtype: DTypeLike, /) -> int: ...
 
 
-@dataclass(frozen=True)
+@record
 class Fixed:
     """`n` parts, or one for each row where there are fewer rows."""
 
@@ -37,7 +37,7 @@ class Fixed:
         return max(1, min(self.n, _rows(shape)))
 
 
-@dataclass(frozen=True)
+@record
 class MinSize:
     """As many parts as leave each at least about `min_bytes`, at most `max_shards`.
 
@@ -56,7 +56,7 @@ class MinSize:
         return max(1, min(_rows(shape), self.max_shards, _ceil_div(size, self.min_bytes)))
 
 
-@dataclass(frozen=True)
+@record
 class MaxSize:
     """As few parts as keep each within `max_bytes` (a part has at least one row), at most `max_shards`.
 
@@ -80,7 +80,7 @@ class MaxSize:
         return max(1, shards if self.max_shards is None else min(shards, self.max_shards))
 
 
-@dataclass(frozen=True)
+@record
 class Part:
     """A piece of a partitioned variable: rows `start` to `start + shape[0]` of axis 0, named `NAME/part_i`."""
 

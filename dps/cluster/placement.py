@@ -6,7 +6,6 @@ partitioned one, in creation order. `.loads[task]` is what it has given to each 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -96,6 +95,8 @@ class Random:
         self._seed = seed
 
     def __call__(self, name: str, shape: Sequence[int], dtype: DTypeLike) -> int:
+        import hashlib  # OpenSSL comes with it
+
         digest = hashlib.blake2b(f"{self._seed}:{name}".encode(), digest_size=8).digest()
         task = int.from_bytes(digest, "big") % len(self.loads)
         self.loads[task] += nbytes(name, shape, dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dps.cluster.device import Device
@@ -11,12 +10,13 @@ from dps.cluster.placement import Policy, RoundRobin, as_int, checked_task
 from dps.cluster.spec import ClusterSpec
 from dps.definition import BadArgument
 from dps.errors import PlacementError
+from dps.record import record
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 
-@dataclass(frozen=True)
+@record
 class ReplicaDeviceSetter:
     """Variables to the ps tasks by a policy, everything else to the workers; made by `replica_device_setter`.
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from dps.cluster.address import check_address, takes_any_port
 from dps.errors import ConfigError
+from dps.record import record
 
 Tasks = list[str] | dict[int, str]
 
 
-@dataclass(frozen=True, order=True)
+@record
 class Task:
     """One task of a cluster; `str()` gives `ps:1`."""
 
@@ -20,6 +20,9 @@ class Task:
 
     def __str__(self) -> str:
         return f"{self.job}:{self.index}"
+
+    def __lt__(self, other: Task) -> bool:
+        return (self.job, self.index) < (other.job, other.index)
 
 
 class ClusterSpec:

@@ -244,7 +244,7 @@ class LocalCluster:
                 run._end(server.task, train(server, *args))
             except BaseException as error:
                 run._end(server.task, None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
-                leave(server.target, server.task, str(error))
+                leave(server.target, server.task, f"{type(error).__name__}: {error}")
             if run.done() and listener in telemetry.on_progress:
                 telemetry.on_progress.remove(listener)
 

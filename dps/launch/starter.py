@@ -8,7 +8,8 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+
+Answer = queue.SimpleQueue["subprocess.Popen[str] | BaseException"]
 
 
 class Starter:
@@ -21,24 +22,26 @@ class Starter:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._orders: queue.Queue[tuple[Callable[[], subprocess.Popen[str]], Future[subprocess.Popen[str]]]]
-        self._orders = queue.Queue()
+        self._orders: queue.SimpleQueue[tuple[Callable[[], subprocess.Popen[str]], Answer]] = queue.SimpleQueue()
         threading.Thread(target=self._serve, name="dps starts tasks", daemon=True).start()
 
     def _serve(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         while True:
-            work, result = self._orders.get()
+            work, answer = self._orders.get()
             try:
-                result.set_result(work())
+                answer.put(work())
             except BaseException as error:
-                result.set_exception(error)
+                answer.put(error)
 
     def start(self, work: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
         """What `work` returns or raises, run on the thread. Blocks."""
-        result: Future[subprocess.Popen[str]] = Future()
-        self._orders.put((work, result))
-        return result.result()
+        answer: Answer = queue.SimpleQueue()
+        self._orders.put((work, answer))
+        got = answer.get()
+        if isinstance(got, BaseException):
+            raise got
+        return got
 
 
 _starter: Starter | None = None

@@ -5,6 +5,7 @@ Nothing that is large is imported before the tasks have been started.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -16,8 +17,13 @@ from typing import Any, TextIO
 from dps.config import allowed_cpus, deal_cpus, format_cpus
 from dps.errors import DeadlineExceeded, DpsError, TaskLost
 from dps.launch.child import Child
+from dps.transport.clock import now
 
 START_S = 30.0
+ALONE_S = 0.5
+"""How long ps and chief are given to end by themselves before the chief is asked, which needs zmq to be loaded."""
+ASKS, ASK_S = 5, 0.2
+"""The chief is asked so often, for so long each time, while it is there."""
 END_S = 6.0
 """How long ps and chief may take to end by themselves when all workers have."""
 SAVE_S = 120.0
@@ -212,12 +218,9 @@ class Supervisor:
 
     def _give_up(self, patience_s: float) -> None:
         """Without a ps or the chief nothing can go on."""
-        from dps.transport.current import runtime
-
         self._ending = True
-        clock = runtime()
-        deadline = clock.now() + patience_s
-        while self.workers_alive() and clock.now() < deadline:
+        deadline = now() + patience_s
+        while self.workers_alive() and now() < deadline:
             self.turn(0.1)
         for name in self.workers_alive():
             self.children[name].end(KILL_S)
@@ -234,19 +237,22 @@ class Supervisor:
                 child.signal(signal.SIGKILL)
 
     def _teardown(self) -> int:
-        from dps.transport.current import runtime
-
-        clock = runtime()
-        deadline = clock.now() + self._patience_s()
-        while not self.owned and self.servers_alive() and clock.now() < deadline:
-            self.turn(0.05)
+        if not self.owned:
+            self._let_end(ALONE_S)
+            self._let_end(self._patience_s())
         late = self.servers_alive()
         self.stop()
         return self._exit_code(late)
 
+    def _let_end(self, patience_s: float) -> None:
+        """Wait for ps and chief to end by themselves. Blocks."""
+        deadline = now() + patience_s
+        while self.servers_alive() and now() < deadline:
+            self.turn(0.05)
+
     def _patience_s(self) -> float:
         """How long ps and chief may take now that no worker is left: the chief says what it does."""
-        if self.owned or not self.servers_alive():
+        if not self.servers_alive():
             return 0.0
         from dps.actors.caller import Caller
         from dps.actors.ref import Ref
@@ -254,13 +260,12 @@ class Supervisor:
         from dps.protocol import CHIEF, AskStats, Stats
         from dps.transport.current import runtime
 
-        caller = Caller(runtime(), "dps launch")
-        try:
-            answer = caller.ask(Ref(self.target, CHIEF), AskStats(), 1.0)
-        except DpsError:
-            return END_S
-        finally:
-            caller.close()
+        caller, answer = Caller(runtime(), "dps launch"), None
+        for _ in range(ASKS):
+            if answer is None and "chief" in self.servers_alive():
+                with contextlib.suppress(DpsError):
+                    answer = caller.ask(Ref(self.target, CHIEF), AskStats(), ASK_S)
+        caller.close()
         phase = answer.values["phase"] if isinstance(answer, Stats) else ""
         if phase in (GATHER, OPEN):
             return 0.0  # no worker ever opened a session

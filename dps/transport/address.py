@@ -6,20 +6,19 @@ block. Numeric hosts and `localhost` (always 127.0.0.1) never do.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
-from dataclasses import dataclass, replace
 
 import zmq
 
 from dps.errors import ConfigError, NotAuthenticated, Unavailable
+from dps.record import record, replace
 
 _HOST = re.compile(r"\*|[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?")
 _FORMS = '"HOST:PORT", "tcp://HOST:PORT", "ipc://PATH" or "inproc://NAME"'
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Address:
     """One address: `host` and `port` for tcp, `path` (a file or a name) for ipc and inproc."""
 
@@ -117,11 +116,19 @@ def resolve(host: str) -> str:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches a numeric address."""
+    if _is_ip(host, 4):
+        return host.startswith("127.")
+    import ipaddress  # IPv4 needs it not
+
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
 def _is_ip(host: str, version: int) -> bool:
     try:
+        if version == 4:
+            return bool(socket.inet_pton(socket.AF_INET, host))
+        import ipaddress
+
         return ipaddress.ip_address(host).version == version
-    except ValueError:
+    except (OSError, ValueError):
         return False

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import zmq
 
+from dps.record import record
 from dps.transport.endpoint import Buffer
 from dps.transport.outgoing import MAX_FRAME_NBYTES, Loans, finish
 
@@ -21,7 +21,7 @@ _UP = int(zmq.Event.HANDSHAKE_SUCCEEDED)
 _DOWN = int(zmq.Event.DISCONNECTED)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Waiting:
     header: bytes
     frames: Sequence[Buffer]
@@ -32,7 +32,7 @@ class _Waiting:
 
 def new_identity() -> bytes:
     """16 random bytes that name one endpoint to its peers; libzmq keeps a leading zero to itself."""
-    return bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(15)
+    return bytes([1 + os.urandom(1)[0] % 255]) + os.urandom(15)
 
 
 def set_stream_options(socket: zmq.Socket[bytes], url: str) -> None:
@@ -86,7 +86,7 @@ class Dealer:
         return socket
 
     def _watch(self, socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-        where = f"inproc://monitor-{secrets.token_hex(16)}"
+        where = f"inproc://monitor-{os.urandom(16).hex()}"
         socket.monitor(where, _UP | _DOWN)
         monitor = self._context.socket(zmq.PAIR)
         monitor.set(zmq.LINGER, 0)

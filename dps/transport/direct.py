@@ -7,7 +7,7 @@ message. ZeroMQ alone connects and tells who is there, and the layers above coun
 
 from __future__ import annotations
 
-import secrets
+import os
 import socket
 import struct
 import sys
@@ -48,7 +48,7 @@ class Direct:
             return
         try:
             made.setblocking(False)
-            made.bind(b"\0dps-" + secrets.token_bytes(16))  # in no folder, and nobody guesses it or has it again
+            made.bind(b"\0dps-" + os.urandom(16))  # in no folder, and nobody guesses it or has it again
             self.name, self.fd, self._socket = made.getsockname(), made.fileno(), made
         except OSError:
             made.close()

@@ -8,14 +8,17 @@ tell which one it stands on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
+from dps.record import record
 
-from dps.checkpoint.storage import Storage
+if TYPE_CHECKING:
+    from random import Random
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from dps.checkpoint.storage import Storage
 
 Route = str | bytes
 """Where a message goes: the address of a node, or the opaque id of a peer that wrote to this endpoint."""
@@ -32,14 +35,14 @@ class Delivery(NamedTuple):
     frames: list[memoryview]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Connected:
     """The connection to a node's address is up (again)."""
 
     address: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Disconnected:
     """An established connection broke: the peer's process ended, or its heartbeats stopped."""
 

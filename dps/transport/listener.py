@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import socket as plain
 import stat
-from dataclasses import replace
 
 import zmq
 
 from dps.errors import ConfigError, Unavailable
+from dps.record import replace
 from dps.transport.address import Address, listening_url, parse, with_port
 from dps.transport.dealer import set_stream_options
 from dps.transport.inproc import Names
@@ -68,7 +67,7 @@ class Listener:
 
 
 def _watch_closing(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    where = f"inproc://monitor-{secrets.token_hex(16)}"
+    where = f"inproc://monitor-{os.urandom(16).hex()}"
     socket.monitor(where, _CLOSED)
     monitor = context.socket(zmq.PAIR)
     monitor.set(zmq.LINGER, 0)

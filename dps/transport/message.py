@@ -1,14 +1,15 @@
 """Messages: classes of plain fields, each under a number that names it on the wire.
 
-A class says its fields as a dataclass would, and gets no more than messages need: what a program makes some thousands
-of times a second, and sixty classes of at every start, has to be cheap to make.
+A class says its fields as a record does. A message is as good as frozen, but nothing keeps watch: it is made some
+thousands of times a second.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
+
+from dps.record import constructor, getter, own_fields
 
 _TYPES: dict[str, frozenset[type] | None] = {
     **{plain.__name__: frozenset([plain]) for plain in (int, str, bool, bytes, list, dict)},
@@ -52,13 +53,13 @@ class Message:
     def __init_subclass__(cls, *, kind: int) -> None:
         if kind in FORMS:
             raise TypeError(f"message kind {kind} is taken by {FORMS[kind].cls.__name__}")
-        hints = {name: hint for name, hint in cls.__annotations__.items() if not hint.startswith("ClassVar")}
-        names = tuple(name for name in hints if name != "arrays")
-        types = tuple(_TYPES[hints[name].partition("[")[0]] for name in names)
+        fields = cls._fields = own_fields(cls)
+        names = tuple(name for name in fields if name != "arrays")
+        types = tuple(_TYPES[cls.__annotations__[name].partition("[")[0]] for name in names)
         usual = tuple(None if t is None else next(iter(t)) if len(t) == 1 else float for t in types)
-        cls._fields = tuple(hints)
-        cls.__init__ = _init(cls)  # type: ignore[method-assign]
-        cls.form_of = FORMS[kind] = Form(cls, kind, names, types, "arrays" in hints, _getter(names), usual)
+        given = {name: cls.__dict__[name] for name in fields if name in cls.__dict__}
+        cls.__init__ = constructor(cls, fields, given, frozen=False)  # type: ignore[method-assign]
+        cls.form_of = FORMS[kind] = Form(cls, kind, names, types, "arrays" in fields, getter(names), usual)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._fields)})"
@@ -81,22 +82,3 @@ def changed(message: _M, **fields: Any) -> _M:
     made = object.__new__(type(message))
     made.__dict__.update(message.__dict__, **fields)
     return made
-
-
-def _init(cls: type[Message]) -> Callable[..., None]:
-    """An `__init__` that takes the fields in their order."""
-    names = cls._fields
-    defaults = {f"_{name}": cls.__dict__[name] for name in names if name in cls.__dict__}
-    taken = ", ".join(f"{name}=_{name}" if f"_{name}" in defaults else name for name in names)
-    body = "\n".join(f" self.{name} = {name}" for name in names) or " pass"
-    made: dict[str, Any] = {}
-    exec(f"def __init__(self, {taken}):\n{body}", defaults, made)
-    init: Callable[..., None] = made["__init__"]
-    init.__qualname__ = f"{cls.__qualname__}.__init__"
-    return init
-
-
-def _getter(names: tuple[str, ...]) -> Callable[[Any], Any]:
-    if len(names) > 1:
-        return operator.attrgetter(*names)
-    return (lambda message: (getattr(message, names[0]),)) if names else lambda _: ()

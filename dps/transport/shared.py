@@ -13,13 +13,18 @@ import os
 import stat
 import sys
 import weakref
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from dps.errors import ProtocolError, Unavailable
 
-Bytes = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Bytes = npt.NDArray[np.uint8]
+else:
+    Bytes = np.ndarray
 
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _NO_MORE_SEALS, _NO_SHRINKING, _NO_GROWING, _ONLY_THE_OWNER_WRITES = 1, 2, 4, 16

@@ -12,11 +12,10 @@ import functools
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 
 from dps.errors import ConfigError, ProtocolError
 from dps.transport.dtypes import BFLOAT16, dtype_of, wire_name
@@ -31,7 +30,12 @@ DTYPES = frozenset(
     np.dtype(name).str for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 ) | {BFLOAT16}
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+else:
+    Array = np.ndarray
 
 
 class Envelope(NamedTuple):

@@ -18,19 +18,19 @@ of the variable's dtype. All numbers are little-endian, and the bytes follow eac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dps.errors import ProtocolError
+from dps.record import record
 from dps.transport.wire import Array
 from dps.variables.plan import Part, ShardLayout
 
 ALIGN = 8
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Packed:
     """A part of a gradient in fewer bytes."""
 
@@ -38,7 +38,7 @@ class Packed:
     data: Array
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PackedGradient:
     """A variable's gradient in fewer bytes, by the indices of its parts."""
 

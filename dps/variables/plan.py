@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,14 @@ import numpy as np
 from dps.cluster.device import Device
 from dps.cluster.partition import split_rows
 from dps.errors import ConfigError, PlacementError, ProtocolError
+from dps.record import record, replace
 from dps.transport.dtypes import FLOATS, dtype_of, wire_name
 from dps.transport.wire import DTYPES, Array
 
 ALIGN = 64
 
 
-@dataclass(frozen=True)
+@record
 class VariableSpec:
     """A logical variable: what clients see. `optimizer` is its wire form; None: it is never updated."""
 
@@ -36,7 +36,7 @@ class VariableSpec:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-@dataclass(frozen=True)
+@record
 class Part:
     """Rows `row0` to `row0 + rows` of a variable, on one ps; the only part of an unsplit variable has all."""
 
@@ -59,7 +59,7 @@ class Part:
         return math.prod(self.shape[1:])
 
 
-@dataclass(frozen=True)
+@record
 class Plan:
     """All variables and their parts, in creation order; the same on every task of a run."""
 
@@ -211,7 +211,7 @@ def _memory(name: str, placed: int | Device) -> str:
     return f"{placed.device_type}:{placed.device_index or 0}"
 
 
-@dataclass(frozen=True)
+@record
 class Arena:
     """Parts of one dtype, optimizer and device, one after the other: `size` elements from byte `offset` of the run."""
 
@@ -231,7 +231,7 @@ class Arena:
         return self.size * np.dtype(self.dtype).itemsize
 
 
-@dataclass(frozen=True)
+@record
 class ShardLayout:
     """The run of one ps: its arenas, each at a multiple of 64 bytes. Agreed on with the plan, once an epoch."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
+from dps.record import record
 from dps.transport.wire import Array
 from dps.variables.plan import Part
 
@@ -20,14 +20,15 @@ KEPT_NBYTES = 8 << 20
 """Bytes of row numbers that a ps keeps for one session."""
 
 
-@dataclass(slots=True)
 class SentList:
     """Row numbers of a variable, rising where they are for several parts; `number` is what messages call them, 0 where
     they always travel."""
 
-    number: int
-    rows: Array
-    _told: dict[int, int] = field(default_factory=dict)
+    __slots__ = ("_told", "number", "rows")
+
+    def __init__(self, number: int, rows: Array) -> None:
+        self.number, self.rows = number, rows
+        self._told: dict[int, int] = {}
 
     def range_of(self, part: Part) -> tuple[int, int]:
         """From where to where in `rows` a part's are."""
@@ -48,7 +49,7 @@ class SentList:
         return bool(self.number) and before == incarnation
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RowsOfPart:
     """The rows of a gradient that one part gets: those of `sent` from `first` to `last`."""
 

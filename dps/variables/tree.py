@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,11 @@ import numpy as np
 from dps.cluster.device import Device, current_device
 from dps.errors import ConfigError
 from dps.optim import Optimizer
+from dps.record import made, record
 from dps.transport.dtypes import BFLOAT16, dtype_of, wire_name
 
 
-@dataclass(frozen=True)
+@record
 class Variable:
     """A leaf with settings of its own: `dps.Variable(array, optimizer=..., trainable=True)`.
 
@@ -26,10 +26,10 @@ class Variable:
     optimizer: Optimizer | None = None
     trainable: bool = True
     sparse: bool = False
-    device: Device | None = field(default_factory=current_device)
+    device: Device | None = made(default_factory=current_device)
 
 
-@dataclass(frozen=True)
+@record
 class Rows:
     """A gradient for some rows of a variable: `indices` (n,) integers, `values` (n, ...) of its dtype.
 

@@ -9,7 +9,7 @@ from typing import Any
 from dps.actors.actor import Actor
 from dps.actors.ref import Ref, Sender
 from dps.errors import DeadlineExceeded
-from dps.protocol import CHIEF, Register, Registered, StopTask
+from dps.protocol import CHIEF, Leave, Register, Registered, StopTask
 from dps.transport.message import Message
 
 log = logging.getLogger("dps")
@@ -44,6 +44,11 @@ class Agent(Actor):
     def started(self) -> None:
         self._heard_at = self.node.runtime.now()
         self._register()
+
+    def stopping(self) -> None:
+        """The program ends by itself: the chief need not look for this node when the run is over."""
+        if not self._over and self.job == "worker" and self.task >= 0:
+            self.node.tell(self.chief, Leave(self.job, self.task, ""))
 
     def _register(self) -> None:
         if self._over:

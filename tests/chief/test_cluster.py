@@ -30,6 +30,18 @@ def test_another_process_takes_the_place_of_one_that_died() -> None:
     assert nodes.register(0, "c:1", 13) == (0, True) and nodes.addresses() == {0: "c:1"}
 
 
+def test_a_node_that_says_that_it_ends_is_missing_but_not_away_and_says_it_once_for_its_own_process() -> None:
+    nodes = Nodes("worker", [0, 1, 2])
+    nodes.register(0, "a:1", 11)
+    nodes.register(1, "b:1", 12)
+    assert nodes.leave(0, 99) is None and nodes.leave(2, 13) is None
+    assert nodes.leave(0, 11) == "a:1" and nodes.leave(0, 11) is None
+    assert nodes.leave(1, 0) == "b:1"  # its launcher knows no number
+    assert nodes.missing() == [0, 1, 2] and nodes.away() == [2]
+    nodes.register(0, "a:2", 14)
+    assert nodes.missing() == [1, 2] and nodes.at("a:2") == 0
+
+
 def test_where_nothing_is_expected_those_that_came_are() -> None:
     nodes = Nodes("worker", [])
     assert nodes.missing() == []

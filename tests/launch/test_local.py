@@ -195,10 +195,20 @@ def rest(process: subprocess.Popen[str]) -> str:
     return text
 
 
-def test_launch_prefixes_lines_and_ends_with_zero(program: Path) -> None:
+def test_launch_prefixes_lines_and_ends_with_zero_soon_after_its_workers_and_leaves_nothing(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (program / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(program / "temporary"))
+    before = {*program.rglob("*"), *Path("/dev/shm").glob("*dps*")}
     process = launch("--ps", "2", "--workers", "2", "--update", "sync", "program.py", "--", "20", cwd=program)
-    text = rest(process)
+    text = "\n".join(lines_until(process, "ends at", 2))
+    tasks, at = psutil.Process(process.pid).children(), runtime().now()
+    text += rest(process)
+    assert runtime().now() - at < 3.0  # 0.3 s where nothing else is at work
     assert process.returncode == 0, text
+    assert not [p for p in tasks if p.is_running()]
+    assert {*program.rglob("*"), *Path("/dev/shm").glob("*dps*")} == before
     assert "[worker:0] ends at 20" in text and "[worker:1] ends at 20" in text
     assert text.startswith("[dps] chief at 127.0.0.1:")
 

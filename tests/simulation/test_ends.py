@@ -1,0 +1,57 @@
+"""How long the end of a run takes, in virtual seconds: workers that end say so, and nobody waits for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dps
+from dps.chief.admission import GRACE_S
+from dps.launch.simulate import SimulatedRun, simulate
+from dps.server import Server
+from dps.transport.sim import Kill, Network
+from dps.transport.sim.faults import Fault
+from dps.transport.sim.runtime import EPOCH_S
+
+SOON_S = 0.5
+"""The chief goes on answering for 0.2 s."""
+
+
+def train(server: Server, steps: int, apart_s: float) -> float:
+    """Steps, one worker after the other at the end; the second at which it was over."""
+    with dps.Session(server, {"w": np.zeros(4, np.float32)}, optimizer=dps.optim.SGD(0.1), timeout=60) as session:
+        for _ in range(steps):
+            session.push(session.pull())
+    server.runtime.sleep(apart_s * server.task)
+    return server.runtime.wall() - EPOCH_S
+
+
+def ended(
+    workers: int, update: str, apart_s: float = 0.0, faults: tuple[Fault, ...] = ()
+) -> tuple[SimulatedRun, float]:
+    """A run, and the virtual seconds from the end of the last program to that of the last task."""
+    network = Network(latency_s=1e-3)
+    run = simulate(train, 20, apart_s, ps=2, workers=workers, update=update, network=network, faults=faults)
+    return run, run.seconds - max(at for at in run.results if at is not None)
+
+
+@pytest.mark.parametrize("update", ["async", "sync", "bounded:1"])
+@pytest.mark.parametrize("apart_s", [0.0, 0.3])
+def test_a_run_ends_soon_after_its_last_worker_whether_they_end_at_once_or_one_by_one(
+    update: str, apart_s: float
+) -> None:
+    run, took_s = ended(4, update, apart_s)
+    assert set(run.exit_codes.values()) == {0} and 0.0 < took_s < SOON_S
+
+
+def test_a_worker_that_was_killed_says_nothing_and_is_missed_after_its_grace() -> None:
+    run, took_s = ended(2, "async", faults=(Kill("worker:1", 0.1),))
+    assert run.results[1] is None and run.exit_codes["chief"] == 0
+    assert GRACE_S - 0.1 < took_s < GRACE_S + SOON_S
+
+
+def test_where_goodbyes_are_lost_the_run_ends_all_the_same() -> None:
+    network = Network(latency_s=1e-3, loss=0.3)
+    for seed in range(5):
+        run = simulate(train, 5, 0.0, ps=2, workers=3, update="async", network=network, seed=seed)
+        assert set(run.exit_codes.values()) == {0}

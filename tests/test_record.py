@@ -1,0 +1,82 @@
+"""Records: what people expect of frozen data classes, without what those cost at import."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from typing import Any, ClassVar
+
+import pytest
+
+from dps.record import as_dict, fields_of, made, record, replace
+
+
+@record
+class Point:
+    """Where."""
+
+    kind: ClassVar[str] = "point"
+    x: int
+    y: int = 2
+    marks: list[int] = made(default_factory=list)
+
+    @functools.cached_property
+    def doubled(self) -> int:
+        return 2 * self.x
+
+
+@record
+class Named(Point):
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.x < 0:
+            raise ValueError("x must be 0 or more")
+
+
+def test_fields_are_taken_by_place_and_by_name_and_have_their_defaults() -> None:
+    assert fields_of(Named) == ("x", "y", "marks", "name")
+    assert as_dict(Named(1, name="a")) == {"x": 1, "y": 2, "marks": [], "name": "a"}
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+        Point()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'z'"):
+        Point(1, z=2)  # type: ignore[call-arg]
+
+
+def test_a_default_that_is_made_belongs_to_one_instance() -> None:
+    one, other = Point(1), Point(1)
+    one.marks.append(5)
+    assert other.marks == []
+
+
+def test_nothing_can_be_set_or_deleted() -> None:
+    point: Any = Point(1)
+    with pytest.raises(AttributeError, match=r"Point\.x cannot be changed; make another one"):
+        point.x = 2
+    with pytest.raises(AttributeError):
+        del point.x
+    with pytest.raises(AttributeError):
+        point.z = 1
+    assert point.x == 1 and point.doubled == 2
+
+
+def test_equal_records_are_of_one_class_with_equal_fields() -> None:
+    assert Point(1) == Point(1, 2) and Point(1) != Point(2) and Point(1) != Named(1)
+    assert hash(Point(1, 2, ())) == hash(Point(1, 2, ()))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Point(1))
+
+
+def test_a_copy_may_differ_and_is_checked_as_every_one() -> None:
+    assert replace(Named(1, name="a"), x=3) == Named(3, name="a")
+    with pytest.raises(ValueError, match="x must be 0 or more"):
+        replace(Named(1), x=-1)
+    assert copy.copy(Point(1)) == pickle.loads(pickle.dumps(Point(1))) == copy.deepcopy(Point(1)) == Point(1)
+    assert repr(Point(1)) == "Point(x=1, y=2, marks=[])"
+
+
+def test_a_record_can_be_matched_by_place() -> None:
+    match Point(1, 5):
+        case Point(x, y):
+            assert (x, y) == (1, 5)
