@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
-import math
-import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,47 +13,13 @@ import numpy as np
 from dps.cluster.device import Device
 from dps.cluster.partition import split_rows
 from dps.errors import PlacementError, ProtocolError
-from dps.transport.wire import DTYPES, Array
+from dps.transport.wire import Array
+from dps.variables import columns
+from dps.variables.columns import Written
+from dps.variables.parts import Part as Part
+from dps.variables.parts import VariableSpec as VariableSpec
 
 ALIGN = 64
-
-
-@dataclass(frozen=True)
-class VariableSpec:
-    """A logical variable: what clients see. `optimizer` is its wire form; None: it is never updated."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    optimizer: dict[str, Any] | None
-    sparse: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-@dataclass(frozen=True)
-class Part:
-    """Rows `row0` to `row0 + rows` of a variable, on one ps; the only part of an unsplit variable has all."""
-
-    index: int
-    variable: int
-    name: str
-    shape: tuple[int, ...]
-    row0: int
-    ps: int
-    device: str = ""
-    """Where on its ps: "CPU:0", "GPU:1", or "" for wherever the ps keeps what says nothing."""
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def row_size(self) -> int:
-        """Elements of one row."""
-        return math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -68,57 +32,41 @@ class Plan:
     """Task indices of the ps; the first is the step ps."""
 
     def to_wire(self) -> dict[str, Any]:
-        return {
-            "variables": [[v.name, list(v.shape), v.dtype, v.optimizer, v.sparse] for v in self.variables],
-            "parts": [[p.variable, p.name, list(p.shape), p.row0, p.ps, p.device] for p in self.parts],
-            "ps": list(self.ps),
-        }
+        """The plan in columns (`dps.variables.columns`); whoever gets it leaves it as it is."""
+        self._remember()
+        return self._wire
+
+    @functools.cached_property
+    def _wire(self) -> dict[str, Any]:
+        return columns.write(self.variables, self.parts, self.ps)
+
+    def _remember(self) -> None:
+        """While this plan lives, `from_wire` finds it again."""
+        if "_remembered" not in self.__dict__:
+            self.__dict__["_remembered"] = True
+            _living[:] = [known for known in _living if known() is not None] + [weakref.ref(self)]
 
     @staticmethod
     def from_wire(data: Mapping[str, Any]) -> Plan:
-        """Raises ProtocolError for a plan that does not fit itself."""
+        """The plan that `to_wire` wrote; one that this process has already is not made anew, so that who sends it
+        again and again keeps nobody busy. Raises ProtocolError for a plan that does not fit itself."""
+        for known in list(_living):
+            plan = known()
+            if plan is not None and plan._wire == data:
+                return plan
         try:
-            variables = tuple(
-                VariableSpec(str(n), tuple(map(int, s)), np.dtype(d).str, o, bool(x))
-                for n, s, d, o, x in data["variables"]
-            )
-            parts = tuple(
-                Part(i, int(v), str(n), tuple(map(int, s)), int(r), int(k), str(d))
-                for i, (v, n, s, r, k, d) in enumerate(data["parts"])
-            )
-            plan = Plan(variables, parts, tuple(int(k) for k in data["ps"]))
-            plan._check()
-        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            plan = Plan(*columns.read(data))
+        except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"not a plan: {error}") from None
+        plan.__dict__["_wire"] = data
+        plan._remember()
         return plan
-
-    def _check(self) -> None:
-        if len(set(self.ps)) != len(self.ps) or len(self.by_name) != len(self.variables):
-            raise ValueError("a ps or a variable comes twice")
-        for spec in self.variables:
-            trains = isinstance(spec.optimizer, dict) and spec.dtype in ("<f4", "<f8")
-            if spec.dtype not in DTYPES or not (spec.optimizer is None or trains):
-                raise ValueError(f"{spec.name} has dtype {spec.dtype} and optimizer {spec.optimizer!r:.100}")
-        rows: dict[int, int] = {}
-        for part in self.parts:
-            if part.variable < 0:
-                raise ValueError(f"part {part.name} belongs to no variable")
-            spec = self.variables[part.variable]
-            if part.ps not in self.ps or any(n < 0 for n in part.shape) or part.row0 != rows.get(part.variable, 0):
-                raise ValueError(f"part {part.name} does not fit")
-            if part.device and not re.fullmatch(r"(CPU|GPU):[0-9]{1,4}", part.device):
-                raise ValueError(f"part {part.name} is on {part.device!r:.100}")
-            if part.shape[1:] != spec.shape[1:] or bool(part.shape) != bool(spec.shape):
-                raise ValueError(f"part {part.name} has shape {part.shape} of {spec.shape}")
-            rows[part.variable] = part.row0 + (part.shape[0] if part.shape else 1)
-        for index, spec in enumerate(self.variables):
-            if rows.get(index, -1) != (spec.shape[0] if spec.shape else 1):
-                raise ValueError(f"the parts of {spec.name} do not make it up")
 
     def without_empty(self) -> Plan:
         """The same without the ps that hold no part; at least one ps stays."""
         holders = {part.ps for part in self.parts}
-        return replace(self, ps=tuple(ps for ps in self.ps if ps in holders) or self.ps[:1])
+        ps = tuple(ps for ps in self.ps if ps in holders) or self.ps[:1]
+        return self if ps == self.ps else replace(self, ps=ps)
 
     @functools.cached_property
     def by_name(self) -> dict[str, int]:
@@ -146,7 +94,10 @@ class Plan:
     @functools.cached_property
     def layouts(self) -> dict[int, ShardLayout]:
         """The layout of each ps."""
-        return {ps: ShardLayout.of(self, ps) for ps in self.ps}
+        parts: dict[int, list[Part]] = {ps: [] for ps in self.ps}
+        for part in self.parts:
+            parts[part.ps].append(part)
+        return {ps: ShardLayout.of_parts(self, here) for ps, here in parts.items()}
 
     @property
     def nbytes(self) -> int:
@@ -158,6 +109,8 @@ class Plan:
 
     def differs(self, other: Plan) -> str:
         """The first difference in names, shapes, dtypes or optimizers, as a sentence; "" when there is none."""
+        if self is other:
+            return ""
         mine, theirs = [v.name for v in self.variables], [v.name for v in other.variables]
         if mine != theirs:
             only = sorted(set(mine) ^ set(theirs))
@@ -169,6 +122,10 @@ class Plan:
             if a.optimizer != b.optimizer:
                 return f"the optimizer of {a.name} is {a.optimizer} here and {b.optimizer} there"
         return ""
+
+
+_living: list[weakref.ref[Plan]] = []
+"""Plans of this process that have travelled."""
 
 
 Place = Callable[[str, str, tuple[int, ...], str], "int | Device"]
@@ -237,16 +194,17 @@ class ShardLayout:
 
     @staticmethod
     def of(plan: Plan, ps: int) -> ShardLayout:
+        return ShardLayout.of_parts(plan, [part for part in plan.parts if part.ps == ps])
+
+    @staticmethod
+    def of_parts(plan: Plan, here: Sequence[Part]) -> ShardLayout:
+        """`here`: the parts on one ps, in the plan's order."""
         groups: dict[tuple[str, str, int, str], list[Part]] = {}
-        optimizers: dict[str, str] = {}  # by what is quickly written: all of a model's variables have one or two
-        for part in plan.parts:
-            if part.ps == ps:
-                spec = plan.variables[part.variable]
-                own = part.index if spec.sparse else -1
-                written = repr(spec.optimizer)
-                if written not in optimizers:
-                    optimizers[written] = json.dumps(spec.optimizer, sort_keys=True)
-                groups.setdefault((spec.dtype, optimizers[written], own, part.device), []).append(part)
+        written = Written()
+        for part in here:
+            spec = plan.variables[part.variable]
+            own = part.index if spec.sparse else -1
+            groups.setdefault((spec.dtype, written.of(spec.optimizer), own, part.device), []).append(part)
         arenas: list[Arena] = []
         offset = 0
         for parts in groups.values():
