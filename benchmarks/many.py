@@ -90,7 +90,11 @@ def _trained(
         found["step"] = _seconds(lambda: session.step(grads), calls)
         found["pull"] = _seconds(session.pull, calls)
         found["push"] = _seconds(lambda: session.push(grads), calls)
-        found["step in place"] = _seconds(lambda: session.step(session.gradients()), calls)
+        found["gradients"] = _seconds(session.gradients, calls)
+        in_place = session.gradients()
+        for array in in_place.values():
+            array[...] = 0.25
+        found["step in place"] = _seconds(lambda: session.step(in_place), calls)
         if options:
             found["save"] = _seconds(session.save, 1)
         session.request_stop()

@@ -15,12 +15,15 @@ from dps.partial import PartRuns, PartsPush
 from dps.protocol import APPLIED, REFUSED, WINDOW
 from dps.protocol import Push as PushMessage
 from dps.reply import Push
-from dps.variables.layout import Gradient, fill_run, gather, is_whole
+from dps.variables.layout import Gradient, assemble, fill_run, gather, is_whole
 from dps.variables.packed import PackedGradient
-from dps.variables.plan import Plan, ShardLayout
+from dps.variables.plan import FEW, Plan, ShardLayout
 from dps.variables.transfers import About, PushTransfer, run_pieces, shared_message
 from dps.variables.tree import Rows
 from dps.waiting import Waiter
+
+SMALL_NBYTES = 4096
+"""Gradients up to this size are looked at together: a call for each costs more than its bytes."""
 
 
 class PushOp:
@@ -230,6 +233,9 @@ class Pushes:
         self._buffers.append(runs)
         del self._buffers[:-4]
 
+        if len(plan.only_part) == len(plan.variables):
+            return build(assemble(plan, views, plan.by_name))
+
         def leaf(name: str) -> Any:
             spec, parts = plan.variables[plan.by_name[name]], plan.parts_of[plan.by_name[name]]
             return views[parts[0].index] if len(parts) == 1 else np.empty(spec.shape, spec.dtype)
@@ -346,6 +352,13 @@ def _own_run(
 
 
 def _check_finite(plan: Plan, gradients: Mapping[int, Gradient]) -> None:
+    small: dict[Any, list[Any]] = {}
+    if len(gradients) > FEW:
+        for gradient in gradients.values():
+            if gradient.__class__ is np.ndarray and gradient.nbytes <= SMALL_NBYTES:  # type: ignore[union-attr]
+                small.setdefault(gradient.dtype, []).append(gradient.reshape(-1))  # type: ignore[union-attr]
+    if small and all(np.isfinite(np.concatenate(alike)).all() for alike in small.values()):
+        gradients = {i: g for i, g in gradients.items() if g.__class__ is not np.ndarray or g.nbytes > SMALL_NBYTES}  # type: ignore[union-attr]
     for index, gradient in gradients.items():
         assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
         values = gradient.values if isinstance(gradient, Rows) else gradient

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +18,13 @@ from dps.errors import PlacementError, ProtocolError
 from dps.transport.wire import Array
 from dps.variables import columns
 from dps.variables.columns import Written
-from dps.variables.parts import Part as Part
-from dps.variables.parts import VariableSpec as VariableSpec
+from dps.variables.parts import Part, VariableSpec
+
+__all__ = ["ALIGN", "Arena", "Part", "Place", "Plan", "ShardLayout", "Split", "VariableSpec", "make_plan"]
 
 ALIGN = 64
+FEW = 8
+"""Variables up to which a loop over them costs less than calls that take all at once."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Plan:
     def from_wire(data: Mapping[str, Any]) -> Plan:
         """The plan that `to_wire` wrote; one that this process has already is not made anew, so that who sends it
         again and again keeps nobody busy. Raises ProtocolError for a plan that does not fit itself."""
-        for known in list(_living):
+        for known in tuple(_living):  # other threads add to it
             plan = known()
             if plan is not None and plan._wire == data:
                 return plan
@@ -90,6 +95,28 @@ class Plan:
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
         """The dtype of each variable."""
         return tuple(np.dtype(spec.dtype) for spec in self.variables)
+
+    @functools.cached_property
+    def all_at_once(self) -> tuple[list[str], list[tuple[int, ...]], list[np.dtype[Any]]] | None:
+        """Names, shapes and dtypes, where gradients of all may be checked together: all are trained, and lie in a
+        plain dict; None elsewhere, and where there are few."""
+        if len(self.variables) <= FEW or any(v.optimizer is None or "/" in v.name for v in self.variables):
+            return None
+        return [v.name for v in self.variables], [v.shape for v in self.variables], list(self.dtypes)
+
+    @functools.cached_property
+    def _indices_of_names(self) -> dict[int, tuple[list[str], Callable[[Mapping[int, Array]], tuple[Array, ...]]]]:
+        return {}
+
+    def picker(self, names: list[str]) -> Callable[[Mapping[int, Array]], tuple[Array, ...]]:
+        """A function that takes the parts of these variables, which have one each, out of all parts by index.
+
+        `names` is a list that stays as it is: what is found is kept by its identity."""
+        kept = self._indices_of_names.get(id(names))
+        if kept is None:
+            kept = names, operator.itemgetter(*[self.only_part[name] for name in names])
+            self._indices_of_names[id(names)] = kept
+        return kept[1]
 
     @functools.cached_property
     def layouts(self) -> dict[int, ShardLayout]:
@@ -181,6 +208,16 @@ class Arena:
     """As `Part.device`."""
 
     @functools.cached_property
+    def gradients(self) -> Callable[[Mapping[int, Any]], tuple[Any, ...]]:
+        """Takes those of the parts' variables out of gradients by variable index; only where there are several."""
+        return operator.itemgetter(*[part.variable for part in self.parts])
+
+    @functools.cached_property
+    def flat(self) -> bool:
+        """Whether all parts have one dimension."""
+        return all(len(part.shape) == 1 for part in self.parts)
+
+    @functools.cached_property
     def nbytes(self) -> int:
         return self.size * np.dtype(self.dtype).itemsize
 
@@ -244,6 +281,16 @@ class ShardLayout:
         """The parts that take gradients, in the order of the run."""
         return tuple(part for arena in self.arenas if arena.optimizer is not None for part in arena.parts)
 
+    @functools.cached_property
+    def trained_variables(self) -> list[int]:
+        """The variables of `trained`."""
+        return [part.variable for part in self.trained]
+
+    @functools.cached_property
+    def trained_indices(self) -> list[int]:
+        """The indices of `trained`."""
+        return [part.index for part in self.trained]
+
     def pieces(self, piece_nbytes: int, trained_only: bool = False) -> list[list[tuple[int, int]]]:
         """The run cut for travel: each piece is a list of (offset, nbytes), at most `piece_nbytes` in all."""
         pieces: list[list[tuple[int, int]]] = [[]]
@@ -269,10 +316,25 @@ class ShardLayout:
     def views_of(self, memories: Sequence[Array]) -> dict[int, Array]:
         """The parts as arrays in the bytes of each arena, by part index."""
         found: dict[int, Array] = {}
-        for arena, memory, spans in zip(self.arenas, memories, self._spans, strict=True):
+        for number, (arena, memory, spans) in enumerate(zip(self.arenas, memories, self._spans, strict=True)):
             flat = memory.view(arena.dtype)
+            if len(alike := self._alike[number]) > FEW:
+                rows = flat[: len(alike) * spans[0][2]]
+                found.update(zip(alike, rows.reshape(len(alike), *arena.parts[0].shape), strict=True))
+                spans = spans[len(alike) :]
             for index, start, stop, shape in spans:
                 found[index] = flat[start:stop] if shape is None else flat[start:stop].reshape(shape)
+        return found
+
+    @functools.cached_property
+    def _alike(self) -> list[list[int]]:
+        """For each arena: the parts, by index, that have the shape of its first and follow it. Scalars are none: to
+        iterate over an array gives arrays only where it has two dimensions."""
+        found = []
+        for arena in self.arenas:
+            shape = arena.parts[0].shape
+            alike = itertools.takewhile(lambda part, shape=shape: part.shape == shape, arena.parts)  # type: ignore[misc]
+            found.append([part.index for part in alike] if shape else [])
         return found
 
     @functools.cached_property

@@ -17,7 +17,6 @@ from dps.transport.wire import DTYPES, Array
 from dps.variables.plan import Place, Plan, VariableSpec, make_plan
 from dps.variables.tree import Variable, leaves, to_array
 
-
 PLAIN = Variable(None, device=None)
 """The settings of an array that stands for itself."""
 

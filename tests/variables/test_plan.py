@@ -128,7 +128,7 @@ def number(*numbers: int) -> bytes:
 
 
 def test_a_plan_travels_in_columns() -> None:
-    assert GOOD == {
+    assert {
         "ps": [0, 1],
         "names": ["w", "b", "s"],
         "kinds": [[[13, 2], "<f4", SGD, False], [[2], "<f4", SGD, False], [[], "<f4", SGD, False]],
@@ -136,7 +136,7 @@ def test_a_plan_travels_in_columns() -> None:
         "cuts": [[0, [3, 3, 3, 2, 2]]],
         "places": [[0, ""], [1, ""]],
         "placed": number(0, 1, 0, 1, 0, 1, 0),
-    }
+    } == GOOD
     alike = [VariableSpec(f"v{i}", (16,), "<f4", dict(SGD)) for i in range(1000)]
     wire = make_plan(alike, (0,), lambda *_: 0, None).to_wire()
     assert wire["kinds"] == [[[16], "<f4", SGD, False]] and wire["kind"] == wire["placed"] == bytes(4000)
