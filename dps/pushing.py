@@ -352,17 +352,29 @@ def _own_run(
 
 
 def _check_finite(plan: Plan, gradients: Mapping[int, Gradient]) -> None:
-    small: dict[Any, list[Any]] = {}
-    if len(gradients) > FEW:
-        for gradient in gradients.values():
-            if gradient.__class__ is np.ndarray and gradient.nbytes <= SMALL_NBYTES:  # type: ignore[union-attr]
-                small.setdefault(gradient.dtype, []).append(gradient.reshape(-1))  # type: ignore[union-attr]
-    if small and all(np.isfinite(np.concatenate(alike)).all() for alike in small.values()):
-        gradients = {i: g for i, g in gradients.items() if g.__class__ is not np.ndarray or g.nbytes > SMALL_NBYTES}  # type: ignore[union-attr]
+    looked = _finite_together(plan, gradients)
+    if len(looked) == len(gradients):
+        return
     for index, gradient in gradients.items():
+        if index in looked:
+            continue
         assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
         values = gradient.values if isinstance(gradient, Rows) else gradient
         with np.errstate(all="ignore"):
             suspect = values.dtype.kind == "f" and not np.isfinite(np.sum(values))
         if suspect and not np.isfinite(values).all():
             raise ValueError(f"the gradient of {plan.variables[index].name} has NaN or infinite values")
+
+
+def _finite_together(plan: Plan, gradients: Mapping[int, Gradient]) -> set[int]:
+    """The variables, out of those that are small and many, whose gradients were looked at together and are finite."""
+    found: set[int] = set()
+    if len(plan.only_part) < len(plan.variables):
+        return found
+    for arena in (arena for layout in plan.layouts.values() for arena in layout.arenas):
+        few = len(arena.parts) <= FEW or arena.nbytes > SMALL_NBYTES * len(arena.parts)
+        if few or not arena.flat or set(map(type, map(gradients.get, arena.variables))) != {np.ndarray}:
+            continue
+        if np.isfinite(np.concatenate(arena.gradients(gradients))).all():
+            found.update(arena.variables)
+    return found

@@ -210,7 +210,12 @@ class Arena:
     @functools.cached_property
     def gradients(self) -> Callable[[Mapping[int, Any]], tuple[Any, ...]]:
         """Takes those of the parts' variables out of gradients by variable index; only where there are several."""
-        return operator.itemgetter(*[part.variable for part in self.parts])
+        return operator.itemgetter(*self.variables)
+
+    @functools.cached_property
+    def variables(self) -> list[int]:
+        """The variable of each part."""
+        return [part.variable for part in self.parts]
 
     @functools.cached_property
     def flat(self) -> bool:
