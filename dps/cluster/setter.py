@@ -46,7 +46,8 @@ class ReplicaDeviceSetter:
         if placed.job is not None and inner.job in (None, placed.job):
             turn = checked_task(self.policy, len(self.tasks), name, shape, dtype)
             placed = on_task(placed, self.tasks[turn])
-        placed = placed.merge(inner)
+        if inner != NOWHERE:
+            placed = placed.merge(inner)
         if placed.job is not None and placed.job == self.ps.job and placed.task not in self.tasks:
             known = ", ".join(map(str, self.tasks))
             raise PlacementError(f"{name!r}: got the scope {str(inner)!r}, wanted a task of {placed.job}: {known}")

@@ -129,6 +129,13 @@ def nested(names: list[str]) -> Any:
 
 def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
     """A leaf as a C-contiguous array of native byte order, not copied where it is one; TypeError for what cannot be."""
+    if (
+        value.__class__ is np.ndarray
+        and value.dtype.kind in "fiub"
+        and value.dtype.isnative
+        and value.flags.c_contiguous
+    ):
+        return value
     if isinstance(value, Variable):
         value = value.value
     if hasattr(value, "detach"):
