@@ -12,7 +12,7 @@ from dps.lanes import ShardRun, ShardRuns
 from dps.partial import PartRuns
 from dps.pushing import Buffers, PushOp, push_shards
 from dps.reply import Push
-from dps.variables.layout import Gradient
+from dps.variables.layout import Gradient, assemble
 from dps.waiting import Waiter
 
 
@@ -131,6 +131,8 @@ class Pushes:
         views = {index: view for run in runs.values() for index, view in run.views.items()}
         self._buffers.append(runs)
         del self._buffers[:-4]
+        if len(plan.only_part) == len(plan.variables):
+            return build(assemble(plan, views, plan.by_name))
 
         def leaf(name: str) -> Any:
             spec, parts = plan.variables[plan.by_name[name]], plan.parts_of[plan.by_name[name]]

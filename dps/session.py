@@ -31,10 +31,9 @@ from dps.settings import check_timeout, run_settings
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.update import Update
-from dps.variables.layout import check_gradients
+from dps.variables.layout import gradients_of
 from dps.variables.plan import Plan
 from dps.variables.planning import plan_of
-from dps.variables.tree import leaves
 from dps.viewing import local_leases
 from dps.waiting import Waiter
 
@@ -291,7 +290,7 @@ class Session:
 
     def _start_push(self, grads: Any, loss: Any, timeout: float | None) -> PushOp:
         self._waiter.check_open()
-        gradients = check_gradients(self._connection.plan, list(leaves(grads)))
+        gradients = gradients_of(self._connection.plan, grads)
         self._hooks.call("before_run", self)
         self._connection.runtime.compute()
         return self._pushes.start(gradients, loss, timeout)

@@ -96,6 +96,7 @@ class Manifest:
     shards: tuple[SavedShard, ...]
     variables: tuple[SavedVariable, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    _by_name: dict[str, SavedVariable] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_count("step", self.step)
@@ -104,6 +105,7 @@ class Manifest:
             wanted = shard_file_name(index, len(self.shards))
             if shard.file.file != wanted:
                 raise ValueError(f"shard {index} is in file {shard.file.file!r}; wanted {wanted!r}")
+        object.__setattr__(self, "_by_name", {v.name: v for v in reversed(self.variables)})
         seen: set[str] = set()
         for variable in self.variables:
             for part in variable.parts:
@@ -122,9 +124,9 @@ class Manifest:
 
     def variable(self, name: str) -> SavedVariable:
         """The variable of that name; CheckpointError, with the names there are, where it was not saved."""
-        for variable in self.variables:
-            if variable.name == name:
-                return variable
+        variable = self._by_name.get(name)
+        if variable is not None:
+            return variable
         known = ", ".join(variable.name for variable in self.variables[:20]) or "none"
         raise CheckpointError(
             f"checkpoint {self.name} holds no variable {name!r}, it holds {known}; "

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dps.cluster.device import Device
+from dps.cluster.device import NOWHERE, Device, on_task
 from dps.cluster.placement import Policy, RoundRobin, as_int, checked_task
 from dps.cluster.spec import ClusterSpec
 from dps.definition import BadArgument
@@ -37,17 +37,17 @@ class ReplicaDeviceSetter:
         The policy is not asked when `scope` names another job than the ps job. Raises PlacementError when
         the policy answers nonsense, or when `scope` names a ps task that does not exist.
         """
-        inner = Device(scope)
-        nothing = Device()
-        if self.ps == nothing:
+        inner = scope if isinstance(scope, Device) else Device(scope)
+        if self.ps == NOWHERE:
             return self.compute(inner)
-        if inner != nothing and not self.merge_devices:
+        if inner != NOWHERE and not self.merge_devices:
             return inner
         placed = self.ps
         if placed.job is not None and inner.job in (None, placed.job):
             turn = checked_task(self.policy, len(self.tasks), name, shape, dtype)
-            placed = Device(placed, task=self.tasks[turn])
-        placed = placed.merge(inner)
+            placed = on_task(placed, self.tasks[turn])
+        if inner != NOWHERE:
+            placed = placed.merge(inner)
         if placed.job is not None and placed.job == self.ps.job and placed.task not in self.tasks:
             known = ", ".join(map(str, self.tasks))
             raise PlacementError(f"{name!r}: got the scope {str(inner)!r}, wanted a task of {placed.job}: {known}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -121,28 +122,87 @@ def test_bytes_that_are_no_piece_are_refused() -> None:
 GOOD = thirteen_rows().to_wire()
 
 
-def with_first(field: int, value: Any) -> list[Any]:
-    """The parts of a good plan, but for one field of the first: variable, name, shape, first row, ps."""
-    first = list(GOOD["parts"][0])
-    first[field] = value
-    return [first, *GOOD["parts"][1:]]
+def number(*numbers: int) -> bytes:
+    """A column, by hand: four bytes each, the lowest first."""
+    return b"".join(n.to_bytes(4, "little") for n in numbers)
+
+
+def test_a_plan_travels_in_columns() -> None:
+    assert {
+        "ps": [0, 1],
+        "names": ["w", "b", "s"],
+        "kinds": [[[13, 2], "<f4", SGD, False], [[2], "<f4", SGD, False], [[], "<f4", SGD, False]],
+        "kind": number(0, 1, 2),
+        "cuts": [[0, [3, 3, 3, 2, 2]]],
+        "places": [[0, ""], [1, ""]],
+        "placed": number(0, 1, 0, 1, 0, 1, 0),
+    } == GOOD
+    alike = [VariableSpec(f"v{i}", (16,), "<f4", dict(SGD)) for i in range(1000)]
+    wire = make_plan(alike, (0,), lambda *_: 0, None).to_wire()
+    assert wire["kinds"] == [[[16], "<f4", SGD, False]] and wire["kind"] == wire["placed"] == bytes(4000)
+
+
+def test_a_plan_that_is_there_already_is_not_made_anew() -> None:
+    plan = thirteen_rows()
+    wire = plan.to_wire()
+    again = Plan.from_wire(msgpack.unpackb(msgpack.packb(wire)))
+    assert again is Plan.from_wire(wire)
+    assert again == plan and plan.without_empty() is plan
+    assert Plan.from_wire({**wire, "names": ["w", "b", "t"]}).variables[2].name == "t"
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"ps": [0, 0]}, {"ps": [0]}, {"ps": "x"}, {"variables": 7}, {"parts": GOOD["parts"][1:]},
-        {"variables": [*GOOD["variables"], GOOD["variables"][0]]}, {"parts": [*GOOD["parts"], GOOD["parts"][0]]},
-        {"parts": with_first(0, -1)}, {"parts": with_first(2, [3, 5])}, {"parts": with_first(2, [-3, 2])},
-        {"parts": with_first(3, 1)}, {"parts": with_first(4, 2)}, {"parts": with_first(0, 9)},
-        {"variables": [["w", [13, 2], "<i8", SGD, False], *GOOD["variables"][1:]]},
-        {"variables": [["w", [13, 2], "|O", None, False], *GOOD["variables"][1:]]},
-        {"variables": [["w", [2**80, 2], "<f4", SGD, False], *GOOD["variables"][1:]]},
+        {"ps": [0, 0]}, {"ps": [0]}, {"ps": "x"}, {"ps": [0, 1.0]}, {"names": 7}, {"names": ["w", "b", "b"]},
+        {"names": ["w", "b"]}, {"names": ["w", "b", 3]}, {"names": "wbs"}, {"kind": number(0, 1, 3)},
+        {"kind": number(0, 1)}, {"kind": number(0, 1, 2)[:-1]}, {"kind": [0, 1, 2]}, {"kind": number(0, 1, 2, 2)},
+        {"kind": number(1, 0, 2)}, {"cuts": []}, {"cuts": [[0, [3, 3, 3, 2]]]}, {"cuts": [[0, [13]]]},
+        {"cuts": [[0, [14, -1]]]}, {"cuts": [[-3, [7, 6]]]}, {"cuts": [[2, [1, 0]]]}, {"cuts": [[9, [7, 6]]]},
+        {"cuts": [[0, [3, 3, 3, 2, 2]], [0, [3, 3, 3, 2, 2]]]}, {"cuts": [[0, [3, 3, 3, 2, 2.0]]]},
+        {"places": [[0, ""]]}, {"places": [[0, ""], [2, ""]]}, {"places": [[0, ""], [1, "TPU:0"]]},
+        {"placed": number(0, 1, 0, 1, 0, 1)}, {"placed": number(0, 1, 0, 1, 0, 1, 2**31)}, {"placed": None},
+        *({"kinds": [first, *GOOD["kinds"][1:]]} for first in (
+            [[13, 2], "<i8", SGD, False], [[13, 2], "|O", None, False], [[2**80, 2], "<f4", SGD, False],
+            [[13, -2], "<f4", SGD, False], [[13, 2], "<f4", {1: b"x"}, False], [[13, 2], "<f4", SGD], 5,
+            [[13] + [1] * 32, "<f4", SGD, False], [[13, True], "<f4", SGD, False], [[13, 2], "<f4", "sgd", False],
+        )),
     ],
 )  # fmt: skip
 def test_a_plan_that_does_not_fit_itself_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError, match="not a plan"):
         Plan.from_wire({**GOOD, **change})
+
+
+def test_what_a_plan_lacks_is_said_in_one_line() -> None:
+    for field in GOOD:
+        with pytest.raises(ProtocolError, match=f"not a plan: '{field}'$"):
+            Plan.from_wire({name: column for name, column in GOOD.items() if name != field})
+    with pytest.raises(ProtocolError, match="the column of kinds is 11 bytes, wanted 12 bytes$"):
+        Plan.from_wire({**GOOD, "kind": GOOD["kind"][:-1]})
+    with pytest.raises(ProtocolError, match="the column of places has number 5, wanted less than 2$"):
+        Plan.from_wire({**GOOD, "placed": number(0, 1, 0, 1, 0, 1, 5)})
+
+
+@settings(max_examples=60)
+@given(plans(), st.sampled_from(["kind", "placed"]), st.integers(0, 99), st.integers(0, 255), st.booleans())
+def test_a_column_that_is_cut_or_altered_is_refused_or_is_another_plan(
+    plan: Plan, field: str, at: int, byte: int, cut: bool
+) -> None:
+    wire = plan.to_wire()
+    column = bytearray(wire[field])
+    at %= max(1, len(column))
+    if cut:
+        with pytest.raises(ProtocolError, match="^not a plan: the column of .* bytes, wanted .* bytes$"):
+            Plan.from_wire({**wire, field: bytes(column[:at]) if column else b"1"})
+        return
+    column[at : at + 1] = bytes([byte])
+    try:
+        again = Plan.from_wire({**wire, field: bytes(column)})
+    except ProtocolError as error:
+        assert str(error).startswith("not a plan: ") and "\n" not in str(error)
+    else:
+        assert again.to_wire()[field] == bytes(column) and (again == plan) == (bytes(column) == wire[field])
 
 
 JUNK = st.recursive(
@@ -153,10 +213,11 @@ JUNK = st.recursive(
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(["variables", "parts", "ps"]), st.integers(0, 20), JUNK)
-def test_whatever_stands_in_a_plan_it_is_read_or_refused_in_words(field: str, at: int, junk: Any) -> None:
-    changed = list(GOOD[field])
-    changed[at % len(changed)] = junk
+@given(st.sampled_from(sorted(GOOD)), st.integers(0, 20), st.booleans(), JUNK)
+def test_whatever_stands_in_a_plan_it_is_read_or_refused_in_words(field: str, at: int, whole: bool, junk: Any) -> None:
+    changed = junk if whole else list(GOOD[field])
+    if not whole:
+        changed[at % len(changed)] = junk
     try:
         Plan.from_wire({**GOOD, field: changed})
     except ProtocolError as error:
