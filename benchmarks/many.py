@@ -2,10 +2,12 @@
 
     python benchmarks/many.py                              # 1,000, 10,000 and 100,000 variables of 16, 1 and 2 ps
     python benchmarks/many.py --counts 100000 --ps 1 --profile
-    python benchmarks/many.py --counts 100000 --ps 1 --checkpoint
+    python benchmarks/many.py --counts 100000,1 --total 1000000 --ps 2 --checkpoint        # the same bytes in one
+    python benchmarks/many.py --counts 1 --total 250000000 --ps 2 --calls 5 --checkpoint   # 1 GB
 
-The chief and the ps are processes. With --profile all tasks are threads of this process, and a table for each thread
-says which functions its time goes to; what is profiled takes two to three times as long.
+After each figure, in brackets: the processor seconds of all tasks in it. The chief and the ps are processes. With
+--profile all tasks are threads of this process, and a table for each thread says which functions its time goes to; what
+is profiled takes two to three times as long.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
+import psutil  # type: ignore[import-untyped]  # noqa: E402
 
 from benchmarks.profiling import NODE, functions, table  # noqa: E402
 from dps import Server, Session, optim  # noqa: E402
@@ -32,6 +35,8 @@ from dps.monitor.setting import Setting  # noqa: E402
 from dps.transport.current import runtime  # noqa: E402
 
 ELEMENTS = 16
+Found = dict[str, tuple[float, float]]
+"""By phase: seconds by the clock, and of all processors in all tasks."""
 TIMEOUT_S = 300.0
 
 
@@ -39,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure; prints a line for each number of variables and of ps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", default="1000,10000,100000", help="numbers of variables, comma-separated")
+    parser.add_argument("--total", type=int, help=f"elements of all variables; else {ELEMENTS} of each")
     parser.add_argument("--ps", default="1,2", help="numbers of ps, comma-separated")
     parser.add_argument("--calls", type=int, default=20, help="of each work; the median is shown")
     parser.add_argument("--checkpoint", action="store_true", help="save, and restore in another cluster, too")
@@ -48,28 +54,29 @@ def main(argv: Sequence[str]) -> int:
     for ps in map(int, args.ps.split(",")):
         for count in map(int, args.counts.split(",")):
             with profiles(args.top, count) if args.profile else contextlib.nullcontext():
-                found = measured(count, ps, args.calls, "inproc" if args.profile else "tcp", args.checkpoint)
-            print(
-                f"{count:7,} variables, {ps} ps: " + ", ".join(f"{k} {v:.4f} s" for k, v in found.items()), flush=True
-            )
+                elements = ELEMENTS if args.total is None else args.total // count
+                transport = "inproc" if args.profile else "tcp"
+                found = measured(count, elements, ps, args.calls, transport, args.checkpoint)
+            told = ", ".join(f"{phase} {s:.4f} ({cpu:.4f}) s" for phase, (s, cpu) in found.items())
+            print(f"{count:7,} variables of {elements:,}, {ps} ps: {told}", flush=True)
     return 0
 
 
-def measured(count: int, ps: int, calls: int, transport: str, checkpoint: bool) -> dict[str, float]:
-    """Seconds by phase."""
-    params = {f"layer_{i}": np.full(ELEMENTS, 0.5, np.float32) for i in range(count)}
-    grads = {name: np.full(ELEMENTS, 0.25, np.float32) for name in params}
+def measured(count: int, elements: int, ps: int, calls: int, transport: str, checkpoint: bool) -> Found:
+    """What each phase costs; of those that are called often, the median."""
+    params = {f"layer_{i}": np.full(elements, 0.5, np.float32) for i in range(count)}
+    grads = {name: np.full(elements, 0.25, np.float32) for name in params}
     setting = Setting("dense", transport, "small", ps=ps)
-    found: dict[str, float] = {}
+    found: Found = {}
     with tempfile.TemporaryDirectory(prefix="dps-many-") as folder:
         options: dict[str, Any] = {"checkpoint_dir": folder} if checkpoint else {}
         with setting.cluster() as server:
             _trained(server, params, grads, calls, options, found)
         if checkpoint:
             with setting.cluster() as server:
-                began = time.perf_counter()
+                clock = _Clock()
                 with _session(server, params, options) as session:
-                    found["restore"] = time.perf_counter() - began
+                    found["restore"] = clock.read()
                     assert next(iter(session.pull().values()))[0] != 0.5
                     session.request_stop()
     return found
@@ -81,11 +88,11 @@ def _session(server: Server, params: dict[str, Any], options: dict[str, Any]) ->
 
 def _trained(
     server: Server, params: dict[str, Any], grads: dict[str, Any], calls: int, options: dict[str, Any],
-    found: dict[str, float],
+    found: Found,
 ) -> None:  # fmt: skip
-    began = time.perf_counter()
+    clock = _Clock()
     with _session(server, params, options) as session:
-        found["open"] = time.perf_counter() - began
+        found["open"] = clock.read()
         found["first step"] = _seconds(lambda: session.step(grads), 1)
         found["step"] = _seconds(lambda: session.step(grads), calls)
         found["pull"] = _seconds(session.pull, calls)
@@ -100,14 +107,28 @@ def _trained(
         session.request_stop()
 
 
-def _seconds(work: Callable[[], object], calls: int) -> float:
-    """The median of some calls."""
-    found = []
+def _seconds(work: Callable[[], object], calls: int) -> tuple[float, float]:
+    """The median of some calls, and the mean of their processor time."""
+    found, total = [], _Clock()
     for _ in range(calls):
         began = time.perf_counter()
         work()
         found.append(time.perf_counter() - began)
-    return statistics.median(found)
+    return statistics.median(found), total.read()[1] / calls
+
+
+class _Clock:
+    """Seconds since it was made: by the clock, and of all processors in this process and those it started."""
+
+    def __init__(self) -> None:
+        self._tasks = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        self._began, self._cpu = time.perf_counter(), self._used()
+
+    def _used(self) -> float:
+        return sum(sum(task.cpu_times()[:2]) for task in self._tasks)
+
+    def read(self) -> tuple[float, float]:
+        return time.perf_counter() - self._began, self._used() - self._cpu
 
 
 @contextlib.contextmanager

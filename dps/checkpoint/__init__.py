@@ -12,8 +12,9 @@ from dps.checkpoint.manifest import Manifest, SavedPart, SavedShard, SavedVariab
 from dps.checkpoint.memory import MemoryStorage
 from dps.checkpoint.names import folder_name, parse_folder_name, shard_file_name, tensor_name
 from dps.checkpoint.restore import part_t, read_part
-from dps.checkpoint.shard import ShardFile, ShardHeader, check_shard, read_header, read_tensor_rows, write_shard
+from dps.checkpoint.shard import ShardFile, ShardHeader, check_shard, read_header, read_tensor_rows
 from dps.checkpoint.storage import LocalStorage, Storage
+from dps.checkpoint.writing import Run, write_runs, write_shard
 
 __all__ = [
     "Journal",
@@ -21,6 +22,7 @@ __all__ = [
     "LocalStorage",
     "Manifest",
     "MemoryStorage",
+    "Run",
     "SavedPart",
     "SavedShard",
     "SavedVariable",
@@ -41,5 +43,6 @@ __all__ = [
     "retain",
     "shard_file_name",
     "tensor_name",
+    "write_runs",
     "write_shard",
 ]
