@@ -1,12 +1,13 @@
 """Checkpoints: shard files, manifest, atomic commit, retention, resharding on restore, and the chief's journal.
 
 Each ps writes its shard with `write_shard`; when all have, the chief calls `commit`, and `retain`. A start asks
-`newest_whole` for a Manifest, and each ps takes its rows with `read_part`.
+`newest_whole` for a Manifest, and each ps takes its rows by a `Gathering`.
 """
 
 from __future__ import annotations
 
 from dps.checkpoint.folder import candidates, commit, load, newest_whole, retain
+from dps.checkpoint.gathering import Gathering
 from dps.checkpoint.journal import Journal, JournalState
 from dps.checkpoint.manifest import Manifest, SavedPart, SavedShard, SavedVariable
 from dps.checkpoint.memory import MemoryStorage
@@ -17,6 +18,7 @@ from dps.checkpoint.storage import LocalStorage, Storage
 from dps.checkpoint.writing import Run, write_runs, write_shard
 
 __all__ = [
+    "Gathering",
     "Journal",
     "JournalState",
     "LocalStorage",

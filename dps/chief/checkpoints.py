@@ -16,7 +16,7 @@ from dps.errors import Aborted, DpsError
 from dps.optim import from_wire
 from dps.protocol import CutShard, SaveShard, ShardCut, ShardSaved
 from dps.transport.wire import Message
-from dps.variables.plan import Plan
+from dps.variables.plan import Plan, VariableSpec
 
 log = logging.getLogger("dps")
 
@@ -24,6 +24,21 @@ SAVE_TIMEOUT_S = 120.0
 
 Result = Callable[[str | Exception, int], None]
 """Gets the checkpoint's name and step, or the error."""
+
+
+class _Kinds:
+    """Names of dtypes, and the slots of optimizers, each looked up once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[str, tuple[str, ...]]] = {}
+
+    def of(self, spec: VariableSpec) -> tuple[str, tuple[str, ...]]:
+        """`spec` stays alive meanwhile: its optimizer is known by its identity."""
+        key = spec.dtype, id(spec.optimizer)
+        if key not in self._known:
+            slots = () if spec.optimizer is None else tuple(from_wire(spec.optimizer).slots)
+            self._known[key] = np.dtype(spec.dtype).name, slots
+        return self._known[key]
 
 
 class Checkpoints:
@@ -96,17 +111,17 @@ class Checkpoints:
     def _manifest(self, step: int, cuts: dict[int, Any], files: dict[int, Any]) -> Manifest:
         applied: dict[int, int] = {}
         for ps, layout in self.plan.layouts.items():
-            here = [part for arena in layout.arenas for part in arena.parts]
-            applied |= {part.index: t for part, t in zip(here, cuts[ps].applied, strict=True)}
+            here = [part.index for arena in layout.arenas for part in arena.parts]
+            applied.update(zip(here, cuts[ps].applied, strict=True))
+        kinds, shard_of, alike = _Kinds(), {ps: i for i, ps in enumerate(self.plan.ps)}, dict[Any, Any]()
         variables = []
         for spec, parts in zip(self.plan.variables, self.plan.parts_of, strict=True):
-            saved = tuple(
-                SavedPart(i, p.row0, p.shape[0] if p.shape else 1, self.plan.ps.index(p.ps), applied[p.index])
-                for i, p in enumerate(parts)
-            )
-            slots = () if spec.optimizer is None else from_wire(spec.optimizer).slots
-            dtype = np.dtype(spec.dtype).name
-            variables.append(SavedVariable(spec.name, dtype, spec.shape, saved, spec.optimizer, tuple(slots)))
+            saved = [(p.row0, p.shape[0] if p.shape else 1, shard_of[p.ps], applied[p.index]) for p in parts]
+            found = alike.get(tuple(saved))  # one object for all that lie alike: very many variables do
+            if found is None:
+                found = alike[tuple(saved)] = tuple(SavedPart(i, *part) for i, part in enumerate(saved))
+            dtype, slots = kinds.of(spec)
+            variables.append(SavedVariable(spec.name, dtype, spec.shape, found, spec.optimizer, slots))
         shards = tuple(
             SavedShard(ShardFile(files[ps].file, files[ps].nbytes, files[ps].digest), cuts[ps].counter)
             for ps in self.plan.ps
