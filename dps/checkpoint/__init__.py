@@ -12,7 +12,7 @@ from dps.checkpoint.journal import Journal, JournalState
 from dps.checkpoint.manifest import Manifest, SavedPart, SavedShard, SavedVariable
 from dps.checkpoint.memory import MemoryStorage
 from dps.checkpoint.names import folder_name, parse_folder_name, shard_file_name, tensor_name
-from dps.checkpoint.restore import part_t, read_part
+from dps.checkpoint.restore import applied_to, part_t, read_part
 from dps.checkpoint.shard import ShardFile, ShardHeader, check_shard, read_header, read_tensor_rows
 from dps.checkpoint.storage import LocalStorage, Storage
 from dps.checkpoint.writing import Run, write_runs, write_shard
@@ -31,6 +31,7 @@ __all__ = [
     "ShardFile",
     "ShardHeader",
     "Storage",
+    "applied_to",
     "candidates",
     "check_shard",
     "commit",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dps.checkpoint.manifest import Manifest
+from dps.checkpoint.manifest import Manifest, SavedVariable
 from dps.checkpoint.names import join
 from dps.checkpoint.restore import located
 from dps.checkpoint.shard import Array, ShardHeader, numpy_dtype
@@ -48,13 +48,13 @@ class Gathering:
         self._slot, self._headers = slot, headers
         self._wanted: dict[tuple[str, str], _Wanted] = {}
 
-    def add(self, variable_name: str, row0: int, rows: int, start: int) -> int:
+    def add(self, variable: SavedVariable, row0: int, rows: int, start: int) -> int:
         """Rows `row0` to `row0 + rows` of a variable go to the elements from `start` on; returns how many elements.
 
         Raises as `read_part` does."""
         begin = start
         for path, _, entry, first, n in located(
-            self._storage, self._folder, self._manifest, variable_name, row0, rows, self._slot, self._headers
+            self._storage, self._folder, self._manifest, variable, row0, rows, self._slot, self._headers
         ):
             wanted = self._wanted.get((path, entry.dtype))
             if wanted is None:

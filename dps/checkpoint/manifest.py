@@ -17,6 +17,7 @@ from dps.checkpoint.shard import ShardFile
 from dps.errors import CheckpointError
 
 FORMAT_VERSION = 1
+_put = object.__setattr__
 _VARIABLES = "variables"
 _NAME, _AFTER_NAME = '{"name": ', ', "dtype": '
 
@@ -65,6 +66,14 @@ class SavedVariable:
             row += part.rows
         if not self.parts or row != self.rows:
             raise ValueError(f"the {len(self.parts)} parts of {self.name!r} hold {row} rows; its shape has {self.rows}")
+
+    def named(self, name: str) -> SavedVariable:
+        """The same under another name; what was looked at is not looked at again, for there may be very many."""
+        made = object.__new__(SavedVariable)
+        _put(made, "name", name)
+        for field_name in ("dtype", "shape", "parts", "optimizer", "slots"):
+            _put(made, field_name, getattr(self, field_name))
+        return made
 
     @property
     def rows(self) -> int:
@@ -239,29 +248,31 @@ def _but_its_name(variable: SavedVariable) -> dict[str, Any]:
 
 def _variables_from_json(lines: Sequence[str]) -> Iterator[SavedVariable]:
     """What stands after the name is read once where many have the same, and becomes one object for all of them."""
-    known: dict[str, tuple[str, tuple[int, ...], tuple[SavedPart, ...], dict[str, Any] | None, tuple[str, ...]]] = {}
+    known: dict[str, SavedVariable] = {}
     for line in lines:
         name, _, rest = line.removeprefix(_NAME).partition(_AFTER_NAME)  # no quote stands in a name unescaped
-        kind = known.get(rest)
-        if kind is None or not line.startswith(_NAME):
-            value = json.loads(line)
-            kind = known[rest] = _kind(value)
-            name = json.dumps(value["name"])
+        like = known.get(rest)
+        if like is None or not line.startswith(_NAME):
+            known[rest] = like = _variable(json.loads(line))
+            yield like
+            continue
         plain = "\\" not in name and name.count('"') == 2 and name[0] == name[-1] == '"'
-        yield SavedVariable(name[1:-1] if plain else _text(json.loads(name)), *kind)
+        yield like.named(name[1:-1] if plain else _text(json.loads(name)))
 
 
-def _kind(
-    value: Mapping[str, Any],
-) -> tuple[str, tuple[int, ...], tuple[SavedPart, ...], dict[str, Any] | None, tuple[str, ...]]:
-    """All of a variable but its name."""
+def _variable(value: Mapping[str, Any]) -> SavedVariable:
     optimizer = value["optimizer"]
-    parts = tuple(
-        SavedPart(index, row0, rows, shard, t)
-        for (index, row0, rows, shard), t in zip(value["parts"], value["t"], strict=True)
+    return SavedVariable(
+        name=_text(value["name"]),
+        dtype=_text(value["dtype"]),
+        shape=tuple(value["shape"]),
+        parts=tuple(
+            SavedPart(index, row0, rows, shard, t)
+            for (index, row0, rows, shard), t in zip(value["parts"], value["t"], strict=True)
+        ),
+        optimizer=None if optimizer is None else dict(optimizer),
+        slots=tuple(_text(slot) for slot in value["slots"]),
     )
-    slots = tuple(_text(slot) for slot in value["slots"])
-    return _text(value["dtype"]), tuple(value["shape"]), parts, None if optimizer is None else dict(optimizer), slots
 
 
 def _text(value: Any) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from dps.checkpoint.manifest import Manifest, SavedPart, SavedVariable
@@ -35,7 +33,14 @@ def read_part(
     pieces = [
         read_tensor_rows(storage, path, name, first, n, headers[path])
         for path, name, _, first, n in located(
-            storage, join(checkpoint_dir, manifest.name), manifest, variable_name, row0, rows, slot, headers
+            storage,
+            join(checkpoint_dir, manifest.name),
+            manifest,
+            manifest.variable(variable_name),
+            row0,
+            rows,
+            slot,
+            headers,
         )
     ]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -45,56 +50,64 @@ def located(
     storage: Storage,
     folder: str,
     manifest: Manifest,
-    variable_name: str,
+    variable: SavedVariable,
     row0: int,
     rows: int,
     slot: str | None,
     headers: dict[str, ShardHeader],
-) -> Iterator[tuple[str, str, TensorEntry, int, int]]:
+) -> list[tuple[str, str, TensorEntry, int, int]]:
     """Where these rows lie in the checkpoint in `folder`: (path, tensor's name, its entry, first row in it, rows).
 
     Looks at no more than the headers, and checks that they hold what the manifest says; raises as `read_part`.
     """
-    variable = manifest.variable(variable_name)
     _check_rows(variable, row0, rows)
     if slot is not None and slot not in variable.slots:
         saved = ", ".join(variable.slots) or "none"
         raise CheckpointError(
-            f"checkpoint {manifest.name} holds no slot {slot!r} of {variable_name!r}, it holds {saved}; "
+            f"checkpoint {manifest.name} holds no slot {slot!r} of {variable.name!r}, it holds {saved}; "
             "use the optimizer that was saved, or start its slots anew"
         )
+    found = []
     for part, first, n in _overlaps(variable, row0, rows):
         path = join(folder, manifest.shards[part.shard].file.file)
         header = headers.get(path)
         if header is None:
             header = headers[path] = read_header(storage, path)
         name = variable.tensor(part, slot)
-        yield path, name, _checked(path, header, variable, part, slot, name), first, n
+        found.append((path, name, _checked(path, header, variable, part, slot, name), first, n))
+    return found
 
 
 def part_t(manifest: Manifest, variable_name: str, row0: int, rows: int) -> int:
     """Optimizer steps applied to these rows: the most that any saved part among them has had."""
-    variable = manifest.variable(variable_name)
+    return applied_to(manifest.variable(variable_name), row0, rows)
+
+
+def applied_to(variable: SavedVariable, row0: int, rows: int) -> int:
+    """As `part_t`."""
     _check_rows(variable, row0, rows)
-    return max(part.t for part, _, _ in _overlaps(variable, row0, rows))
+    return max([part.t for part, _, _ in _overlaps(variable, row0, rows)])
 
 
 def _check_rows(variable: SavedVariable, row0: int, rows: int) -> None:
-    if row0 < 0 or rows < 0 or row0 + rows > variable.rows:
-        raise ValueError(f"{variable.name!r} has {variable.rows} rows; rows {row0} to {row0 + rows} were wanted")
+    held = variable.rows
+    if row0 < 0 or rows < 0 or row0 + rows > held:
+        raise ValueError(f"{variable.name!r} has {held} rows; rows {row0} to {row0 + rows} were wanted")
     if not variable.shape and rows != 1:
         raise ValueError(f"{variable.name!r} is a scalar, one row; {rows} were wanted")
 
 
-def _overlaps(variable: SavedVariable, row0: int, rows: int) -> Iterator[tuple[SavedPart, int, int]]:
+def _overlaps(variable: SavedVariable, row0: int, rows: int) -> list[tuple[SavedPart, int, int]]:
     """The saved parts with some of these rows: (part, first row within it, rows). For no rows, one part and none."""
-    if rows == 0:
-        yield variable.parts[0], 0, 0
-        return
-    for part in variable.parts:
+    parts = variable.parts
+    if len(parts) == 1 or rows == 0:
+        return [(parts[0], row0 if rows else 0, rows)]
+    found = []
+    for part in parts:
         first, end = max(row0, part.row0), min(row0 + rows, part.row0 + part.rows)
         if first < end:
-            yield part, first - part.row0, end - first
+            found.append((part, first - part.row0, end - first))
+    return found
 
 
 def _checked(

@@ -32,6 +32,7 @@ DTYPES = {
 METADATA = "__metadata__"
 MAX_HEADER_NBYTES = 100_000_000  # the library's own limit
 _MAX_AXES = 32
+_INT = {int}
 _PIECE_NBYTES = 16 << 20
 
 Array = npt.NDArray[Any]
@@ -147,7 +148,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entries(path: str, header: Mapping[str, Any], data0: int) -> dict[str, TensorEntry]:
     """The checked lines of a header; `data0` is where the tensors' bytes begin in the file."""
-    known: dict[tuple[Any, ...], tuple[str, tuple[int, ...], int]] = {}
+    known: dict[tuple[str, str], tuple[str, tuple[int, ...], int]] = {}
     found: dict[str, TensorEntry] = {}
     for name, value in header.items():
         if not isinstance(value, dict):
@@ -155,14 +156,12 @@ def _entries(path: str, header: Mapping[str, Any], data0: int) -> dict[str, Tens
         dtype: Any = value.get("dtype")
         shape: Any = value.get("shape")
         offsets: Any = value.get("data_offsets")
-        if not isinstance(dtype, str) or not _are_sizes(shape):
-            raise _broken(path, _misfit(name, dtype, shape))
-        if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-            raise _broken(path, f"{name!r} has data_offsets {str(offsets)[:80]}; wanted begin and end")
-        kind = dtype, *shape
+        kind = str(dtype), str(shape)  # as texts, for 1, 1.0 and true are equal
         kept = known.get(kind)
         if kept is None:
             kept = known[kind] = _kind(path, name, dtype, shape)
+        if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+            raise _broken(path, f"{name!r} has data_offsets {str(offsets)[:80]}; wanted begin and end")
         nbytes = offsets[1] - offsets[0]
         if kept[2] != nbytes:
             raise _broken(path, f"{name!r} has shape {shape} of {dtype}, but {nbytes} bytes")
@@ -170,24 +169,20 @@ def _entries(path: str, header: Mapping[str, Any], data0: int) -> dict[str, Tens
     return found
 
 
-def _kind(path: str, name: str, dtype: str, shape: list[int]) -> tuple[str, tuple[int, ...], int]:
+def _kind(path: str, name: str, dtype: Any, shape: Any) -> tuple[str, tuple[int, ...], int]:
     """The dtype's name, the shape and the bytes of tensors like this one."""
-    if dtype not in DTYPES or len(shape) > _MAX_AXES:
-        raise _broken(path, _misfit(name, dtype, shape))
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise _broken(path, f"{name!r} has dtype {dtype!r}; wanted one of {', '.join(DTYPES)}")
+    if not _are_sizes(shape) or len(shape) > _MAX_AXES:
+        raise _broken(path, f"{name!r} has shape {str(shape)[:80]}; wanted up to {_MAX_AXES} sizes")
     itemsize = numpy_dtype(DTYPES[dtype]).itemsize
     if math.prod(size for size in shape if size) * itemsize >= 1 << 63:
         raise _broken(path, f"{name!r} has shape {str(shape)[:80]}, more than any memory holds")
     return DTYPES[dtype], tuple(shape), math.prod(shape) * itemsize
 
 
-def _misfit(name: str, dtype: Any, shape: Any) -> str:
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        return f"{name!r} has dtype {dtype!r}; wanted one of {', '.join(DTYPES)}"
-    return f"{name!r} has shape {str(shape)[:80]}; wanted up to {_MAX_AXES} sizes"
-
-
 def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+    return isinstance(value, list) and set(map(type, value)) <= _INT and min(value, default=0) >= 0
 
 
 def _check_runs(path: str, entries: Mapping[str, TensorEntry], data0: int, size: int) -> None:

@@ -16,7 +16,7 @@ from dps.errors import Aborted, DpsError
 from dps.optim import from_wire
 from dps.protocol import CutShard, SaveShard, ShardCut, ShardSaved
 from dps.transport.wire import Message
-from dps.variables.plan import Plan, VariableSpec
+from dps.variables.plan import Plan
 
 log = logging.getLogger("dps")
 
@@ -24,21 +24,6 @@ SAVE_TIMEOUT_S = 120.0
 
 Result = Callable[[str | Exception, int], None]
 """Gets the checkpoint's name and step, or the error."""
-
-
-class _Kinds:
-    """Names of dtypes, and the slots of optimizers, each looked up once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[str, tuple[str, ...]]] = {}
-
-    def of(self, spec: VariableSpec) -> tuple[str, tuple[str, ...]]:
-        """`spec` stays alive meanwhile: its optimizer is known by its identity."""
-        key = spec.dtype, id(spec.optimizer)
-        if key not in self._known:
-            slots = () if spec.optimizer is None else tuple(from_wire(spec.optimizer).slots)
-            self._known[key] = np.dtype(spec.dtype).name, slots
-        return self._known[key]
 
 
 class Checkpoints:
@@ -113,15 +98,18 @@ class Checkpoints:
         for ps, layout in self.plan.layouts.items():
             here = [part.index for arena in layout.arenas for part in arena.parts]
             applied.update(zip(here, cuts[ps].applied, strict=True))
-        kinds, shard_of, alike = _Kinds(), {ps: i for i, ps in enumerate(self.plan.ps)}, dict[Any, Any]()
+        shard_of, alike = {ps: i for i, ps in enumerate(self.plan.ps)}, dict[Any, SavedVariable]()
         variables = []
         for spec, parts in zip(self.plan.variables, self.plan.parts_of, strict=True):
             saved = [(p.row0, p.shape[0] if p.shape else 1, shard_of[p.ps], applied[p.index]) for p in parts]
-            found = alike.get(tuple(saved))  # one object for all that lie alike: very many variables do
+            key = spec.shape, spec.dtype, id(spec.optimizer), *saved
+            found = alike.get(key)  # very many may lie alike
             if found is None:
-                found = alike[tuple(saved)] = tuple(SavedPart(i, *part) for i, part in enumerate(saved))
-            dtype, slots = kinds.of(spec)
-            variables.append(SavedVariable(spec.name, dtype, spec.shape, found, spec.optimizer, slots))
+                slots = () if spec.optimizer is None else tuple(from_wire(spec.optimizer).slots)
+                dtype = np.dtype(spec.dtype).name
+                split = tuple(SavedPart(i, *part) for i, part in enumerate(saved))
+                found = alike[key] = SavedVariable(spec.name, dtype, spec.shape, split, spec.optimizer, slots)
+            variables.append(found.named(spec.name))
         shards = tuple(
             SavedShard(ShardFile(files[ps].file, files[ps].nbytes, files[ps].digest), cuts[ps].counter)
             for ps in self.plan.ps

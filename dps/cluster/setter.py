@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,6 +30,11 @@ class ReplicaDeviceSetter:
     merge_devices: bool
     policy: Policy
 
+    @functools.cached_property
+    def _turns(self) -> tuple[Device, ...]:
+        """What a variable outside of all scopes gets in each turn; nothing where it is not that simple."""
+        return () if self.ps.job is None else tuple(on_task(self.ps, task) for task in self.tasks)
+
     def variable(
         self, name: str, shape: Sequence[int] = (), dtype: DTypeLike = "float32", scope: str | Device = ""
     ) -> Device:
@@ -38,6 +44,8 @@ class ReplicaDeviceSetter:
         the policy answers nonsense, or when `scope` names a ps task that does not exist.
         """
         inner = scope if isinstance(scope, Device) else Device(scope)
+        if inner is NOWHERE and self._turns:
+            return self._turns[checked_task(self.policy, len(self.tasks), name, shape, dtype)]
         if self.ps == NOWHERE:
             return self.compute(inner)
         if inner != NOWHERE and not self.merge_devices:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dps.actors.ref import Sender
-from dps.checkpoint import Gathering, Manifest, Run, ShardHeader, part_t, tensor_name, write_runs
+from dps.checkpoint import Gathering, Manifest, Run, SavedVariable, ShardHeader, applied_to, tensor_name, write_runs
 from dps.errors import CheckpointError
 from dps.protocol import SaveShard, ShardCut, ShardSaved
 from dps.ps.arena import ArenaMemory, rows_of
 from dps.ps.store import Store
 from dps.transport.wire import Array
-from dps.variables.plan import Plan
+from dps.variables.plan import Plan, VariableSpec
 
 if TYPE_CHECKING:
     from dps.actors.system import Node
@@ -122,30 +122,34 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
     """
     storage, headers = node.runtime.storage, dict[str, ShardHeader]()
     for memory in store.arenas:
-        for number, part in enumerate(memory.arena.parts):
-            spec = plan.variables[part.variable]
-            saved = manifest.variable(spec.name)
-            if saved.shape != spec.shape or _dtype(saved.dtype) != _dtype(spec.dtype):
-                raise CheckpointError(
-                    f"{spec.name} is {saved.dtype} {saved.shape} in {checkpoint_dir}/{manifest.name} and "
-                    f"{np.dtype(spec.dtype).name} {spec.shape} in this program; use another checkpoint_dir"
-                )
-            memory.applied[number] = part_t(manifest, spec.name, part.row0, rows_of(part))
+        saved = [_saved(plan.variables[part.variable], checkpoint_dir, manifest) for part in memory.arena.parts]
+        for number, (part, variable) in enumerate(zip(memory.arena.parts, saved, strict=True)):
+            memory.applied[number] = applied_to(variable, part.row0, rows_of(part))
         for slot in (None, *memory.slots):
             gathering = Gathering(storage, checkpoint_dir, manifest, slot, headers)
-            for number, part in enumerate(memory.arena.parts):
-                name = plan.variables[part.variable].name
-                if slot is None or slot in manifest.variable(name).slots:
+            for number, (part, variable) in enumerate(zip(memory.arena.parts, saved, strict=True)):
+                if slot is None or slot in variable.slots:
                     start, stop, _ = memory.extent(slot, number)
-                    got = gathering.add(name, part.row0, rows_of(part), start)
+                    got = gathering.add(variable, part.row0, rows_of(part), start)
                     if got != stop - start:
                         raise CheckpointError(
-                            f"{slot} of {name} has {got} elements in {checkpoint_dir}/{manifest.name}, wanted "
+                            f"{slot} of {variable.name} has {got} elements in {checkpoint_dir}/{manifest.name}, wanted "
                             f"{stop - start}; use the optimizer that was saved, or another checkpoint_dir"
                         )
             for start, values in gathering.runs():
                 memory.write(slot, start, values)
     store.step = manifest.step
+
+
+def _saved(spec: VariableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedVariable:
+    """The variable in the checkpoint, if it is this one."""
+    saved = manifest.variable(spec.name)
+    if saved.shape != spec.shape or _dtype(saved.dtype) != _dtype(spec.dtype):
+        raise CheckpointError(
+            f"{spec.name} is {saved.dtype} {saved.shape} in {checkpoint_dir}/{manifest.name} and "
+            f"{np.dtype(spec.dtype).name} {spec.shape} in this program; use another checkpoint_dir"
+        )
+    return saved
 
 
 @functools.cache

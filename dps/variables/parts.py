@@ -1,16 +1,17 @@
-"""What a plan is made of: variables, and their parts, each on one ps."""
+"""What a plan is made of: variables, and their parts, each on one ps.
+
+Tuples with names, as a plan of very many variables is made of them in every task.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 
-@dataclass(frozen=True)
-class VariableSpec:
+class VariableSpec(NamedTuple):
     """A logical variable: what clients see. `optimizer` is its wire form; None: it is never updated."""
 
     name: str
@@ -24,11 +25,10 @@ class VariableSpec:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Rows `row0` to `row0 + rows` of a variable, on one ps; the only part of an unsplit variable has all."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple's own `index` is not wanted
     variable: int
     name: str
     shape: tuple[int, ...]
