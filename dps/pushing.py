@@ -25,8 +25,16 @@ from dps.variables.tree import Rows
 Buffers = list[dict[int, ShardRun]]
 """Of `session.gradients()`: for each that was given out its runs, by ps."""
 
-SMALL_NBYTES = 4096
-"""Gradients up to this size are looked at together: a call for each costs more than its bytes."""
+
+class Given(dict[int, Gradient]):
+    """Gradients of all variables, which lie in the runs of one `session.gradients()`: nobody looks at each again."""
+
+    def __init__(self, plan: Plan, runs: dict[int, ShardRun]) -> None:
+        """Of a plan in which each variable has one part."""
+        views = {index: view for run in runs.values() for index, view in run.views.items()}
+        super().__init__((part.variable, views[part.index]) for part in plan.parts)
+        self.plan, self.runs = plan, runs
+        self.arrays = list(self.values())
 
 
 class PushOp:
@@ -135,16 +143,21 @@ def push_shards(
     """Write gradients to the ps that have their variables; in sync every ps gets at least an empty part.
 
     They leave at the next flush or wait."""
-    if not connection.sync and len(connection.plan.ps) > 1 and connection.settings.get("check_finite", True):
+    check = not connection.sync and len(connection.plan.ps) > 1 and connection.settings.get("check_finite", True)
+    together = check and connection.compression is None and _are_many(gradients)
+    if check and not together:
         _check_finite(connection.plan, gradients)
     clock = make_room()
+    filled = {ps: _filled_run(connection, gradients, ps, runs, buffers) for ps in connection.plan.ps if together}
+    if together and not all(_is_finite(connection.plan.layouts[ps], run) for ps, run in filled.items()):
+        _check_finite(connection.plan, gradients)
     operation = PushOp(connection, loss)
     if connection.compression is not None:
         gradients = connection.compression.pack(connection.plan, gradients, operation)
     step = connection.local_step if connection.sync else connection.step
     for ps in connection.plan.ps:
         about = About(connection.epoch, numbers[ps] + 1, step, counters[ps], clock if ps == connection.step_ps else 0)
-        run = _filled_run(connection, gradients, ps, runs, buffers)
+        run = filled[ps] if together else _filled_run(connection, gradients, ps, runs, buffers)
         if run is None:
             parts = PartsPush(connection, gradients, ps, about, part_runs)
             if parts.empty and not connection.sync and ps != connection.step_ps:
@@ -204,6 +217,8 @@ def _filled_run(
 ) -> ShardRun | None:
     """A run with a shard's gradients in it, the user's own where they lie there already; None when some are missing."""
     plan, layout = connection.plan, connection.plan.layouts[ps]
+    if isinstance(gradients, Given) and gradients.plan is plan and not gradients.runs[ps].in_use:
+        return gradients.runs[ps] if layout.trained else None
     if not layout.trained or not is_whole(layout, gradients):
         return None
     run = _own_run(layout, ps, gradients, buffers)
@@ -235,30 +250,29 @@ def _own_run(layout: ShardLayout, ps: int, gradients: Mapping[int, Gradient], bu
     return None
 
 
+def _are_many(gradients: Mapping[int, Gradient]) -> bool:
+    """Whether these are looked at in the runs that they are gathered in: a call for each would cost more."""
+    return isinstance(gradients, Given) or (len(gradients) > FEW and set(map(type, gradients.values())) == {np.ndarray})
+
+
+def _is_finite(layout: ShardLayout, run: ShardRun | None) -> bool:
+    """Whether a run has no NaN and no infinity. False, too, where that is not known: without a run, or by overflow."""
+    if run is None:
+        return not layout.trained
+    for arena in layout.arenas:
+        if arena.optimizer is not None:
+            values = run.bytes[arena.offset : arena.offset + arena.nbytes].view(arena.dtype)
+            with np.errstate(all="ignore"):
+                if not np.isfinite(np.sum(values)):
+                    return False
+    return True
+
+
 def _check_finite(plan: Plan, gradients: Mapping[int, Gradient]) -> None:
-    looked = _finite_together(plan, gradients)
-    if len(looked) == len(gradients):
-        return
     for index, gradient in gradients.items():
-        if index in looked:
-            continue
         assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
         values = gradient.values if isinstance(gradient, Rows) else gradient
         with np.errstate(all="ignore"):
             suspect = is_float(values.dtype) and not np.isfinite(np.sum(values))
         if suspect and not np.isfinite(values).all():
             raise ValueError(f"the gradient of {plan.variables[index].name} has NaN or infinite values")
-
-
-def _finite_together(plan: Plan, gradients: Mapping[int, Gradient]) -> set[int]:
-    """The variables, out of those that are small and many, whose gradients were looked at together and are finite."""
-    found: set[int] = set()
-    if len(plan.only_part) < len(plan.variables):
-        return found
-    for arena in (arena for layout in plan.layouts.values() for arena in layout.arenas):
-        few = len(arena.parts) <= FEW or arena.nbytes > SMALL_NBYTES * len(arena.parts)
-        if few or not arena.flat or set(map(type, map(gradients.get, arena.variables))) != {np.ndarray}:
-            continue
-        if np.isfinite(np.concatenate(arena.gradients(gradients))).all():
-            found.update(arena.variables)
-    return found

@@ -31,7 +31,6 @@ from dps.settings import check_timeout, run_settings
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.update import Update
-from dps.variables.layout import gradients_of
 from dps.variables.plan import Plan
 from dps.variables.planning import plan_of
 from dps.viewing import local_leases
@@ -290,7 +289,7 @@ class Session:
 
     def _start_push(self, grads: Any, loss: Any, timeout: float | None) -> PushOp:
         self._waiter.check_open()
-        gradients = gradients_of(self._connection.plan, grads)
+        gradients = self._pushes.of(grads)
         self._hooks.call("before_run", self)
         self._connection.runtime.compute()
         return self._pushes.start(gradients, loss, timeout)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -23,6 +23,9 @@ _T = TypeVar("_T")
 _NUMBER = np.dtype("<u4")
 MAX_ELEMENTS = 1 << 48
 """Of one variable; what goes over it is a mistake."""
+MORE_CHARACTERS, MAX_CHARACTERS = 12, 1 << 26
+"""Of the names of parts, which are made here: those of a part after its variable's, and all of them together. Else a
+message with one long name and many parts took memory without end."""
 
 
 class Table(Generic[_T]):
@@ -111,7 +114,8 @@ def read(data: Mapping[str, Any]) -> Parts:
     kind = unpack(data["kind"], len(names), len(kinds), "kinds")
     variables = tuple([VariableSpec(name, *kinds[k]) for name, k in zip(names, kind, strict=True)])
     rows = _rows_of_cut(variables, cuts)
-    places = [_place(ps, *entry) for entry in data["places"]]
+    known = frozenset(ps)
+    places = [_place(known, *entry) for entry in data["places"]]
     placed = unpack(data["placed"], len(names) + sum(len(r) - 1 for r in rows.values()), len(places), "places")
     parts: list[Part] = []
     for index, spec in enumerate(variables):
@@ -139,10 +143,10 @@ def _kind(shape: Any, dtype: Any, optimizer: Any, sparse: Any) -> tuple[tuple[in
     return tuple(shape), kept, optimizer, bool(sparse)
 
 
-def _place(ps: Sequence[int], task: Any, device: Any) -> tuple[int, str]:
+def _place(ps: Set[int], task: Any, device: Any) -> tuple[int, str]:
     """A ps and a memory there, checked."""
     if type(task) is not int or task not in ps:
-        raise ValueError(f"parts are on ps {task!r:.100}, of {ps!r:.100}")
+        raise ValueError(f"parts are on ps {task!r:.100}, of {sorted(ps)[:20]}")
     if type(device) is not str or (device and not re.fullmatch(r"(CPU|GPU):[0-9]{1,4}", device)):
         raise ValueError(f"parts are on {device!r:.100}")
     return task, device
@@ -151,6 +155,7 @@ def _place(ps: Sequence[int], task: Any, device: Any) -> tuple[int, str]:
 def _rows_of_cut(variables: Sequence[VariableSpec], cuts: Any) -> dict[int, list[int]]:
     """The rows of each part of the variables that are split, checked."""
     found: dict[int, list[int]] = {}
+    characters = 0
     for index, rows in cuts:
         if type(index) is not int or not 0 <= index < len(variables) or index in found:
             raise ValueError(f"parts belong to variable {index!r:.100}")
@@ -158,6 +163,9 @@ def _rows_of_cut(variables: Sequence[VariableSpec], cuts: Any) -> dict[int, list
         if type(rows) is not list or len(rows) < 2 or any(type(n) is not int or n < 0 for n in rows):
             raise ValueError(f"{rows!r:.100} are no rows of parts")
         if not spec.shape or sum(rows) != spec.shape[0]:
-            raise ValueError(f"the parts of {spec.name} do not make it up")
+            raise ValueError(f"the parts of {spec.name:.100} do not make it up")
+        characters += (len(spec.name) + MORE_CHARACTERS) * len(rows)
+        if characters > MAX_CHARACTERS:
+            raise ValueError(f"{len(rows)} parts of {spec.name:.100} have names that are too long together")
         found[index] = rows
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,6 +12,9 @@ import pytest
 from hypothesis import given, settings
 
 from dps.errors import PlacementError, ProtocolError
+from dps.transport.dtypes import FLOATS
+from dps.transport.wire import DTYPES
+from dps.variables import columns
 from dps.variables.plan import ALIGN, Plan, VariableSpec, make_plan
 from tests.variables.models import ADAM, SGD, plans
 
@@ -65,8 +69,32 @@ def test_a_placement_that_answers_nonsense_is_refused() -> None:
 @settings(max_examples=60)
 @given(plans())
 def test_a_plan_comes_back_from_the_wire_as_it_was(plan: Plan) -> None:
-    again = Plan.from_wire(plan.to_wire())
+    again = travelled(plan)
     assert again == plan and again.layouts == plan.layouts and plan.differs(again) == ""
+
+
+def travelled(plan: Plan) -> Plan:
+    """The plan as a process makes it that has none."""
+    return Plan(*columns.read(msgpack.unpackb(msgpack.packb(plan.to_wire()), strict_map_key=False)))
+
+
+def test_variables_of_every_dtype_travel_whole_and_in_parts() -> None:
+    specs = []
+    for name in sorted(DTYPES):
+        optimizer = SGD if name in FLOATS else None
+        specs += [
+            VariableSpec(f"whole {name}", (), name, optimizer),
+            VariableSpec(f"cut {name}", (5, 2), name, optimizer),
+        ]
+    turn = iter(range(1000))
+    plan = make_plan(specs, (3, 1), lambda *_: (3, 1)[next(turn) % 2], lambda name, *_: 2 if "cut" in name else 1)
+    again = travelled(plan)
+    assert again == plan and [v.dtype for v in again.variables] == [v.dtype for v in specs]
+    assert len(plan.parts) == 3 * len(DTYPES)
+    assert [(p.name, p.shape, p.row0) for p in again.parts[1:3]] == [
+        ("cut <f2/part_0", (3, 2), 0), ("cut <f2/part_1", (2, 2), 3),
+    ]  # fmt: skip
+    assert "bfloat16" in {v.dtype for v in again.variables if v.optimizer == SGD}
 
 
 @settings(max_examples=60)
@@ -182,6 +210,35 @@ def test_what_a_plan_lacks_is_said_in_one_line() -> None:
         Plan.from_wire({**GOOD, "kind": GOOD["kind"][:-1]})
     with pytest.raises(ProtocolError, match="the column of places has number 5, wanted less than 2$"):
         Plan.from_wire({**GOOD, "placed": number(0, 1, 0, 1, 0, 1, 5)})
+
+
+def test_a_plan_whose_parts_would_take_memory_without_end_is_refused() -> None:
+    name, parts = "w" * 100_000, 10_000
+    wire = {
+        **GOOD, "names": [name], "kinds": [[[parts], "<f4", SGD, False]], "kind": number(0),
+        "cuts": [[0, [1] * parts]], "placed": bytes(4 * parts),
+    }  # fmt: skip
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match=r"^not a plan: 10000 parts of w{100} have names that are too long"):
+            Plan.from_wire(wire)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20  # the names of all parts would be a gigabyte
+    finally:
+        tracemalloc.stop()
+    few = {**wire, "names": ["w"], "placed": bytes(4 * parts)}
+    assert [p.name for p in Plan.from_wire(few).parts[-2:]] == ["w/part_9998", "w/part_9999"]
+
+
+def test_a_column_that_is_larger_than_its_plan_is_refused_unread() -> None:
+    column = bytes(16 << 20)
+    tracemalloc.start()
+    try:
+        for field, what in (("kind", "kinds"), ("placed", "places")):
+            with pytest.raises(ProtocolError, match=f"^not a plan: the column of {what} is 16777216 bytes, wanted"):
+                Plan.from_wire({**GOOD, field: column})
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @settings(max_examples=60)
