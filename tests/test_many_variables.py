@@ -68,3 +68,54 @@ def test_gradients_of_many_variables_are_refused_in_the_words_for_one() -> None:
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             gradients_of(plan, {**good, "v3": wrong})
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_gradients_in_place_are_known_again_only_as_long_as_they_are_the_same(ps: int) -> None:
+    with (
+        cluster(ps=ps, transport="tcp") as [server],
+        dps.Session(server, of_all(0.0, 40), optimizer=dps.optim.SGD(1.0), timeout=30) as session,
+    ):
+
+        def filled(value: float) -> Any:
+            grads = session.gradients()
+            for array in grads.values():
+                array[...] = value
+            return grads
+
+        def values() -> list[float]:
+            return [float(value.max()) for value in session.pull().values()]
+
+        first, second = filled(1.0), filled(2.0)
+        session.push(first)
+        session.push(second)
+        assert values() == [-3.0] * 40
+        session.push({**first, "v7": second["v7"], "v8": np.full(16, 5.0, np.float32)})
+        assert values() == [-4.0] * 7 + [-5.0, -8.0] + [-4.0] * 31
+        session.push(dict(reversed(second.items())))
+        assert values() == [-6.0] * 7 + [-7.0, -10.0] + [-6.0] * 31
+        session.push({name: second[name] for name in second if name != "v0"})
+        assert values() == [-6.0] + [-8.0] * 6 + [-9.0, -12.0] + [-8.0] * 31
+        last = filled(1.0)
+        waits = [session.push_async(last) for _ in range(3)]
+        assert all(wait.result().accepted for wait in waits)
+        assert values() == [-9.0] + [-11.0] * 6 + [-12.0, -15.0] + [-11.0] * 31
+
+
+def test_nan_in_gradients_in_place_is_refused_by_its_name_and_nothing_is_applied() -> None:
+    with (
+        cluster(ps=2, transport="tcp") as [server],
+        dps.Session(server, of_all(0.0, 40), optimizer=dps.optim.SGD(1.0), timeout=30) as session,
+    ):
+        mine = session.gradients()
+        for array in mine.values():
+            array[...] = 1.0
+        mine["v13"][3] = np.inf
+        with pytest.raises(ValueError, match="^the gradient of v13 has NaN or infinite values$"):
+            session.push(mine)
+        assert not any(value.any() for value in session.pull().values())
+        mine["v13"][3] = 1.0
+        for name in ("v2", "v4"):  # the sum is infinite, no number is
+            mine[name][...] = 3e38
+        session.push(mine)
+        assert {float(value.max()) for value in session.pull().values()} == {-1.0, float(np.float32(-3e38))}

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from dps import config
 from dps.checkpoint.names import folder_name, shard_file_name, tensor_name
 from dps.checkpoint.sealed import seal, unseal_lines
 from dps.checkpoint.shard import ShardFile
@@ -153,6 +154,7 @@ class Manifest:
         )
 
 
+@config.building()
 def encode(manifest: Manifest) -> bytes:
     """The bytes of manifest.json. TypeError where settings or an optimizer are not JSON-able."""
     return seal(
@@ -176,6 +178,7 @@ def encode(manifest: Manifest) -> bytes:
     )
 
 
+@config.building()
 def decode(data: bytes | memoryview, path: str) -> Manifest:
     """The manifest that was read from `path`; CheckpointError says why where it cannot be used."""
     body, variables = unseal_lines(data, path, FORMAT_VERSION, _VARIABLES)

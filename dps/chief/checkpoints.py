@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dps import config
 from dps.actors.messages import Done
 from dps.actors.ref import Ref
 from dps.actors.system import Node
@@ -93,6 +94,7 @@ class Checkpoints:
         log.info("%s: saved %s/%s", self.node.name, self.checkpoint_dir, manifest.name)
         self._done(manifest.name, step)
 
+    @config.building()
     def _manifest(self, step: int, cuts: dict[int, Any], files: dict[int, Any]) -> Manifest:
         applied: dict[int, int] = {}
         for ps, layout in self.plan.layouts.items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dps import config
 from dps.actors.ref import Sender
 from dps.checkpoint import Gathering, Manifest, Run, SavedVariable, ShardHeader, applied_to, tensor_name, write_runs
 from dps.errors import CheckpointError
@@ -105,6 +106,7 @@ class Saving:
             self.node.answer(save.written_asked, answer)
 
 
+@config.building()
 def named(plan: Plan, memory: ArenaMemory, slot: str | None, values: Array) -> Run:
     """The values of an arena, or one of its slots, under the names that its parts have in a checkpoint."""
     names, shapes = [], []
@@ -115,6 +117,7 @@ def named(plan: Plan, memory: ArenaMemory, slot: str | None, values: Array) -> R
     return Run(names, shapes, values)
 
 
+@config.building()
 def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, manifest: Manifest) -> None:
     """Fill a shard from a checkpoint that may have been written with other parts and another number of ps.
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from dps import config
 from dps.transport.dtypes import FLOATS, dtype_of, wire_name
 from dps.transport.wire import DTYPES, MAX_DIMS
 from dps.variables.parts import Part, VariableSpec
@@ -78,6 +79,7 @@ Parts = tuple[tuple[VariableSpec, ...], tuple[Part, ...], tuple[int, ...]]
 """Variables, parts and ps of a plan."""
 
 
+@config.building()
 def write(variables: Sequence[VariableSpec], all_parts: Sequence[Part], ps: Sequence[int]) -> dict[str, Any]:
     """The columns. The parts come variable after variable, in row order."""
     written, kinds, places = Written(), Table[list[Any]](), Table[list[Any]]()
@@ -102,6 +104,7 @@ def write(variables: Sequence[VariableSpec], all_parts: Sequence[Part], ps: Sequ
     }
 
 
+@config.building()
 def read(data: Mapping[str, Any]) -> Parts:
     """Variables, parts and ps. Raises LookupError, TypeError, ValueError, OverflowError or RecursionError for columns
     that do not fit one another."""

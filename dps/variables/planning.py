@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dps import config
 from dps.cluster.device import Device, Setter, current_device, current_setter
 from dps.cluster.partition import num_parts
 from dps.cluster.setter import replica_device_setter
@@ -36,6 +37,7 @@ class _Wires:
         return found[1]
 
 
+@config.building()
 def plan_of(
     params: Any, optimizer: Optimizer | None, ps: Sequence[int], placement: Any, partitioner: Any
 ) -> tuple[Plan, dict[str, Array]]:
