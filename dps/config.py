@@ -76,6 +76,18 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
+@contextlib.contextmanager
+def building() -> Iterator[None]:
+    """While very many objects are made inside, the garbage collector does not walk them again and again."""
+    walks = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if walks:
+            gc.enable()
+
+
 # -- processors ---------------------------------------------------------------------------------------------------
 
 

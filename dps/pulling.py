@@ -16,7 +16,7 @@ from dps.pushing import PushOp
 from dps.reply import Version
 from dps.transport.wire import Array
 from dps.variables.layout import assemble
-from dps.variables.plan import ShardLayout
+from dps.variables.plan import FEW, ShardLayout
 from dps.variables.transfers import PullTransfer, Taken
 from dps.variables.tree import builder, leaves, nested
 from dps.waiting import Waiter
@@ -94,7 +94,9 @@ class PullOp:
         """The parts that were pulled, by index; shards that were not newer come as copies from `cache`."""
         found: dict[int, Array] = {}
         for ps, transfer in self.transfers.items():
-            if transfer.taken is not None:
+            if transfer.taken is not None and len(transfer.taken.views) > FEW:
+                found |= transfer.layout.views(transfer.taken.bytes)
+            elif transfer.taken is not None:
                 for index, view in transfer.taken.views.items():
                     found[index] = view.view()  # the caller's own, whatever it does with it
             elif not transfer.newer:

@@ -18,12 +18,23 @@ from dps.reply import Push
 from dps.transport.dtypes import is_float
 from dps.variables.layout import Gradient, fill_run, gather, is_whole
 from dps.variables.packed import PackedGradient
-from dps.variables.plan import Plan, ShardLayout
+from dps.variables.plan import FEW, Plan, ShardLayout
 from dps.variables.transfers import About, PushTransfer, run_pieces, shared_message
 from dps.variables.tree import Rows
 
 Buffers = list[dict[int, ShardRun]]
 """Of `session.gradients()`: for each that was given out its runs, by ps."""
+
+
+class Given(dict[int, Gradient]):
+    """Gradients of all variables, which lie in the runs of one `session.gradients()`: nobody looks at each again."""
+
+    def __init__(self, plan: Plan, runs: dict[int, ShardRun]) -> None:
+        """Of a plan in which each variable has one part."""
+        views = {index: view for run in runs.values() for index, view in run.views.items()}
+        super().__init__((part.variable, views[part.index]) for part in plan.parts)
+        self.plan, self.runs = plan, runs
+        self.arrays = list(self.values())
 
 
 class PushOp:
@@ -133,9 +144,14 @@ def push_shards(
     """Write gradients to the ps that have their variables; in sync every ps gets at least an empty part.
 
     They leave at the next flush or wait. `lend`: ps whose memory can be read may send values with the result."""
-    if not connection.sync and len(connection.plan.ps) > 1 and connection.settings.get("check_finite", True):
+    check = not connection.sync and len(connection.plan.ps) > 1 and connection.settings.get("check_finite", True)
+    together = check and connection.compression is None and _are_many(gradients)
+    if check and not together:
         _check_finite(connection.plan, gradients)
     clock = make_room()
+    filled = {ps: _filled_run(connection, gradients, ps, runs, buffers) for ps in connection.plan.ps if together}
+    if together and not all(_is_finite(connection.plan.layouts[ps], run) for ps, run in filled.items()):
+        _check_finite(connection.plan, gradients)
     operation = PushOp(connection, loss)
     if connection.compression is not None:
         gradients = connection.compression.pack(connection.plan, gradients, operation)
@@ -146,7 +162,7 @@ def push_shards(
             connection.epoch, numbers[ps] + 1, step, counters[ps], clock if leads else 0,
             lend and lane.on and (leads or not connection.sync), lane.all_released_below(),
         )  # fmt: skip
-        run = _filled_run(connection, gradients, ps, runs, buffers)
+        run = filled[ps] if together else _filled_run(connection, gradients, ps, runs, buffers)
         if run is None:
             parts = PartsPush(connection, gradients, ps, about, part_runs)
             if parts.empty and not connection.sync and ps != connection.step_ps:
@@ -206,6 +222,8 @@ def _filled_run(
 ) -> ShardRun | None:
     """A run with a shard's gradients in it, the user's own where they lie there already; None when some are missing."""
     plan, layout = connection.plan, connection.plan.layouts[ps]
+    if isinstance(gradients, Given) and gradients.plan is plan and not gradients.runs[ps].in_use:
+        return gradients.runs[ps] if layout.trained else None
     if not layout.trained or not is_whole(layout, gradients):
         return None
     run = _own_run(layout, ps, gradients, buffers)
@@ -235,6 +253,24 @@ def _own_run(layout: ShardLayout, ps: int, gradients: Mapping[int, Gradient], bu
         if gradient is view or (gradient.base is not None and np.may_share_memory(gradient, view)):  # type: ignore[union-attr]
             return run
     return None
+
+
+def _are_many(gradients: Mapping[int, Gradient]) -> bool:
+    """Whether these are looked at in the runs that they are gathered in: a call for each would cost more."""
+    return isinstance(gradients, Given) or (len(gradients) > FEW and set(map(type, gradients.values())) == {np.ndarray})
+
+
+def _is_finite(layout: ShardLayout, run: ShardRun | None) -> bool:
+    """Whether a run has no NaN and no infinity. False, too, where that is not known: without a run, or by overflow."""
+    if run is None:
+        return not layout.trained
+    for arena in layout.arenas:
+        if arena.optimizer is not None:
+            values = run.bytes[arena.offset : arena.offset + arena.nbytes].view(arena.dtype)
+            with np.errstate(all="ignore"):
+                if not np.isfinite(np.sum(values)):
+                    return False
+    return True
 
 
 def _check_finite(plan: Plan, gradients: Mapping[int, Gradient]) -> None:

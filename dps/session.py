@@ -28,10 +28,8 @@ from dps.settings import check_timeout, run_settings
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.update import Update
-from dps.variables.layout import check_gradients
 from dps.variables.plan import Plan
 from dps.variables.planning import plan_of
-from dps.variables.tree import leaves
 from dps.viewing import local_leases
 from dps.waiting import Waiter
 
@@ -298,7 +296,7 @@ class Session:
 
     def _start_push(self, grads: Any, loss: Any, timeout: float | None, lend: bool = False) -> PushOp:
         self._waiter.check_open()
-        gradients = check_gradients(self._connection.plan, list(leaves(grads)))
+        gradients = self._pushes.of(grads)
         self._hooks.call("before_run", self)
         self._connection.runtime.compute()
         return self._pushes.start(gradients, loss, timeout, lend)

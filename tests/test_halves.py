@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dps
+from dps.variables.plan import Plan
 from dps.variables.planning import plan_of
 from tests.in_process import cluster, on_all
 from tests.test_optimizers_through_ps import OPTIMIZERS, STEPS, Reference, first_values, gradients, mean
@@ -183,12 +184,12 @@ def test_dtypes_that_are_not_kept_are_told_with_those_that_are(array: Any, words
 
 
 def test_bfloat16_without_ml_dtypes_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, _ = plan_of({"w": np.ones(2, DTYPES["bfloat16"])}, dps.optim.SGD(0.1), [0], None, None)
+    wire = plan_of({"w": np.ones(2, DTYPES["bfloat16"])}, dps.optim.SGD(0.1), [0], None, None)[0].to_wire()
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(
         dps.ConfigError, match=r"^bfloat16 variables need ml_dtypes on every task [^\n]*dps\[bfloat16\]'$"
     ):
-        type(plan).from_wire(plan.to_wire())
+        Plan.from_wire(wire)
 
 
 def test_bfloat16_tensors_of_torch_are_taken() -> None:

@@ -1,7 +1,7 @@
 """Checkpoints: shard files, manifest, atomic commit, retention, resharding on restore, and the chief's journal.
 
 Each ps writes its shard with `write_shard`; when all have, the chief calls `commit`, and `retain`. A start asks
-`newest_whole` for a Manifest, and each ps takes its rows with `read_part`.
+`newest_whole` for a Manifest, and each ps takes its rows by a `Gathering`.
 """
 
 from __future__ import annotations
@@ -12,26 +12,31 @@ from dps.parts import at_first_use
 
 if TYPE_CHECKING:
     from dps.checkpoint.folder import candidates, commit, load, newest_whole, retain
+    from dps.checkpoint.gathering import Gathering
     from dps.checkpoint.journal import Journal, JournalState
     from dps.checkpoint.manifest import Manifest, SavedPart, SavedShard, SavedVariable
     from dps.checkpoint.memory import MemoryStorage
     from dps.checkpoint.names import folder_name, parse_folder_name, shard_file_name, tensor_name
-    from dps.checkpoint.restore import part_t, read_part
-    from dps.checkpoint.shard import ShardFile, ShardHeader, check_shard, read_header, read_tensor_rows, write_shard
+    from dps.checkpoint.restore import applied_to, part_t, read_part
+    from dps.checkpoint.shard import ShardFile, ShardHeader, check_shard, read_header, read_tensor_rows
     from dps.checkpoint.storage import LocalStorage, Storage
+    from dps.checkpoint.writing import Run, write_runs, write_shard
 
 __all__ = [
+    "Gathering",
     "Journal",
     "JournalState",
     "LocalStorage",
     "Manifest",
     "MemoryStorage",
+    "Run",
     "SavedPart",
     "SavedShard",
     "SavedVariable",
     "ShardFile",
     "ShardHeader",
     "Storage",
+    "applied_to",
     "candidates",
     "check_shard",
     "commit",
@@ -46,6 +51,7 @@ __all__ = [
     "retain",
     "shard_file_name",
     "tensor_name",
+    "write_runs",
     "write_shard",
 ]
 
@@ -58,9 +64,10 @@ if not TYPE_CHECKING:
             "Manifest": "manifest", "SavedPart": "manifest", "SavedShard": "manifest", "SavedVariable": "manifest",
             "MemoryStorage": "memory",
             "folder_name": "names", "parse_folder_name": "names", "shard_file_name": "names", "tensor_name": "names",
-            "part_t": "restore", "read_part": "restore",
+            "applied_to": "restore", "part_t": "restore", "read_part": "restore",
             "ShardFile": "shard", "ShardHeader": "shard", "check_shard": "shard",
-            "read_header": "shard", "read_tensor_rows": "shard", "write_shard": "shard",
+            "read_header": "shard", "read_tensor_rows": "shard",
+            "Gathering": "gathering", "Run": "writing", "write_runs": "writing", "write_shard": "writing",
             "LocalStorage": "storage", "Storage": "storage",
         },
     )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from dps.checkpoint.manifest import Manifest, decode, encode
+from dps.checkpoint.manifest import Manifest, decode, decode_shards, encode
 from dps.checkpoint.names import JOURNAL_FILE, MANIFEST_FILE, join, parse_folder_name
 from dps.checkpoint.shard import check_shard
 from dps.checkpoint.storage import TEMPORARY, Storage
@@ -108,8 +108,12 @@ def retain(storage: Storage, checkpoint_dir: str, keep: int, protect: Collection
 
 
 def _is_whole(storage: Storage, checkpoint_dir: str, name: str) -> bool:
+    folder = join(checkpoint_dir, name)
+    path = join(folder, MANIFEST_FILE)
     try:
-        load(storage, checkpoint_dir, name, verify=False)
+        own, shards = decode_shards(storage.read(path), path)
+        for shard in shards:
+            check_shard(storage, folder, shard.file, digest=False)
     except CheckpointError:
         return False
-    return True
+    return own == name

@@ -5,16 +5,22 @@ A manifest knows nothing of the number of ps tasks or parts that a restore will 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from dps import config
 from dps.checkpoint.names import folder_name, shard_file_name, tensor_name
-from dps.checkpoint.sealed import seal, unseal
+from dps.checkpoint.sealed import seal, unseal_lines
 from dps.checkpoint.shard import ShardFile
 from dps.errors import CheckpointError
 
 FORMAT_VERSION = 1
+_put = object.__setattr__
+_VARIABLES = "variables"
+_NAME, _AFTER_NAME = '{"name": ', ', "dtype": '
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class SavedPart:
 
     def __post_init__(self) -> None:
         for name in ("index", "row0", "rows", "shard", "t"):
-            _check_count(f"{name} of a part", getattr(self, name))
+            _check_count("{} of a part", getattr(self, name), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class SavedVariable:
 
     def __post_init__(self) -> None:
         for size in self.shape:
-            _check_count(f"a size in the shape of {self.name!r}", size)
+            _check_count("a size in the shape of {!r}", size, self.name)
         row = 0
         for index, part in enumerate(self.parts):
             if part.index != index or part.row0 != row:
@@ -61,6 +67,14 @@ class SavedVariable:
             row += part.rows
         if not self.parts or row != self.rows:
             raise ValueError(f"the {len(self.parts)} parts of {self.name!r} hold {row} rows; its shape has {self.rows}")
+
+    def named(self, name: str) -> SavedVariable:
+        """The same under another name; what was looked at is not looked at again, for there may be very many."""
+        made = object.__new__(SavedVariable)
+        _put(made, "name", name)
+        for field_name in ("dtype", "shape", "parts", "optimizer", "slots"):
+            _put(made, field_name, getattr(self, field_name))
+        return made
 
     @property
     def rows(self) -> int:
@@ -96,6 +110,7 @@ class Manifest:
     shards: tuple[SavedShard, ...]
     variables: tuple[SavedVariable, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    _by_name: dict[str, SavedVariable] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_count("step", self.step)
@@ -104,11 +119,18 @@ class Manifest:
             wanted = shard_file_name(index, len(self.shards))
             if shard.file.file != wanted:
                 raise ValueError(f"shard {index} is in file {shard.file.file!r}; wanted {wanted!r}")
-        seen: set[str] = set()
+        object.__setattr__(self, "_by_name", {v.name: v for v in reversed(self.variables)})
         for variable in self.variables:
             for part in variable.parts:
                 if part.shard >= len(self.shards):
                     raise ValueError(f"a part of {variable.name!r} is in shard {part.shard} of {len(self.shards)}")
+        if len(self._by_name) < len(self.variables) or _may_clash(self.variables):
+            self._check_names()
+
+    def _check_names(self) -> None:
+        seen: set[str] = set()
+        for variable in self.variables:
+            for part in variable.parts:
                 for slot in (None, *variable.slots):
                     name = variable.tensor(part, slot)
                     if name in seen:
@@ -122,9 +144,9 @@ class Manifest:
 
     def variable(self, name: str) -> SavedVariable:
         """The variable of that name; CheckpointError, with the names there are, where it was not saved."""
-        for variable in self.variables:
-            if variable.name == name:
-                return variable
+        variable = self._by_name.get(name)
+        if variable is not None:
+            return variable
         known = ", ".join(variable.name for variable in self.variables[:20]) or "none"
         raise CheckpointError(
             f"checkpoint {self.name} holds no variable {name!r}, it holds {known}; "
@@ -132,6 +154,7 @@ class Manifest:
         )
 
 
+@config.building()
 def encode(manifest: Manifest) -> bytes:
     """The bytes of manifest.json. TypeError where settings or an optimizer are not JSON-able."""
     return seal(
@@ -149,32 +172,74 @@ def encode(manifest: Manifest) -> bytes:
                 }
                 for shard in manifest.shards
             ],
-            "variables": [_variable_to_json(variable) for variable in manifest.variables],
-        }
+        },
+        _VARIABLES,
+        _variables_to_json(manifest.variables),
     )
 
 
+@config.building()
 def decode(data: bytes | memoryview, path: str) -> Manifest:
     """The manifest that was read from `path`; CheckpointError says why where it cannot be used."""
-    body = unseal(data, path, FORMAT_VERSION)
-    try:
+    body, variables = unseal_lines(data, path, FORMAT_VERSION, _VARIABLES)
+    with _telling(path):
         return Manifest(
             step=body["step"],
             epoch=body["epoch"],
-            shards=tuple(
-                SavedShard(ShardFile(_text(shard["file"]), shard["nbytes"], _text(shard["digest"])), shard["version"])
-                for shard in body["shards"]
-            ),
-            variables=tuple(_variable_from_json(variable) for variable in body["variables"]),
+            shards=_shards_from_json(body),
+            variables=tuple(_variables_from_json(variables)),
             settings=dict(body["settings"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+
+
+def decode_shards(data: bytes | memoryview, path: str) -> tuple[str, tuple[SavedShard, ...]]:
+    """The checkpoint's name and its shards alone; as `decode`, but of the variables no more than the checksum is looked
+    at."""
+    body, _ = unseal_lines(data, path, FORMAT_VERSION, _VARIABLES)
+    with _telling(path):
+        for name in ("step", "epoch"):
+            _check_count(name, body[name])
+        return folder_name(body["step"], body["epoch"]), _shards_from_json(body)
+
+
+@contextmanager
+def _telling(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a manifest: {type(error).__name__}: {error}") from error
 
 
-def _variable_to_json(variable: SavedVariable) -> dict[str, Any]:
+def _shards_from_json(body: Mapping[str, Any]) -> tuple[SavedShard, ...]:
+    return tuple(
+        SavedShard(ShardFile(_text(shard["file"]), shard["nbytes"], _text(shard["digest"])), shard["version"])
+        for shard in body["shards"]
+    )
+
+
+def _may_clash(variables: Sequence[SavedVariable]) -> bool:
+    """Whether a tensor of one variable could be called as one of another, though their own names differ."""
+    names = "\n".join([variable.name for variable in variables])
+    return "@" in names or "/part_" in names or any(len(set(slots)) < len(slots) for slots in _slots(variables))
+
+
+def _slots(variables: Sequence[SavedVariable]) -> set[tuple[str, ...]]:
+    return {variable.slots for variable in variables}
+
+
+def _variables_to_json(variables: Sequence[SavedVariable]) -> Iterator[str]:
+    """Each as one line. What many of them share is written once: their optimizers and parts are the same objects."""
+    known: dict[tuple[Any, ...], str] = {}
+    for variable in variables:
+        key = variable.dtype, variable.shape, id(variable.optimizer), variable.slots, id(variable.parts)
+        text = known.get(key)
+        if text is None:
+            text = known[key] = json.dumps(_but_its_name(variable)).removeprefix("{")
+        yield f'{{"name": {json.encoder.encode_basestring_ascii(variable.name)}, {text}'
+
+
+def _but_its_name(variable: SavedVariable) -> dict[str, Any]:
     return {
-        "name": variable.name,
         "dtype": variable.dtype,
         "shape": [int(size) for size in variable.shape],
         "optimizer": None if variable.optimizer is None else dict(variable.optimizer),
@@ -184,7 +249,21 @@ def _variable_to_json(variable: SavedVariable) -> dict[str, Any]:
     }
 
 
-def _variable_from_json(value: Mapping[str, Any]) -> SavedVariable:
+def _variables_from_json(lines: Sequence[str]) -> Iterator[SavedVariable]:
+    """What stands after the name is read once where many have the same, and becomes one object for all of them."""
+    known: dict[str, SavedVariable] = {}
+    for line in lines:
+        name, _, rest = line.removeprefix(_NAME).partition(_AFTER_NAME)  # no quote stands in a name unescaped
+        like = known.get(rest)
+        if like is None or not line.startswith(_NAME):
+            known[rest] = like = _variable(json.loads(line))
+            yield like
+            continue
+        plain = "\\" not in name and name.count('"') == 2 and name[0] == name[-1] == '"'
+        yield like.named(name[1:-1] if plain else _text(json.loads(name)))
+
+
+def _variable(value: Mapping[str, Any]) -> SavedVariable:
     optimizer = value["optimizer"]
     return SavedVariable(
         name=_text(value["name"]),
@@ -205,7 +284,9 @@ def _text(value: Any) -> str:
     return value
 
 
-def _check_count(what: str, value: Any) -> None:
-    """Counts are whole numbers from 0; numpy's are welcome, true and 1.0 are not."""
+def _check_count(what: str, value: Any, whose: str = "") -> None:
+    """Counts are whole numbers from 0; numpy's are welcome, true and 1.0 are not. `what` has a place for `whose`."""
+    if type(value) is int and value >= 0:
+        return
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < 0:
-        raise ValueError(f"{what} is {value!r}; wanted a whole number from 0")
+        raise ValueError(f"{what.format(whose)} is {value!r}; wanted a whole number from 0")

@@ -12,27 +12,27 @@ import hashlib
 import importlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, TensorSpec, serialize
 
-from dps.checkpoint.names import MANIFEST_FILE, join, shard_file_name
+from dps.checkpoint.names import join
 from dps.checkpoint.storage import Storage
 from dps.errors import CheckpointError
 
-_DTYPES = {
+DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
     "BOOL": "bool", "C64": "complex64",
 }  # fmt: skip
-_METADATA = "__metadata__"
-_MAX_HEADER_NBYTES = 100_000_000  # the library's own limit
+METADATA = "__metadata__"
+MAX_HEADER_NBYTES = 100_000_000  # the library's own limit
 _MAX_AXES = 32
+_INT = {int}
 _PIECE_NBYTES = 16 << 20
 
 Array = npt.NDArray[Any]
@@ -47,8 +47,7 @@ class ShardFile:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """Where a tensor lies in a shard file: dtype name, shape, first byte in the file, and size in bytes."""
 
     dtype: str
@@ -65,38 +64,13 @@ class ShardHeader:
     metadata: dict[str, str]
 
 
-def write_shard(
-    storage: Storage,
-    folder: str,
-    index: int,
-    count: int,
-    tensors: Mapping[str, Array],
-    metadata: Mapping[str, str],
-) -> ShardFile:
-    """Write shard `index` of `count` into the checkpoint folder `folder`.
-
-    The arrays (any shape, scalars too; the numeric dtypes of safetensors) are copied once, into one run of bytes, and
-    are the caller's again on return. Blocks until the file is durable. Raises CheckpointError where
-    the storage refuses, a dtype cannot be stored, or the folder's checkpoint is already committed: a committed
-    checkpoint is never rewritten.
-    """
-    if not 0 <= index < count:
-        raise ValueError(f"shard index {index} is not one of 0 to {count - 1}")
-    if storage.exists(join(folder, MANIFEST_FILE)):
-        raise CheckpointError(f"{folder} is a finished checkpoint and is not written again; save at a later step")
-    file = shard_file_name(index, count)
-    data = _serialize(tensors, metadata)
-    nbytes = storage.write(join(folder, file), [data])
-    return ShardFile(file, nbytes, hashlib.sha256(data).hexdigest())
-
-
 def read_header(storage: Storage, path: str) -> ShardHeader:
     """The table of contents of a shard file; CheckpointError where anything in it does not fit the file."""
     size = storage.size(path)
     if size < 8:
         raise _broken(path, f"it has {size} bytes; a shard file has at least 8")
     nbytes = int.from_bytes(storage.read_range(path, 0, 8), "little")
-    if nbytes > min(size - 8, _MAX_HEADER_NBYTES):
+    if nbytes > min(size - 8, MAX_HEADER_NBYTES):
         raise _broken(path, f"its header would have {nbytes} bytes, the file has {size}")
     try:
         header = json.loads(bytes(storage.read_range(path, 8, nbytes)), object_pairs_hook=_without_doubles)
@@ -104,10 +78,10 @@ def read_header(storage: Storage, path: str) -> ShardHeader:
         raise _broken(path, f"its header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise _broken(path, f"its header is a {type(header).__name__}, wanted an object")
-    metadata = header.pop(_METADATA, {})
+    metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _broken(path, "its metadata is not a map from text to text")
-    entries = {name: _entry(path, name, value, 8 + nbytes) for name, value in header.items()}
+    entries = _entries(path, header, 8 + nbytes)
     _check_runs(path, entries, 8 + nbytes, size)
     return ShardHeader(entries, metadata)
 
@@ -165,29 +139,6 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return known
 
 
-def _serialize(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
-    if _METADATA in tensors:
-        raise CheckpointError(f"a variable cannot be called {_METADATA}; choose another name")
-    # The library takes bare addresses: what it reads must lie in one run, little-endian, and stay alive here.
-    runs = {name: _little_endian_run(name, values) for name, values in tensors.items()}
-    specs = {
-        name: TensorSpec(dtype=run.dtype.name, shape=run.shape, data_ptr=run.ctypes.data, data_len=run.nbytes)
-        for name, run in runs.items()
-    }
-    try:
-        # None and not {}: no tensors with empty metadata gave a broken header in safetensors 0.8.0.
-        return bytes(serialize(specs, metadata=dict(metadata) or None))
-    except SafetensorError as error:
-        raise CheckpointError(f"a shard of {len(specs)} tensors cannot be stored: {error}") from error
-
-
-def _little_endian_run(name: str, values: Array) -> Array:
-    if values.dtype.name not in _DTYPES.values():
-        known = ", ".join(_DTYPES.values())
-        raise CheckpointError(f"{name!r} has dtype {values.dtype.name}; a checkpoint stores {known}: convert it")
-    return np.asarray(values, dtype=values.dtype.newbyteorder("<"), order="C")
-
-
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -195,42 +146,66 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _entry(path: str, name: str, value: Any, data0: int) -> TensorEntry:
-    """One checked line of the header; `data0` is where the tensors' bytes begin in the file."""
-    if not isinstance(value, dict):
-        raise _broken(path, f"the entry of {name!r} is not an object")
-    dtype: Any = value.get("dtype")
-    shape: Any = value.get("shape")
-    offsets: Any = value.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise _broken(path, f"{name!r} has dtype {dtype!r}; wanted one of {', '.join(_DTYPES)}")
+def _entries(path: str, header: Mapping[str, Any], data0: int) -> dict[str, TensorEntry]:
+    """The checked lines of a header; `data0` is where the tensors' bytes begin in the file."""
+    known: dict[tuple[str, str], tuple[str, tuple[int, ...], int]] = {}
+    found: dict[str, TensorEntry] = {}
+    for name, value in header.items():
+        if not isinstance(value, dict):
+            raise _broken(path, f"the entry of {name!r} is not an object")
+        dtype: Any = value.get("dtype")
+        shape: Any = value.get("shape")
+        offsets: Any = value.get("data_offsets")
+        kind = str(dtype), str(shape)  # as texts, for 1, 1.0 and true are equal
+        kept = known.get(kind)
+        if kept is None:
+            kept = known[kind] = _kind(path, name, dtype, shape)
+        if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+            raise _broken(path, f"{name!r} has data_offsets {str(offsets)[:80]}; wanted begin and end")
+        nbytes = offsets[1] - offsets[0]
+        if kept[2] != nbytes:
+            raise _broken(path, f"{name!r} has shape {shape} of {dtype}, but {nbytes} bytes")
+        found[name] = TensorEntry(kept[0], kept[1], data0 + offsets[0], nbytes)
+    return found
+
+
+def _kind(path: str, name: str, dtype: Any, shape: Any) -> tuple[str, tuple[int, ...], int]:
+    """The dtype's name, the shape and the bytes of tensors like this one."""
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise _broken(path, f"{name!r} has dtype {dtype!r}; wanted one of {', '.join(DTYPES)}")
     if not _are_sizes(shape) or len(shape) > _MAX_AXES:
         raise _broken(path, f"{name!r} has shape {str(shape)[:80]}; wanted up to {_MAX_AXES} sizes")
-    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _broken(path, f"{name!r} has data_offsets {str(offsets)[:80]}; wanted begin and end")
-    itemsize = numpy_dtype(_DTYPES[dtype]).itemsize
+    itemsize = numpy_dtype(DTYPES[dtype]).itemsize
     if math.prod(size for size in shape if size) * itemsize >= 1 << 63:
         raise _broken(path, f"{name!r} has shape {str(shape)[:80]}, more than any memory holds")
-    nbytes = offsets[1] - offsets[0]
-    if math.prod(shape) * itemsize != nbytes:
-        raise _broken(path, f"{name!r} has shape {shape} of {dtype}, but {nbytes} bytes")
-    return TensorEntry(_DTYPES[dtype], tuple(shape), data0 + offsets[0], nbytes)
+    return DTYPES[dtype], tuple(shape), math.prod(shape) * itemsize
 
 
 def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+    return isinstance(value, list) and set(map(type, value)) <= _INT and min(value, default=0) >= 0
 
 
 def _check_runs(path: str, entries: Mapping[str, TensorEntry], data0: int, size: int) -> None:
     """The tensors' runs of bytes follow one another from the header to the end of the file."""
     end = data0
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
-        if entry.offset != end:
-            problem = "overlaps the one before" if entry.offset < end else "leaves a gap before it"
-            raise _broken(path, f"{name!r} begins at byte {entry.offset} and {problem}, which ends at {end}")
-        end += entry.nbytes
+    if not _follow(entries.values(), end):
+        for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+            if entry.offset != end:
+                problem = "overlaps the one before" if entry.offset < end else "leaves a gap before it"
+                raise _broken(path, f"{name!r} begins at byte {entry.offset} and {problem}, which ends at {end}")
+            end += entry.nbytes
+    end = data0 + sum(entry.nbytes for entry in entries.values())
     if end != size:
         raise _broken(path, f"its tensors end at byte {end}, the file has {size}")
+
+
+def _follow(entries: Iterable[TensorEntry], end: int) -> bool:
+    """Whether each begins where the one before ends, in the order in which they stand: most programs write them so."""
+    for entry in entries:
+        if entry.offset != end:
+            return False
+        end += entry.nbytes
+    return True
 
 
 def _broken(path: str, reason: str) -> CheckpointError:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dps import config
 from dps.actors.messages import Done
 from dps.actors.ref import Ref
 from dps.actors.system import Node
@@ -93,20 +94,24 @@ class Checkpoints:
         log.info("%s: saved %s/%s", self.node.name, self.checkpoint_dir, manifest.name)
         self._done(manifest.name, step)
 
+    @config.building()
     def _manifest(self, step: int, cuts: dict[int, Any], files: dict[int, Any]) -> Manifest:
         applied: dict[int, int] = {}
         for ps, layout in self.plan.layouts.items():
-            here = [part for arena in layout.arenas for part in arena.parts]
-            applied |= {part.index: t for part, t in zip(here, cuts[ps].applied, strict=True)}
+            here = [part.index for arena in layout.arenas for part in arena.parts]
+            applied.update(zip(here, cuts[ps].applied, strict=True))
+        shard_of, alike = {ps: i for i, ps in enumerate(self.plan.ps)}, dict[Any, SavedVariable]()
         variables = []
         for spec, parts in zip(self.plan.variables, self.plan.parts_of, strict=True):
-            saved = tuple(
-                SavedPart(i, p.row0, p.shape[0] if p.shape else 1, self.plan.ps.index(p.ps), applied[p.index])
-                for i, p in enumerate(parts)
-            )
-            slots = () if spec.optimizer is None else from_wire(spec.optimizer).slots
-            dtype = np.dtype(spec.dtype).name
-            variables.append(SavedVariable(spec.name, dtype, spec.shape, saved, spec.optimizer, tuple(slots)))
+            saved = [(p.row0, p.shape[0] if p.shape else 1, shard_of[p.ps], applied[p.index]) for p in parts]
+            key = spec.shape, spec.dtype, id(spec.optimizer), *saved
+            found = alike.get(key)  # very many may lie alike
+            if found is None:
+                slots = () if spec.optimizer is None else tuple(from_wire(spec.optimizer).slots)
+                dtype = np.dtype(spec.dtype).name
+                split = tuple(SavedPart(i, *part) for i, part in enumerate(saved))
+                found = alike[key] = SavedVariable(spec.name, dtype, spec.shape, split, spec.optimizer, slots)
+            variables.append(found.named(spec.name))
         shards = tuple(
             SavedShard(ShardFile(files[ps].file, files[ps].nbytes, files[ps].digest), cuts[ps].counter)
             for ps in self.plan.ps

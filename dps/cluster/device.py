@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -54,12 +55,7 @@ class Device:
 
     def merge(self, other: str | Device) -> Device:
         """This device with every field that `other`, the inner scope, sets taken from `other`."""
-        inner = Device(other)
-        merged = Device()
-        for key, outer in as_dict(self).items():
-            field = getattr(inner, key)
-            object.__setattr__(merged, key, outer if field is None else field)
-        return merged
+        return _merged(self, other if isinstance(other, Device) else Device(other))
 
     def __str__(self) -> str:
         parts = [f"/{key}:{getattr(self, key)}" for key in ("job", "replica", "task") if getattr(self, key) is not None]
@@ -72,6 +68,22 @@ class Device:
 
     def __reduce__(self) -> tuple[type[Device], tuple[str]]:
         return Device, (str(self),)
+
+
+@functools.lru_cache(maxsize=4096)
+def _merged(outer: Device, inner: Device) -> Device:
+    """Kept, as the same few devices are merged for every variable."""
+    merged = Device()
+    for key, field in as_dict(outer).items():
+        own = getattr(inner, key)
+        object.__setattr__(merged, key, field if own is None else own)
+    return merged
+
+
+@functools.lru_cache(maxsize=4096)
+def on_task(where: Device, task: int) -> Device:
+    """The same device on this task; kept."""
+    return Device(where, task=task)
 
 
 def _parse(spec: str) -> dict[str, str | int | None]:
@@ -119,6 +131,10 @@ def _checked(key: str, value: object) -> str | int:
     return value
 
 
+NOWHERE = Device()
+"""Says nothing."""
+
+
 @runtime_checkable
 class Setter(Protocol):
     """Chooses devices; `replica_device_setter` makes the usual one. `scope` is what the inner scopes say."""
@@ -162,7 +178,7 @@ def device(where: str | Device | Setter | None) -> Iterator[None]:
 
 def current_device() -> Device:
     """The strings and Devices of the enclosing scopes, merged; setters are left out."""
-    merged = Device()
+    merged = NOWHERE
     for scope in _scopes.get():
         if isinstance(scope, Device):
             merged = merged.merge(scope)

@@ -6,6 +6,7 @@ partitioned one, in creation order. `.loads[task]` is what it has given to each 
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -34,10 +35,19 @@ class Load(Protocol):
 
 def item_nbytes(dtype: DTypeLike) -> int:
     """Bytes of one element; 16 for strings. Raises TypeError for what numpy does not take as a dtype."""
+    return _named_nbytes(dtype) if isinstance(dtype, str) else _nbytes(dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _named_nbytes(dtype: str) -> int:
+    if dtype in ("string", "bfloat16"):  # numpy alone knows neither name
+        return STRING_NBYTES if dtype == "string" else 2
+    return _nbytes(dtype)
+
+
+def _nbytes(dtype: DTypeLike) -> int:
     import numpy as np  # here, so that naming a cluster does not load numpy
 
-    if isinstance(dtype, str) and dtype in ("string", "bfloat16"):  # numpy alone knows neither name
-        return STRING_NBYTES if dtype == "string" else 2
     kept = np.dtype(dtype)
     return STRING_NBYTES if kept.kind in "OSTU" else kept.itemsize
 

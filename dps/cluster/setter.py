@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dps.cluster.device import Device
+from dps.cluster.device import NOWHERE, Device, on_task
 from dps.cluster.placement import Policy, RoundRobin, as_int, checked_task
 from dps.cluster.spec import ClusterSpec
 from dps.definition import BadArgument
@@ -29,6 +30,11 @@ class ReplicaDeviceSetter:
     merge_devices: bool
     policy: Policy
 
+    @functools.cached_property
+    def _turns(self) -> tuple[Device, ...]:
+        """What a variable outside of all scopes gets in each turn; nothing where it is not that simple."""
+        return () if self.ps.job is None else tuple(on_task(self.ps, task) for task in self.tasks)
+
     def variable(
         self, name: str, shape: Sequence[int] = (), dtype: DTypeLike = "float32", scope: str | Device = ""
     ) -> Device:
@@ -37,17 +43,19 @@ class ReplicaDeviceSetter:
         The policy is not asked when `scope` names another job than the ps job. Raises PlacementError when
         the policy answers nonsense, or when `scope` names a ps task that does not exist.
         """
-        inner = Device(scope)
-        nothing = Device()
-        if self.ps == nothing:
+        inner = scope if isinstance(scope, Device) else Device(scope)
+        if inner is NOWHERE and self._turns:
+            return self._turns[checked_task(self.policy, len(self.tasks), name, shape, dtype)]
+        if self.ps == NOWHERE:
             return self.compute(inner)
-        if inner != nothing and not self.merge_devices:
+        if inner != NOWHERE and not self.merge_devices:
             return inner
         placed = self.ps
         if placed.job is not None and inner.job in (None, placed.job):
             turn = checked_task(self.policy, len(self.tasks), name, shape, dtype)
-            placed = Device(placed, task=self.tasks[turn])
-        placed = placed.merge(inner)
+            placed = on_task(placed, self.tasks[turn])
+        if inner != NOWHERE:
+            placed = placed.merge(inner)
         if placed.job is not None and placed.job == self.ps.job and placed.task not in self.tasks:
             known = ", ".join(map(str, self.tasks))
             raise PlacementError(f"{name!r}: got the scope {str(inner)!r}, wanted a task of {placed.job}: {known}")

@@ -226,8 +226,8 @@ class ArenaMemory:
 
     # -- values and slots by their elements, on the ps's thread -----------------------------------------------
 
-    def read(self, slot: str | None, start: int, stop: int) -> Array:
-        """A copy of a range of a slot, or of the values."""
+    def read(self, slot: str | None, start: int, stop: int | None) -> Array:
+        """A copy of a range of a slot, or of the values; `stop` None: to the end."""
         return (self.values if slot is None else self.slots[slot])[start:stop].copy()
 
     def write(self, slot: str | None, start: int, data: Array) -> None:

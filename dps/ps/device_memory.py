@@ -78,7 +78,7 @@ class DeviceMemory(ArenaMemory):
     def _array(self, slot: str | None) -> Any:
         return self._values if slot is None else self.slots[slot]
 
-    def read(self, slot: str | None, start: int, stop: int) -> Array:
+    def read(self, slot: str | None, start: int, stop: int | None) -> Array:
         with self._gpu:
             return np.asarray(device.to_host(self._array(slot)[start:stop]))
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dps import config
 from dps.actors.ref import Sender
-from dps.checkpoint import Manifest, part_t, read_part, tensor_name, write_shard
+from dps.checkpoint import Gathering, Manifest, Run, SavedVariable, ShardHeader, applied_to, tensor_name, write_runs
 from dps.errors import CheckpointError
 from dps.protocol import SaveShard, ShardCut, ShardSaved
+from dps.ps.arena import ArenaMemory, rows_of
 from dps.ps.store import Store
 from dps.transport.wire import Array
-from dps.variables.plan import Part, Plan
+from dps.variables.plan import Plan, VariableSpec
 
 if TYPE_CHECKING:
     from dps.actors.system import Node
@@ -24,7 +27,8 @@ KEPT = 2
 
 @dataclass
 class _Save:
-    tensors: dict[str, Array] | None = None
+    copies: list[tuple[ArenaMemory, str | None, Array]] | None = None
+    """Of the values and of each slot of each arena, flat."""
     cut: ShardCut | None = None
     cut_asked: Sender | None = None
     written_asked: Sender | None = None
@@ -50,8 +54,12 @@ class Saving:
         """Copy values and slots as they are now."""
         save = self._save(cut)
         if save.cut is None:
-            save.tensors = dict(self._tensors())
-            applied = [int(t) for memory in self.store.arenas for t in memory.applied]
+            save.copies = [
+                (memory, slot, memory.read(slot, 0, None))
+                for memory in self.store.arenas
+                for slot in (None, *memory.slots)
+            ]
+            applied = [t for memory in self.store.arenas for t in memory.applied.tolist()]
             save.cut = ShardCut(self.store.step, self.store.counter, applied)
             if save.cut_asked is not None:
                 self.node.answer(save.cut_asked, save.cut)
@@ -62,10 +70,10 @@ class Saving:
         save.written_asked = sender
         if save.answer is not None:
             self.node.answer(sender, save.answer)
-        elif save.tensors is None:
+        elif save.copies is None:
             self.node.answer(sender, CheckpointError(f"{self.node.name} has no copy {message.cut!r} to write"))
         elif not save.writing:
-            self._write(f"{message.checkpoint_dir}/{message.name}", save, save.tensors)
+            self._write(f"{message.checkpoint_dir}/{message.name}", save, save.copies)
 
     def _save(self, cut: str) -> _Save:
         if cut not in self._saves:
@@ -74,27 +82,15 @@ class Saving:
             self._saves[cut] = _Save()
         return self._saves[cut]
 
-    def _tensors(self) -> list[tuple[str, Array]]:
-        found: list[tuple[str, Array]] = []
-        for memory in self.store.arenas:
-            for place, part in enumerate(memory.arena.parts):
-                for slot in (None, *memory.slots):
-                    start, stop, shape = memory.extent(slot, place)
-                    found.append((self._name(part, slot), memory.read(slot, start, stop).reshape(shape)))
-        return found
-
-    def _name(self, part: Part, slot: str | None = None) -> str:
-        parts = self.plan.parts_of[part.variable]
-        return tensor_name(self.plan.variables[part.variable].name, parts.index(part), len(parts), slot)
-
-    def _write(self, folder: str, save: _Save, tensors: dict[str, Array]) -> None:
+    def _write(self, folder: str, save: _Save, copies: list[tuple[ArenaMemory, str | None, Array]]) -> None:
         save.writing = True
         index, count, storage = self.plan.ps.index(self.ps), len(self.plan.ps), self.node.runtime.storage
 
         def work() -> None:
             answer: ShardSaved | CheckpointError
             try:
-                file = write_shard(storage, folder, index, count, tensors, {})
+                runs = [named(self.plan, *copy) for copy in copies]
+                file = write_runs(storage, folder, index, count, runs, {})
                 answer = ShardSaved(file.file, file.nbytes, file.digest)
             except CheckpointError as error:
                 answer = error
@@ -105,34 +101,60 @@ class Saving:
         self.node.runtime.spawn(f"save {folder}", work)
 
     def _written(self, save: _Save, answer: ShardSaved | CheckpointError) -> None:
-        save.answer, save.tensors = answer, None
+        save.answer, save.copies = answer, None
         if save.written_asked is not None:
             self.node.answer(save.written_asked, answer)
 
 
+@config.building()
+def named(plan: Plan, memory: ArenaMemory, slot: str | None, values: Array) -> Run:
+    """The values of an arena, or one of its slots, under the names that its parts have in a checkpoint."""
+    names, shapes = [], []
+    for place, part in enumerate(memory.arena.parts):
+        parts = plan.parts_of[part.variable]
+        names.append(tensor_name(plan.variables[part.variable].name, part.index - parts[0].index, len(parts), slot))
+        shapes.append(memory.extent(slot, place)[2])
+    return Run(names, shapes, values)
+
+
+@config.building()
 def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, manifest: Manifest) -> None:
     """Fill a shard from a checkpoint that may have been written with other parts and another number of ps.
 
     Raises CheckpointError where the checkpoint lacks a variable or has it in another shape or dtype.
     """
-    storage, headers = node.runtime.storage, dict[str, object]()
+    storage, headers = node.runtime.storage, dict[str, ShardHeader]()
     for memory in store.arenas:
-        for number, (part, start) in enumerate(zip(memory.arena.parts, memory.arena.starts, strict=True)):
-            spec = plan.variables[part.variable]
-            rows = part.shape[0] if part.shape else 1
-            saved = manifest.variable(spec.name)
-            if tuple(saved.shape) != spec.shape or np.dtype(saved.dtype) != np.dtype(spec.dtype):
-                raise CheckpointError(
-                    f"{spec.name} is {saved.dtype} {tuple(saved.shape)} in {checkpoint_dir}/{manifest.name} and "
-                    f"{np.dtype(spec.dtype).name} {spec.shape} in this program; use another checkpoint_dir"
-                )
-
-            def read(slot: str | None, name: str = spec.name, row0: int = part.row0, rows: int = rows) -> Array:
-                return read_part(storage, checkpoint_dir, manifest, name, row0, rows, slot, headers).reshape(-1)  # type: ignore[arg-type]
-
-            memory.write(None, start, read(None))
-            for slot in memory.slots:
-                if slot in saved.slots:
-                    memory.write(slot, memory.extent(slot, number)[0], read(slot))
-            memory.applied[number] = part_t(manifest, spec.name, part.row0, rows)
+        saved = [_saved(plan.variables[part.variable], checkpoint_dir, manifest) for part in memory.arena.parts]
+        for number, (part, variable) in enumerate(zip(memory.arena.parts, saved, strict=True)):
+            memory.applied[number] = applied_to(variable, part.row0, rows_of(part))
+        for slot in (None, *memory.slots):
+            gathering = Gathering(storage, checkpoint_dir, manifest, slot, headers)
+            for number, (part, variable) in enumerate(zip(memory.arena.parts, saved, strict=True)):
+                if slot is None or slot in variable.slots:
+                    start, stop, _ = memory.extent(slot, number)
+                    got = gathering.add(variable, part.row0, rows_of(part), start)
+                    if got != stop - start:
+                        raise CheckpointError(
+                            f"{slot} of {variable.name} has {got} elements in {checkpoint_dir}/{manifest.name}, wanted "
+                            f"{stop - start}; use the optimizer that was saved, or another checkpoint_dir"
+                        )
+            for start, values in gathering.runs():
+                memory.write(slot, start, values)
     store.step = manifest.step
+
+
+def _saved(spec: VariableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedVariable:
+    """The variable in the checkpoint, if it is this one."""
+    saved = manifest.variable(spec.name)
+    if saved.shape != spec.shape or _dtype(saved.dtype) != _dtype(spec.dtype):
+        raise CheckpointError(
+            f"{spec.name} is {saved.dtype} {saved.shape} in {checkpoint_dir}/{manifest.name} and "
+            f"{np.dtype(spec.dtype).name} {spec.shape} in this program; use another checkpoint_dir"
+        )
+    return saved
+
+
+@functools.cache
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(name)

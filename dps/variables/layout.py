@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,13 +14,16 @@ from dps.transport.wire import Array
 from dps.variables.packed import Packed, PackedGradient
 from dps.variables.plan import Part, Plan, ShardLayout, VariableSpec
 from dps.variables.rowlists import RowLists, RowsOfPart
-from dps.variables.tree import Rows, to_array
+from dps.variables.tree import Rows, leaves, to_array
 
 Gradient = Array | Rows | PackedGradient
 """Packed ones come from a session's `Compression`."""
 
 WORTH_A_LOOK_NBYTES = 1 << 16
 """Whether a gradient lies in its run already costs as much to find out as to copy fewer bytes."""
+
+_shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
+_contiguous = operator.attrgetter("flags.c_contiguous")
 
 MANY = 4
 """Variables of a shard from which on they are gathered in one call."""
@@ -37,11 +41,25 @@ def split(array: Array, part: Part, parts: int) -> Array:
     return array if parts == 1 else array[part.row0 : part.row0 + part.shape[0]]
 
 
+class OnlyParts:
+    """The values of a plan whose variables have one part each: by name, or of many names at once."""
+
+    def __init__(self, plan: Plan, views: Mapping[int, Array]) -> None:
+        self._plan, self._views, self._only_part = plan, views, plan.only_part
+
+    def __call__(self, name: str) -> Array:
+        return self._views[self._only_part[name]]
+
+    def many(self, names: list[str]) -> tuple[Array, ...]:
+        """In the order of two or more names; the list is kept and has to stay as it is."""
+        return self._plan.picker(names)(self._views)
+
+
 def assemble(plan: Plan, views: Mapping[int, Array], names: Mapping[str, int]) -> Callable[[str], Array]:
     """A function from a variable's name to its array, out of the parts in `views` (part index to array)."""
     only_part = plan.only_part
     if len(only_part) == len(plan.variables):
-        return lambda name: views[only_part[name]]
+        return OnlyParts(plan, views)
 
     def leaf(name: str) -> Array:
         if name in only_part:
@@ -50,6 +68,20 @@ def assemble(plan: Plan, views: Mapping[int, Array], names: Mapping[str, int]) -
         return np.concatenate([views[p.index] for p in parts])
 
     return leaf
+
+
+def gradients_of(plan: Plan, tree: Any) -> dict[int, Gradient]:
+    """As `check_gradients`, of a user's nested gradients. A plain dict of all in order is looked at as a whole."""
+    wanted = plan.all_at_once
+    if wanted is not None and tree.__class__ is dict and len(tree) == len(wanted[0]):
+        names, shapes, dtypes = wanted
+        values = list(tree.values())
+        if (
+            list(tree) == names and set(map(type, values)) == {np.ndarray} and list(map(_shape, values)) == shapes
+            and list(map(_dtype, values)) == dtypes and all(map(_contiguous, values))
+        ):  # fmt: skip
+            return dict(enumerate(values))
+    return check_gradients(plan, list(leaves(tree)))
 
 
 def check_gradients(plan: Plan, found: list[tuple[str, Any]]) -> dict[int, Gradient]:
@@ -118,14 +150,13 @@ def check_rows(spec: VariableSpec, indices: Array) -> None:
 
 def is_whole(layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
     """Whether every trained part of a shard has a dense gradient."""
-    for part in layout.trained:
-        if gradients.get(part.variable).__class__ is not np.ndarray:
-            return False
-    return True
+    return set(map(type, map(gradients.get, layout.trained_variables))) <= {np.ndarray}
 
 
 def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], views: Mapping[int, Array]) -> None:
     """Copy dense gradients, of all trained parts, into the views of a shard's run; those that lie there are left."""
+    if all(map(operator.is_, map(gradients.get, layout.trained_variables), map(views.get, layout.trained_indices))):
+        return
     for part in layout.trained:
         gradient, view = gradients[part.variable], views[part.index]
         if gradient is view or not isinstance(gradient, np.ndarray):
@@ -142,8 +173,11 @@ def gather(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], r
     for arena in layout.arenas:
         if arena.optimizer is not None:
             flat = run[arena.offset : arena.offset + arena.nbytes].view(arena.dtype)
-            sources: list[Any] = [gradients[part.variable] for part in arena.parts]
-            np.concatenate([source.reshape(-1) for source in sources], out=flat)
+            if len(arena.parts) == 1:
+                flat[:] = gradients[arena.parts[0].variable].reshape(-1)  # type: ignore[union-attr]
+                continue
+            sources = arena.gradients(gradients)
+            np.concatenate(sources if arena.flat else [source.reshape(-1) for source in sources], out=flat)
     return True
 
 

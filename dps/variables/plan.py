@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
-import math
-import re
+import itertools
+import operator
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,48 +15,16 @@ from dps.cluster.device import Device
 from dps.cluster.partition import split_rows
 from dps.errors import ConfigError, PlacementError, ProtocolError
 from dps.record import record, replace
-from dps.transport.dtypes import FLOATS, dtype_of, wire_name
-from dps.transport.wire import DTYPES, Array
+from dps.transport.wire import Array
+from dps.variables import columns
+from dps.variables.columns import Written
+from dps.variables.parts import Part, VariableSpec
+
+__all__ = ["ALIGN", "Arena", "Part", "Place", "Plan", "ShardLayout", "Split", "VariableSpec", "make_plan"]
 
 ALIGN = 64
-
-
-@record
-class VariableSpec:
-    """A logical variable: what clients see. `optimizer` is its wire form; None: it is never updated."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    optimizer: dict[str, Any] | None
-    sparse: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-@record
-class Part:
-    """Rows `row0` to `row0 + rows` of a variable, on one ps; the only part of an unsplit variable has all."""
-
-    index: int
-    variable: int
-    name: str
-    shape: tuple[int, ...]
-    row0: int
-    ps: int
-    device: str = ""
-    """Where on its ps: "CPU:0", "GPU:1", or "" for wherever the ps keeps what says nothing."""
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def row_size(self) -> int:
-        """Elements of one row."""
-        return math.prod(self.shape[1:])
+FEW = 8
+"""Variables up to which a loop over them costs less than calls that take all at once."""
 
 
 @record
@@ -69,59 +37,43 @@ class Plan:
     """Task indices of the ps; the first is the step ps."""
 
     def to_wire(self) -> dict[str, Any]:
-        return {
-            "variables": [[v.name, list(v.shape), v.dtype, v.optimizer, v.sparse] for v in self.variables],
-            "parts": [[p.variable, p.name, list(p.shape), p.row0, p.ps, p.device] for p in self.parts],
-            "ps": list(self.ps),
-        }
+        """The plan in columns (`dps.variables.columns`); whoever gets it leaves it as it is."""
+        self._remember()
+        return self._wire
+
+    @functools.cached_property
+    def _wire(self) -> dict[str, Any]:
+        return columns.write(self.variables, self.parts, self.ps)
+
+    def _remember(self) -> None:
+        """While this plan lives, `from_wire` finds it again."""
+        if "_remembered" not in self.__dict__:
+            self.__dict__["_remembered"] = True
+            _living[:] = [known for known in _living if known() is not None] + [weakref.ref(self)]
 
     @staticmethod
     def from_wire(data: Mapping[str, Any]) -> Plan:
-        """Raises ProtocolError for a plan that does not fit itself."""
+        """The plan that `to_wire` wrote; one that this process has already is not made anew, so that who sends it
+        again and again keeps nobody busy. Raises ProtocolError for a plan that does not fit itself."""
+        for known in tuple(_living):  # other threads add to it
+            plan = known()
+            if plan is not None and plan._wire == data:
+                return plan
         try:
-            variables = tuple(
-                VariableSpec(str(n), tuple(map(int, s)), wire_name(dtype_of(str(d))), o, bool(x))
-                for n, s, d, o, x in data["variables"]
-            )
-            parts = tuple(
-                Part(i, int(v), str(n), tuple(map(int, s)), int(r), int(k), str(d))
-                for i, (v, n, s, r, k, d) in enumerate(data["parts"])
-            )
-            plan = Plan(variables, parts, tuple(int(k) for k in data["ps"]))
-            plan._check()
+            plan = Plan(*columns.read(data))
         except ConfigError:  # bfloat16, and no ml_dtypes here
             raise
-        except (LookupError, TypeError, ValueError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"not a plan: {error}") from None
+        plan.__dict__["_wire"] = data
+        plan._remember()
         return plan
-
-    def _check(self) -> None:
-        if len(set(self.ps)) != len(self.ps) or len(self.by_name) != len(self.variables):
-            raise ValueError("a ps or a variable comes twice")
-        for spec in self.variables:
-            trains = isinstance(spec.optimizer, dict) and spec.dtype in FLOATS
-            if spec.dtype not in DTYPES or not (spec.optimizer is None or trains):
-                raise ValueError(f"{spec.name} has dtype {spec.dtype} and optimizer {spec.optimizer!r:.100}")
-        rows: dict[int, int] = {}
-        for part in self.parts:
-            if part.variable < 0:
-                raise ValueError(f"part {part.name} belongs to no variable")
-            spec = self.variables[part.variable]
-            if part.ps not in self.ps or any(n < 0 for n in part.shape) or part.row0 != rows.get(part.variable, 0):
-                raise ValueError(f"part {part.name} does not fit")
-            if part.device and not re.fullmatch(r"(CPU|GPU):[0-9]{1,4}", part.device):
-                raise ValueError(f"part {part.name} is on {part.device!r:.100}")
-            if part.shape[1:] != spec.shape[1:] or bool(part.shape) != bool(spec.shape):
-                raise ValueError(f"part {part.name} has shape {part.shape} of {spec.shape}")
-            rows[part.variable] = part.row0 + (part.shape[0] if part.shape else 1)
-        for index, spec in enumerate(self.variables):
-            if rows.get(index, -1) != (spec.shape[0] if spec.shape else 1):
-                raise ValueError(f"the parts of {spec.name} do not make it up")
 
     def without_empty(self) -> Plan:
         """The same without the ps that hold no part; at least one ps stays."""
         holders = {part.ps for part in self.parts}
-        return replace(self, ps=tuple(ps for ps in self.ps if ps in holders) or self.ps[:1])
+        ps = tuple(ps for ps in self.ps if ps in holders) or self.ps[:1]
+        return self if ps == self.ps else replace(self, ps=ps)
 
     @functools.cached_property
     def by_name(self) -> dict[str, int]:
@@ -147,9 +99,36 @@ class Plan:
         return tuple(np.dtype(spec.dtype) for spec in self.variables)
 
     @functools.cached_property
+    def all_at_once(self) -> tuple[list[str], list[tuple[int, ...]], list[np.dtype[Any]]] | None:
+        """Names, shapes and dtypes, where gradients of all may be checked together: all are trained, and lie in a
+        plain dict; None elsewhere, and where there are few."""
+        if len(self.variables) <= FEW or any(v.optimizer is None or "/" in v.name for v in self.variables):
+            return None
+        return [v.name for v in self.variables], [v.shape for v in self.variables], list(self.dtypes)
+
+    @functools.cached_property
+    def _indices_of_names(self) -> dict[int, tuple[list[str], Callable[[Mapping[int, Array]], tuple[Array, ...]]]]:
+        return {}
+
+    def picker(self, names: list[str]) -> Callable[[Mapping[int, Array]], tuple[Array, ...]]:
+        """A function that takes the parts of these variables, which have one each, out of all parts by index.
+
+        `names` is a list that stays as it is: what is found is kept by its identity."""
+        kept = self._indices_of_names.get(id(names))
+        if kept is None:
+            if len(self._indices_of_names) >= FEW:  # of sessions that are closed, most likely
+                self._indices_of_names.clear()
+            kept = names, operator.itemgetter(*[self.only_part[name] for name in names])
+            self._indices_of_names[id(names)] = kept
+        return kept[1]
+
+    @functools.cached_property
     def layouts(self) -> dict[int, ShardLayout]:
         """The layout of each ps."""
-        return {ps: ShardLayout.of(self, ps) for ps in self.ps}
+        parts: dict[int, list[Part]] = {ps: [] for ps in self.ps}
+        for part in self.parts:
+            parts[part.ps].append(part)
+        return {ps: ShardLayout.of_parts(self, here) for ps, here in parts.items()}
 
     @property
     def nbytes(self) -> int:
@@ -161,6 +140,8 @@ class Plan:
 
     def differs(self, other: Plan) -> str:
         """The first difference in names, shapes, dtypes or optimizers, as a sentence; "" when there is none."""
+        if self is other:
+            return ""
         mine, theirs = [v.name for v in self.variables], [v.name for v in other.variables]
         if mine != theirs:
             only = sorted(set(mine) ^ set(theirs))
@@ -172,6 +153,10 @@ class Plan:
             if a.optimizer != b.optimizer:
                 return f"the optimizer of {a.name} is {a.optimizer} here and {b.optimizer} there"
         return ""
+
+
+_living: list[weakref.ref[Plan]] = []
+"""Plans of this process that have travelled."""
 
 
 Place = Callable[[str, str, tuple[int, ...], str], "int | Device"]
@@ -227,6 +212,21 @@ class Arena:
     """As `Part.device`."""
 
     @functools.cached_property
+    def gradients(self) -> Callable[[Mapping[int, Any]], tuple[Any, ...]]:
+        """Takes those of the parts' variables out of gradients by variable index; only where there are several."""
+        return operator.itemgetter(*self.variables)
+
+    @functools.cached_property
+    def variables(self) -> list[int]:
+        """The variable of each part."""
+        return [part.variable for part in self.parts]
+
+    @functools.cached_property
+    def flat(self) -> bool:
+        """Whether all parts have one dimension."""
+        return all(len(part.shape) == 1 for part in self.parts)
+
+    @functools.cached_property
     def nbytes(self) -> int:
         return self.size * np.dtype(self.dtype).itemsize
 
@@ -240,16 +240,17 @@ class ShardLayout:
 
     @staticmethod
     def of(plan: Plan, ps: int) -> ShardLayout:
+        return ShardLayout.of_parts(plan, [part for part in plan.parts if part.ps == ps])
+
+    @staticmethod
+    def of_parts(plan: Plan, here: Sequence[Part]) -> ShardLayout:
+        """`here`: the parts on one ps, in the plan's order."""
         groups: dict[tuple[str, str, int, str], list[Part]] = {}
-        optimizers: dict[str, str] = {}  # by what is quickly written: all of a model's variables have one or two
-        for part in plan.parts:
-            if part.ps == ps:
-                spec = plan.variables[part.variable]
-                own = part.index if spec.sparse else -1
-                written = repr(spec.optimizer)
-                if written not in optimizers:
-                    optimizers[written] = json.dumps(spec.optimizer, sort_keys=True)
-                groups.setdefault((spec.dtype, optimizers[written], own, part.device), []).append(part)
+        written = Written()
+        for part in here:
+            spec = plan.variables[part.variable]
+            own = part.index if spec.sparse else -1
+            groups.setdefault((spec.dtype, written.of(spec.optimizer), own, part.device), []).append(part)
         arenas: list[Arena] = []
         offset = 0
         for parts in groups.values():
@@ -289,6 +290,16 @@ class ShardLayout:
         """The parts that take gradients, in the order of the run."""
         return tuple(part for arena in self.arenas if arena.optimizer is not None for part in arena.parts)
 
+    @functools.cached_property
+    def trained_variables(self) -> list[int]:
+        """The variables of `trained`."""
+        return [part.variable for part in self.trained]
+
+    @functools.cached_property
+    def trained_indices(self) -> list[int]:
+        """The indices of `trained`."""
+        return [part.index for part in self.trained]
+
     def pieces(self, piece_nbytes: int, trained_only: bool = False) -> list[list[tuple[int, int]]]:
         """The run cut for travel: each piece is a list of (offset, nbytes), at most `piece_nbytes` in all."""
         pieces: list[list[tuple[int, int]]] = [[]]
@@ -314,10 +325,25 @@ class ShardLayout:
     def views_of(self, memories: Sequence[Array]) -> dict[int, Array]:
         """The parts as arrays in the bytes of each arena, by part index."""
         found: dict[int, Array] = {}
-        for arena, memory, spans in zip(self.arenas, memories, self._spans, strict=True):
+        for number, (arena, memory, spans) in enumerate(zip(self.arenas, memories, self._spans, strict=True)):
             flat = memory.view(arena.dtype)
+            if len(alike := self._alike[number]) > FEW:
+                rows = flat[: len(alike) * spans[0][2]]
+                found.update(zip(alike, rows.reshape(len(alike), *arena.parts[0].shape), strict=True))
+                spans = spans[len(alike) :]
             for index, start, stop, shape in spans:
                 found[index] = flat[start:stop] if shape is None else flat[start:stop].reshape(shape)
+        return found
+
+    @functools.cached_property
+    def _alike(self) -> list[list[int]]:
+        """For each arena: the parts, by index, that have the shape of its first and follow it. Scalars are none: to
+        iterate over an array gives arrays only where it has two dimensions."""
+        found = []
+        for arena in self.arenas:
+            shape = arena.parts[0].shape
+            alike = itertools.takewhile(lambda part, shape=shape: part.shape == shape, arena.parts)  # type: ignore[misc]
+            found.append([part.index for part in alike] if shape else [])
         return found
 
     @functools.cached_property

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from dps import config
 from dps.cluster.device import Device, Setter, current_device, current_setter
 from dps.cluster.partition import num_parts
 from dps.cluster.setter import replica_device_setter
@@ -18,8 +20,24 @@ from dps.variables.plan import Place, Plan, VariableSpec, make_plan
 from dps.variables.tree import Variable, leaves, to_array
 
 TRAINED = "float16, bfloat16, float32 or float64"
+PLAIN = Variable(None, device=None)
+"""The settings of an array that stands for itself."""
 
 
+class _Wires:
+    """Wire forms, one for each optimizer: what all variables share is written once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Optimizer, dict[str, Any]]] = {}
+
+    def of(self, optimizer: Optimizer) -> dict[str, Any]:
+        found = self._known.get(id(optimizer))
+        if found is None:  # the optimizer is kept, so that no other gets its id
+            found = self._known[id(optimizer)] = optimizer, optimizer.to_wire()
+        return found[1]
+
+
+@config.building()
 def plan_of(
     params: Any, optimizer: Optimizer | None, ps: Sequence[int], placement: Any, partitioner: Any
 ) -> tuple[Plan, dict[str, Array]]:
@@ -30,9 +48,10 @@ def plan_of(
     specs: list[VariableSpec] = []
     values: dict[str, Array] = {}
     scopes: dict[str, Device] = {}
+    here, written = current_device(), _Wires()
     for name, leaf in leaves(params):
         array = to_array(leaf, name)
-        settings = leaf if isinstance(leaf, Variable) else Variable(array)
+        settings = leaf if isinstance(leaf, Variable) else PLAIN
         dtype = wire_name(array.dtype)
         trained = settings.trainable and is_float(array.dtype)
         chosen = settings.optimizer or optimizer
@@ -42,10 +61,10 @@ def plan_of(
             raise ConfigError(f"{name} is {array.dtype.name}; trained variables are {TRAINED}")
         if dtype not in DTYPES:
             raise ConfigError(f"{name} is {array.dtype.name}, which cannot travel; cast it, e.g. to float64")
-        wire = checked(chosen, name).to_wire() if trained else None
+        wire = written.of(checked(chosen, name)) if trained else None
         specs.append(VariableSpec(name, tuple(array.shape), dtype, wire, settings.sparse))
         values[name] = array
-        scopes[name] = settings.device or current_device()
+        scopes[name] = settings.device or here
     if not specs:
         raise ConfigError("params has no arrays; wanted a nested dict, list or tuple of arrays")
     place = _place(ps, current_setter() if placement is None else placement, scopes)
@@ -63,9 +82,14 @@ def _place(ps: Sequence[int], placement: Any, scopes: dict[str, Device]) -> Plac
     assert setter is not None
 
     def place(variable: str, name: str, shape: tuple[int, ...], dtype: str) -> Device:
-        device = setter.variable(name, shape, np.dtype(dtype).name, scopes[variable])
+        device = setter.variable(name, shape, _dtype_name(dtype), scopes[variable])
         if device.job not in (None, "ps") or device.task is None:
             raise PlacementError(f"{name} was placed on {device}; variables live on a ps task, as /job:ps/task:0")
         return device
 
     return place
+
+
+@functools.cache
+def _dtype_name(dtype: str) -> str:
+    return np.dtype(dtype).name

@@ -89,8 +89,7 @@ def builder(tree: Any) -> Callable[[Callable[[str], Any]], Any]:
 def _builder(node: Any, path: str) -> Callable[[Callable[[str], Any]], Any]:
     if isinstance(node, Mapping):
         if not any(isinstance(child, Mapping | list | tuple) for child in node.values()):
-            flat = [(key, _join(path, key)) for key in node]
-            return lambda leaf: {key: leaf(where) for key, where in flat}
+            return _flat_builder(list(node), [_join(path, key) for key in node])
         named = [(key, _builder(child, _join(path, key))) for key, child in node.items()]
         return lambda leaf: {key: build(leaf) for key, build in named}
     if isinstance(node, list | tuple):
@@ -103,6 +102,18 @@ def _builder(node: Any, path: str) -> Callable[[Callable[[str], Any]], Any]:
         return lambda leaf: tuple([build(leaf) for build in children])
     where = path or "value"
     return lambda leaf: leaf(where)
+
+
+def _flat_builder(keys: list[str], paths: list[str]) -> Callable[[Callable[[str], Any]], Any]:
+    """Of a dict of leaves; a `leaf` that has `many` is asked for all at once."""
+
+    def build(leaf: Callable[[str], Any]) -> Any:
+        many = getattr(leaf, "many", None) if len(keys) > 1 else None
+        if many is not None:
+            return dict(zip(keys, many(paths), strict=True))
+        return {key: leaf(path) for key, path in zip(keys, paths, strict=True)}
+
+    return build
 
 
 def nested(names: list[str]) -> Any:
@@ -119,6 +130,13 @@ def nested(names: list[str]) -> Any:
 
 def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
     """A leaf as a C-contiguous array of native byte order, not copied where it is one; TypeError for what cannot be."""
+    if (
+        value.__class__ is np.ndarray
+        and value.dtype.kind in "fiub"
+        and value.dtype.isnative
+        and value.flags.c_contiguous
+    ):
+        return value
     if isinstance(value, Variable):
         value = value.value
     if hasattr(value, "detach"):

@@ -54,7 +54,8 @@ class Agent(Actor):
         if self._over:
             return
         message = Register(self.job, self.task, self.node.address, self.process, self._epoch(), self._update)
-        self.node.ask(self.chief, message, BEAT_S, self._registered)
+        left = self._heard_at + CHIEF_S - self.node.runtime.now()  # an answer counts however late: a chief may be busy
+        self.node.ask(self.chief, message, max(BEAT_S, left), self._registered)
 
     def _registered(self, answer: Message | Exception) -> None:
         if self._over:

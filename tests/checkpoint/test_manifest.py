@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dps.checkpoint import Manifest, SavedPart, SavedShard, SavedVariable, ShardFile
-from dps.checkpoint.manifest import decode, encode
+from dps.checkpoint.manifest import decode, decode_shards, encode
 from dps.checkpoint.sealed import seal, unseal
 from dps.errors import CheckpointError
 
@@ -141,3 +141,36 @@ def test_a_manifest_of_a_newer_dps_is_refused() -> None:
 def test_settings_that_are_not_json_are_a_type_error() -> None:
     with pytest.raises(TypeError):
         encode(replace(MANIFEST, settings={"x": object()}))
+
+
+@pytest.mark.parametrize(
+    "name", ['a"b', "back\\slash", "\u00f6/\U0001f600", 'x", "dtype": ', "new\nline", ",\n  {", "\\"]
+)
+def test_a_variable_may_have_any_name(name: str) -> None:
+    named = [replace(BIAS, name=n) for n in ("first", name, "last")]
+    manifest = replace(MANIFEST, variables=(*named, replace(TABLE, name=name + "2")))
+    assert decode(encode(manifest), "m") == manifest
+
+
+def test_each_variable_stands_on_a_line_and_what_they_share_is_read_once() -> None:
+    alike = tuple(BIAS.named(f"b{i}") for i in range(100))
+    data = encode(replace(MANIFEST, variables=(TABLE, *alike)))
+    assert sum(line.startswith('  {"name": "b') for line in data.decode().splitlines()) == 100
+    again = decode(data, "m")
+    assert again.variables[1:] == alike == tuple(replace(BIAS, name=f"b{i}") for i in range(100))
+    assert all(variable.parts is again.variables[1].parts for variable in again.variables[1:])
+
+
+def test_a_manifest_of_an_older_dps_is_read() -> None:
+    older = seal(unseal(encode(MANIFEST), "m", 1))  # a variable took several lines
+    assert b'\n  {\n   "name": "emb/table",\n' in older
+    assert decode(older, "m") == MANIFEST
+    assert decode_shards(older, "m") == decode_shards(encode(MANIFEST), "m") == (MANIFEST.name, MANIFEST.shards)
+
+
+def test_tensors_of_one_name_are_refused_where_names_alone_do_not_show_it() -> None:
+    split = replace(TABLE, name="w", slots=())
+    with pytest.raises(ValueError, match="two tensors would be called 'w/part_1'"):
+        replace(MANIFEST, variables=(split, replace(BIAS, name="w/part_1")))
+    with pytest.raises(ValueError, match="two tensors would be called 'bias@m'"):
+        replace(MANIFEST, variables=(replace(BIAS, slots=("m", "m")),))

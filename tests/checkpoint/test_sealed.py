@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from dps.checkpoint.sealed import seal, unseal
+from dps.checkpoint.sealed import seal, unseal, unseal_lines
 from dps.errors import CheckpointError
 
 BODY = {"format_version": 1, "text": "ö \U0001f600", "numbers": [1, 0.1, -3e300], "map": {"b": None, "a": True}}
@@ -61,3 +61,30 @@ def test_a_format_version_that_is_no_whole_number_from_1_is_refused(version: obj
 def test_values_that_json_has_not_are_a_type_error() -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         seal({"format_version": 1, "x": b"bytes"})
+
+
+LINES = ['{"a": 1}', '{"b": "x,\\n  y \\u00f6", "c": [{}]}', '{"d": null}']
+
+
+def test_the_elements_of_the_last_list_stand_on_a_line_each_and_come_back_unread() -> None:
+    data = seal(BODY, "last", LINES)
+    assert [json.loads(line) for line in LINES] == json.loads(data)["last"]
+    assert [line.strip(" ,") for line in data.decode().splitlines() if line.startswith("  {")] == LINES
+    assert unseal_lines(data, "f", 1, "last") == (BODY, LINES)
+    assert unseal(data, "f", 1) == {**BODY, "last": [json.loads(line) for line in LINES]}
+
+
+def test_a_list_without_elements_comes_back_too() -> None:
+    assert unseal_lines(seal(BODY, "last", []), "f", 1, "last") == (BODY | {"last": []}, [])
+
+
+def test_a_last_list_over_several_lines_is_read_as_well() -> None:
+    values = [json.loads(line) for line in LINES]
+    body, lines = unseal_lines(seal({**BODY, "last": values, "text": "[\n  {"}), "f", 1, "last")
+    assert [json.loads(line) for line in lines] == values and body["text"] == "[\n  {"
+
+
+@pytest.mark.parametrize("last", [None, 3, {}])
+def test_a_document_without_the_list_is_refused(last: object) -> None:
+    with pytest.raises(CheckpointError, match="f has no list of last"):
+        unseal_lines(seal({**BODY, "last": last}), "f", 1, "last")

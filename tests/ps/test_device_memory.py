@@ -305,9 +305,8 @@ def test_devices_travel_with_the_plan_and_nonsense_does_not() -> None:
     plan = make_plan(specs(optim.SGD(0.1)), (0,), lambda *_: GPU, None)
     wire = plan.to_wire()
     assert Plan.from_wire(wire) == plan
-    wire["parts"][0][-1] = "GPU:0/../etc"
-    with pytest.raises(dps.ProtocolError, match="part a is on 'GPU:0/../etc'"):
-        Plan.from_wire(wire)
+    with pytest.raises(dps.ProtocolError, match="parts are on 'GPU:0/../etc'"):
+        Plan.from_wire({**wire, "places": [[0, "GPU:0/../etc"]]})
 
 
 @contextmanager

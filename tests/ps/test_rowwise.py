@@ -10,7 +10,7 @@ import pytest
 from dps import optim
 from dps.kernels import device
 from dps.ps.arena import Mean
-from dps.ps.saving import Saving
+from dps.ps.saving import named
 from dps.ps.store import RowGradient, Store, Update
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
@@ -98,10 +98,10 @@ def test_a_version_that_is_leased_stays() -> None:
 
 
 def test_what_is_saved_of_a_slot_has_its_shape() -> None:
-    node: Any = None
     store = Store(LAYOUT, runtime())
     store.apply(Update(run_of(1), {}), 1)
-    shapes = {name: array.shape for name, array in Saving(store, PLAN, 0, node)._tensors()}
+    runs = [named(PLAN, m, slot, m.read(slot, 0, None)) for m in store.arenas for slot in (None, *m.slots)]
+    shapes = {name: shape for run in runs for name, shape in zip(run.names, run.shapes, strict=True)}
     assert shapes == {
         "a": (3, 4), "a@row_accumulator": (3,), "b": (), "b@row_accumulator": (),
         "c": (2, 2, 2), "c@row_accumulator": (2,), "table": (6, 2), "table@row_accumulator": (6,),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import hypothesis.strategies as st
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from dps.errors import PlacementError, ProtocolError
+from dps.transport.dtypes import FLOATS
+from dps.transport.wire import DTYPES
+from dps.variables import columns
 from dps.variables.plan import ALIGN, Plan, VariableSpec, make_plan
 from tests.variables.models import ADAM, SGD, plans
 
@@ -64,8 +69,32 @@ def test_a_placement_that_answers_nonsense_is_refused() -> None:
 @settings(max_examples=60)
 @given(plans())
 def test_a_plan_comes_back_from_the_wire_as_it_was(plan: Plan) -> None:
-    again = Plan.from_wire(plan.to_wire())
+    again = travelled(plan)
     assert again == plan and again.layouts == plan.layouts and plan.differs(again) == ""
+
+
+def travelled(plan: Plan) -> Plan:
+    """The plan as a process makes it that has none."""
+    return Plan(*columns.read(msgpack.unpackb(msgpack.packb(plan.to_wire()), strict_map_key=False)))
+
+
+def test_variables_of_every_dtype_travel_whole_and_in_parts() -> None:
+    specs = []
+    for name in sorted(DTYPES):
+        optimizer = SGD if name in FLOATS else None
+        specs += [
+            VariableSpec(f"whole {name}", (), name, optimizer),
+            VariableSpec(f"cut {name}", (5, 2), name, optimizer),
+        ]
+    turn = iter(range(1000))
+    plan = make_plan(specs, (3, 1), lambda *_: (3, 1)[next(turn) % 2], lambda name, *_: 2 if "cut" in name else 1)
+    again = travelled(plan)
+    assert again == plan and [v.dtype for v in again.variables] == [v.dtype for v in specs]
+    assert len(plan.parts) == 3 * len(DTYPES)
+    assert [(p.name, p.shape, p.row0) for p in again.parts[1:3]] == [
+        ("cut <f2/part_0", (3, 2), 0), ("cut <f2/part_1", (2, 2), 3),
+    ]  # fmt: skip
+    assert "bfloat16" in {v.dtype for v in again.variables if v.optimizer == SGD}
 
 
 @settings(max_examples=60)
@@ -121,28 +150,116 @@ def test_bytes_that_are_no_piece_are_refused() -> None:
 GOOD = thirteen_rows().to_wire()
 
 
-def with_first(field: int, value: Any) -> list[Any]:
-    """The parts of a good plan, but for one field of the first: variable, name, shape, first row, ps."""
-    first = list(GOOD["parts"][0])
-    first[field] = value
-    return [first, *GOOD["parts"][1:]]
+def number(*numbers: int) -> bytes:
+    """A column, by hand: four bytes each, the lowest first."""
+    return b"".join(n.to_bytes(4, "little") for n in numbers)
+
+
+def test_a_plan_travels_in_columns() -> None:
+    assert {
+        "ps": [0, 1],
+        "names": ["w", "b", "s"],
+        "kinds": [[[13, 2], "<f4", SGD, False], [[2], "<f4", SGD, False], [[], "<f4", SGD, False]],
+        "kind": number(0, 1, 2),
+        "cuts": [[0, [3, 3, 3, 2, 2]]],
+        "places": [[0, ""], [1, ""]],
+        "placed": number(0, 1, 0, 1, 0, 1, 0),
+    } == GOOD
+    alike = [VariableSpec(f"v{i}", (16,), "<f4", dict(SGD)) for i in range(1000)]
+    wire = make_plan(alike, (0,), lambda *_: 0, None).to_wire()
+    assert wire["kinds"] == [[[16], "<f4", SGD, False]] and wire["kind"] == wire["placed"] == bytes(4000)
+
+
+def test_a_plan_that_is_there_already_is_not_made_anew() -> None:
+    plan = thirteen_rows()
+    wire = plan.to_wire()
+    again = Plan.from_wire(msgpack.unpackb(msgpack.packb(wire)))
+    assert again is Plan.from_wire(wire)
+    assert again == plan and plan.without_empty() is plan
+    assert Plan.from_wire({**wire, "names": ["w", "b", "t"]}).variables[2].name == "t"
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"ps": [0, 0]}, {"ps": [0]}, {"ps": "x"}, {"variables": 7}, {"parts": GOOD["parts"][1:]},
-        {"variables": [*GOOD["variables"], GOOD["variables"][0]]}, {"parts": [*GOOD["parts"], GOOD["parts"][0]]},
-        {"parts": with_first(0, -1)}, {"parts": with_first(2, [3, 5])}, {"parts": with_first(2, [-3, 2])},
-        {"parts": with_first(3, 1)}, {"parts": with_first(4, 2)}, {"parts": with_first(0, 9)},
-        {"variables": [["w", [13, 2], "<i8", SGD, False], *GOOD["variables"][1:]]},
-        {"variables": [["w", [13, 2], "|O", None, False], *GOOD["variables"][1:]]},
-        {"variables": [["w", [2**80, 2], "<f4", SGD, False], *GOOD["variables"][1:]]},
+        {"ps": [0, 0]}, {"ps": [0]}, {"ps": "x"}, {"ps": [0, 1.0]}, {"names": 7}, {"names": ["w", "b", "b"]},
+        {"names": ["w", "b"]}, {"names": ["w", "b", 3]}, {"names": "wbs"}, {"kind": number(0, 1, 3)},
+        {"kind": number(0, 1)}, {"kind": number(0, 1, 2)[:-1]}, {"kind": [0, 1, 2]}, {"kind": number(0, 1, 2, 2)},
+        {"kind": number(1, 0, 2)}, {"cuts": []}, {"cuts": [[0, [3, 3, 3, 2]]]}, {"cuts": [[0, [13]]]},
+        {"cuts": [[0, [14, -1]]]}, {"cuts": [[-3, [7, 6]]]}, {"cuts": [[2, [1, 0]]]}, {"cuts": [[9, [7, 6]]]},
+        {"cuts": [[0, [3, 3, 3, 2, 2]], [0, [3, 3, 3, 2, 2]]]}, {"cuts": [[0, [3, 3, 3, 2, 2.0]]]},
+        {"places": [[0, ""]]}, {"places": [[0, ""], [2, ""]]}, {"places": [[0, ""], [1, "TPU:0"]]},
+        {"placed": number(0, 1, 0, 1, 0, 1)}, {"placed": number(0, 1, 0, 1, 0, 1, 2**31)}, {"placed": None},
+        *({"kinds": [first, *GOOD["kinds"][1:]]} for first in (
+            [[13, 2], "<i8", SGD, False], [[13, 2], "|O", None, False], [[2**80, 2], "<f4", SGD, False],
+            [[13, -2], "<f4", SGD, False], [[13, 2], "<f4", {1: b"x"}, False], [[13, 2], "<f4", SGD], 5,
+            [[13] + [1] * 32, "<f4", SGD, False], [[13, True], "<f4", SGD, False], [[13, 2], "<f4", "sgd", False],
+        )),
     ],
 )  # fmt: skip
 def test_a_plan_that_does_not_fit_itself_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError, match="not a plan"):
         Plan.from_wire({**GOOD, **change})
+
+
+def test_what_a_plan_lacks_is_said_in_one_line() -> None:
+    for field in GOOD:
+        with pytest.raises(ProtocolError, match=f"not a plan: '{field}'$"):
+            Plan.from_wire({name: column for name, column in GOOD.items() if name != field})
+    with pytest.raises(ProtocolError, match="the column of kinds is 11 bytes, wanted 12 bytes$"):
+        Plan.from_wire({**GOOD, "kind": GOOD["kind"][:-1]})
+    with pytest.raises(ProtocolError, match="the column of places has number 5, wanted less than 2$"):
+        Plan.from_wire({**GOOD, "placed": number(0, 1, 0, 1, 0, 1, 5)})
+
+
+def test_a_plan_whose_parts_would_take_memory_without_end_is_refused() -> None:
+    name, parts = "w" * 100_000, 10_000
+    wire = {
+        **GOOD, "names": [name], "kinds": [[[parts], "<f4", SGD, False]], "kind": number(0),
+        "cuts": [[0, [1] * parts]], "placed": bytes(4 * parts),
+    }  # fmt: skip
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match=r"^not a plan: 10000 parts of w{100} have names that are too long"):
+            Plan.from_wire(wire)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20  # the names of all parts would be a gigabyte
+    finally:
+        tracemalloc.stop()
+    few = {**wire, "names": ["w"], "placed": bytes(4 * parts)}
+    assert [p.name for p in Plan.from_wire(few).parts[-2:]] == ["w/part_9998", "w/part_9999"]
+
+
+def test_a_column_that_is_larger_than_its_plan_is_refused_unread() -> None:
+    column = bytes(16 << 20)
+    tracemalloc.start()
+    try:
+        for field, what in (("kind", "kinds"), ("placed", "places")):
+            with pytest.raises(ProtocolError, match=f"^not a plan: the column of {what} is 16777216 bytes, wanted"):
+                Plan.from_wire({**GOOD, field: column})
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@settings(max_examples=60)
+@given(plans(), st.sampled_from(["kind", "placed"]), st.integers(0, 99), st.integers(0, 255), st.booleans())
+def test_a_column_that_is_cut_or_altered_is_refused_or_is_another_plan(
+    plan: Plan, field: str, at: int, byte: int, cut: bool
+) -> None:
+    wire = plan.to_wire()
+    column = bytearray(wire[field])
+    at %= max(1, len(column))
+    if cut:
+        with pytest.raises(ProtocolError, match="^not a plan: the column of .* bytes, wanted .* bytes$"):
+            Plan.from_wire({**wire, field: bytes(column[:at]) if column else b"1"})
+        return
+    column[at : at + 1] = bytes([byte])
+    try:
+        again = Plan.from_wire({**wire, field: bytes(column)})
+    except ProtocolError as error:
+        assert str(error).startswith("not a plan: ") and "\n" not in str(error)
+    else:
+        assert again.to_wire()[field] == bytes(column) and (again == plan) == (bytes(column) == wire[field])
 
 
 JUNK = st.recursive(
@@ -153,10 +270,11 @@ JUNK = st.recursive(
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(["variables", "parts", "ps"]), st.integers(0, 20), JUNK)
-def test_whatever_stands_in_a_plan_it_is_read_or_refused_in_words(field: str, at: int, junk: Any) -> None:
-    changed = list(GOOD[field])
-    changed[at % len(changed)] = junk
+@given(st.sampled_from(sorted(GOOD)), st.integers(0, 20), st.booleans(), JUNK)
+def test_whatever_stands_in_a_plan_it_is_read_or_refused_in_words(field: str, at: int, whole: bool, junk: Any) -> None:
+    changed = junk if whole else list(GOOD[field])
+    if not whole:
+        changed[at % len(changed)] = junk
     try:
         Plan.from_wire({**GOOD, field: changed})
     except ProtocolError as error:

@@ -1,0 +1,118 @@
+"""Rows of very many variables out of a checkpoint: what lies together in a file is read together.
+
+`read_part` asks for one variable, and costs a call to the storage; this costs one for about 16 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dps.checkpoint.manifest import Manifest, SavedVariable
+from dps.checkpoint.names import join
+from dps.checkpoint.restore import located
+from dps.checkpoint.shard import Array, ShardHeader, numpy_dtype
+from dps.checkpoint.storage import Storage
+
+PIECE_NBYTES = 16 << 20
+"""The most that is read at a time."""
+GAP_NBYTES = 1 << 16
+"""Up to so many bytes that nobody wants are read along: that takes less time than another call."""
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What is wanted of one file in one dtype: from which byte, how many, and to which element they go."""
+
+    item: int
+    offsets: list[int] = field(default_factory=list)
+    nbytes: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+
+
+class Gathering:
+    """Rows of variables, or one of their slots, that go to one flat array. First `add` all, then go through `runs`."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        checkpoint_dir: str,
+        manifest: Manifest,
+        slot: str | None,
+        headers: dict[str, ShardHeader],
+    ) -> None:
+        """`headers`: the same for all that read this checkpoint, so that each shard's is read once."""
+        self._storage, self._folder, self._manifest = storage, join(checkpoint_dir, manifest.name), manifest
+        self._slot, self._headers = slot, headers
+        self._wanted: dict[tuple[str, str], _Wanted] = {}
+
+    def add(self, variable: SavedVariable, row0: int, rows: int, start: int) -> int:
+        """Rows `row0` to `row0 + rows` of a variable go to the elements from `start` on; returns how many elements.
+
+        Raises as `read_part` does."""
+        begin = start
+        for path, _, entry, first, n in located(
+            self._storage, self._folder, self._manifest, variable, row0, rows, self._slot, self._headers
+        ):
+            wanted = self._wanted.get((path, entry.dtype))
+            if wanted is None:
+                wanted = self._wanted[path, entry.dtype] = _Wanted(numpy_dtype(entry.dtype).itemsize)
+            row_nbytes = entry.nbytes // entry.shape[0] if n and entry.shape else entry.nbytes
+            wanted.offsets.append(entry.offset + first * row_nbytes)
+            wanted.nbytes.append(n * row_nbytes)
+            wanted.starts.append(begin)
+            begin += n * row_nbytes // wanted.item
+        return begin - start
+
+    def runs(self) -> Iterator[tuple[int, Array]]:
+        """The first element and the values, flat, of one stretch after another. CheckpointError where a file is short.
+
+        The values are good until the next stretch is asked for, and not to be written to."""
+        for (path, dtype), wanted in self._wanted.items():
+            native = numpy_dtype(dtype)
+            for first, last, stretches in _reads(*_joined(wanted), wanted.item):
+                data = self._storage.read_range(path, first, last - first)
+                for offset, nbytes, start in stretches:
+                    piece = data[offset - first : offset - first + nbytes]
+                    values = np.frombuffer(piece, dtype=native.newbyteorder("<")).astype(native, copy=False)
+                    yield start, values if values.flags.aligned else values.copy()
+
+
+def _joined(wanted: _Wanted) -> tuple[list[int], list[int], list[int]]:
+    """The same in file order, with neighbours in the file that are neighbours in memory made one."""
+    offsets, nbytes, starts = (np.array(column, np.int64) for column in (wanted.offsets, wanted.nbytes, wanted.starts))
+    some = nbytes > 0
+    order = np.argsort(offsets[some], kind="stable")
+    offsets, nbytes, starts = offsets[some][order], nbytes[some][order], starts[some][order]
+    if not len(offsets):
+        return [], [], []
+    breaks = (offsets[1:] != offsets[:-1] + nbytes[:-1]) | (starts[1:] != starts[:-1] + nbytes[:-1] // wanted.item)
+    firsts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
+    return offsets[firsts].tolist(), np.add.reduceat(nbytes, firsts).tolist(), starts[firsts].tolist()
+
+
+Stretch = tuple[int, int, int]
+"""Offset in the file, bytes, first element."""
+
+
+def _reads(
+    offsets: list[int], nbytes: list[int], starts: list[int], item: int
+) -> Iterator[tuple[int, int, list[Stretch]]]:
+    """What is read at a time, from byte to byte, and the stretches in it."""
+    most = PIECE_NBYTES // item * item
+    held: list[Stretch] = []
+    first = end = 0
+    for offset, n, start in zip(offsets, nbytes, starts, strict=True):
+        for at in range(0, n, most):
+            stretch = offset + at, min(most, n - at), start + at // item
+            if held and (stretch[0] - end > GAP_NBYTES or stretch[0] + stretch[1] - first > PIECE_NBYTES):
+                yield first, end, held
+                held = []
+            if not held:
+                first = end = stretch[0]
+            held.append(stretch)
+            end = max(end, stretch[0] + stretch[1])
+    if held:
+        yield first, end, held

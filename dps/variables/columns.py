@@ -1,0 +1,174 @@
+"""How a plan of many variables travels: columns of numbers as bytes, and tables of what many variables share.
+
+`ps`: their tasks. `names` of the variables; `kinds`, the distinct [shape, dtype, optimizer, sparse], and in `kind` each
+variable's number there; `cuts`, [variable, rows of each part] for those that are split; `places`, the distinct
+[ps, device], and in `placed` each part's number there, variable after variable.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Hashable, Mapping, Sequence, Set
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from dps import config
+from dps.transport.dtypes import FLOATS, dtype_of, wire_name
+from dps.transport.wire import DTYPES, MAX_DIMS
+from dps.variables.parts import Part, VariableSpec
+
+_T = TypeVar("_T")
+_NUMBER = np.dtype("<u4")
+MAX_ELEMENTS = 1 << 48
+"""Of one variable; what goes over it is a mistake."""
+MORE_CHARACTERS, MAX_CHARACTERS = 12, 1 << 26
+"""Of the names of parts, which are made here: those of a part after its variable's, and all of them together. Else a
+message with one long name and many parts took memory without end."""
+
+
+class Table(Generic[_T]):
+    """Distinct entries, in the order in which they first came."""
+
+    def __init__(self) -> None:
+        self.entries: list[_T] = []
+        self._places: dict[Hashable, int] = {}
+
+    def place(self, key: Hashable, entry: _T) -> int:
+        """The number of the entry with this key; `entry` is it where there is none yet."""
+        found = self._places.setdefault(key, len(self.entries))
+        if found == len(self.entries):
+            self.entries.append(entry)
+        return found
+
+
+class Written:
+    """Optimizers' wire forms as text, each written once: all of a model's variables have one or two."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, tuple[dict[str, Any] | None, str]] = {}
+
+    def of(self, optimizer: dict[str, Any] | None) -> str:
+        """Equal for equal ones. Raises TypeError for what is no JSON."""
+        found = self._texts.get(id(optimizer))
+        if found is None:  # the optimizer is kept, so that no other gets its id
+            found = self._texts[id(optimizer)] = optimizer, json.dumps(optimizer, sort_keys=True)
+        return found[1]
+
+
+def pack(numbers: Sequence[int]) -> bytes:
+    """Whole numbers from 0, each in four bytes."""
+    return np.array(numbers, _NUMBER).tobytes()
+
+
+def unpack(data: Any, count: int, below: int, what: str) -> list[int]:
+    """The numbers in a column. Raises ValueError unless it has `count` of them, all under `below`."""
+    if type(data) is not bytes or len(data) != count * _NUMBER.itemsize:
+        got = f"{len(data)} bytes" if type(data) is bytes else f"a {type(data).__name__}"
+        raise ValueError(f"the column of {what} is {got}, wanted {count * _NUMBER.itemsize} bytes")
+    numbers = np.frombuffer(data, _NUMBER)
+    if count and int(numbers.max()) >= below:
+        raise ValueError(f"the column of {what} has number {numbers.max()}, wanted less than {below}")
+    found: list[int] = numbers.tolist()
+    return found
+
+
+Parts = tuple[tuple[VariableSpec, ...], tuple[Part, ...], tuple[int, ...]]
+"""Variables, parts and ps of a plan."""
+
+
+@config.building()
+def write(variables: Sequence[VariableSpec], all_parts: Sequence[Part], ps: Sequence[int]) -> dict[str, Any]:
+    """The columns. The parts come variable after variable, in row order."""
+    written, kinds, places = Written(), Table[list[Any]](), Table[list[Any]]()
+    kind = [
+        kinds.place(
+            (v.shape, v.dtype, written.of(v.optimizer), v.sparse), [list(v.shape), v.dtype, v.optimizer, v.sparse]
+        )
+        for v in variables
+    ]
+    cuts: dict[int, list[int]] = {}
+    if len(all_parts) > len(variables):
+        for part in all_parts:
+            cuts.setdefault(part.variable, []).append(part.shape[0] if part.shape else 1)
+    return {
+        "ps": list(ps),
+        "names": [v.name for v in variables],
+        "kinds": kinds.entries,
+        "kind": pack(kind),
+        "cuts": [[variable, rows] for variable, rows in cuts.items() if len(rows) > 1],
+        "places": places.entries,
+        "placed": pack([places.place((p.ps, p.device), [p.ps, p.device]) for p in all_parts]),
+    }
+
+
+@config.building()
+def read(data: Mapping[str, Any]) -> Parts:
+    """Variables, parts and ps. Raises LookupError, TypeError, ValueError, OverflowError or RecursionError for columns
+    that do not fit one another."""
+    ps, names, cuts = data["ps"], data["names"], data["cuts"]
+    if set(map(type, ps)) - {int} or set(map(type, names)) - {str} or type(names) is not list:
+        raise ValueError("a ps that is no number, or a name that is no text")
+    if len(set(ps)) != len(ps) or len(set(names)) != len(names):
+        raise ValueError("a ps or a variable comes twice")
+    kinds = [_kind(*entry) for entry in data["kinds"]]
+    kind = unpack(data["kind"], len(names), len(kinds), "kinds")
+    variables = tuple([VariableSpec(name, *kinds[k]) for name, k in zip(names, kind, strict=True)])
+    rows = _rows_of_cut(variables, cuts)
+    known = frozenset(ps)
+    places = [_place(known, *entry) for entry in data["places"]]
+    placed = unpack(data["placed"], len(names) + sum(len(r) - 1 for r in rows.values()), len(places), "places")
+    parts: list[Part] = []
+    for index, spec in enumerate(variables):
+        if index not in rows:
+            parts.append(Part(len(parts), index, spec.name, spec.shape, 0, *places[placed[len(parts)]]))
+            continue
+        row0 = 0
+        for i, count in enumerate(rows[index]):
+            name, shape = f"{spec.name}/part_{i}", (count, *spec.shape[1:])
+            parts.append(Part(len(parts), index, name, shape, row0, *places[placed[len(parts)]]))
+            row0 += count
+    return variables, tuple(parts), tuple(ps)
+
+
+def _kind(shape: Any, dtype: Any, optimizer: Any, sparse: Any) -> tuple[tuple[int, ...], str, Any, bool]:
+    """What variables of one kind have, checked."""
+    if type(shape) is not list or len(shape) > MAX_DIMS or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError(f"{shape!r:.100} is no shape")
+    if math.prod(n or 1 for n in shape) >= MAX_ELEMENTS:
+        raise ValueError(f"shape {shape!r:.100} has too many elements")
+    kept = wire_name(dtype_of(str(dtype)))
+    if kept not in DTYPES or not (optimizer is None or (type(optimizer) is dict and kept in FLOATS)):
+        raise ValueError(f"a variable has dtype {kept} and optimizer {optimizer!r:.100}")
+    Written().of(optimizer)
+    return tuple(shape), kept, optimizer, bool(sparse)
+
+
+def _place(ps: Set[int], task: Any, device: Any) -> tuple[int, str]:
+    """A ps and a memory there, checked."""
+    if type(task) is not int or task not in ps:
+        raise ValueError(f"parts are on ps {task!r:.100}, of {sorted(ps)[:20]}")
+    if type(device) is not str or (device and not re.fullmatch(r"(CPU|GPU):[0-9]{1,4}", device)):
+        raise ValueError(f"parts are on {device!r:.100}")
+    return task, device
+
+
+def _rows_of_cut(variables: Sequence[VariableSpec], cuts: Any) -> dict[int, list[int]]:
+    """The rows of each part of the variables that are split, checked."""
+    found: dict[int, list[int]] = {}
+    characters = 0
+    for index, rows in cuts:
+        if type(index) is not int or not 0 <= index < len(variables) or index in found:
+            raise ValueError(f"parts belong to variable {index!r:.100}")
+        spec = variables[index]
+        if type(rows) is not list or len(rows) < 2 or any(type(n) is not int or n < 0 for n in rows):
+            raise ValueError(f"{rows!r:.100} are no rows of parts")
+        if not spec.shape or sum(rows) != spec.shape[0]:
+            raise ValueError(f"the parts of {spec.name:.100} do not make it up")
+        characters += (len(spec.name) + MORE_CHARACTERS) * len(rows)
+        if characters > MAX_CHARACTERS:
+            raise ValueError(f"{len(rows)} parts of {spec.name:.100} have names that are too long together")
+        found[index] = rows
+    return found
