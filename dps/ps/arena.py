@@ -261,6 +261,10 @@ class ArenaMemory:
     def refresh(self) -> None:
         """Have the current version where readers may lease it. Here it always is."""
 
+    def on_host(self, gradient: Array) -> Array:
+        """A gradient where numpy can read it."""
+        return gradient
+
     def is_finite(self, gradient: Array | Mean) -> bool:
         """Whether no element is NaN or infinite."""
         if isinstance(gradient, Mean):

@@ -20,6 +20,8 @@ class DeviceMemory(ArenaMemory):
     The buffers of `ArenaMemory` are copies on the host. `refresh` makes one of the current version when somebody wants
     to read it, once a version whoever reads; leases hold it as they hold any buffer. Host memory of the copies is not
     pinned: leases and sockets may be the last to hold it, in threads that no GPU belongs to.
+
+    A gradient of all values may be an array of the same GPU; then nothing crosses to the host and back.
     """
 
     on_device = True
@@ -73,6 +75,25 @@ class DeviceMemory(ArenaMemory):
     def wrote(self, index: int, ranges: list[tuple[int, int]]) -> None:
         self._stale = True
 
+    # -- gradients on the GPU ---------------------------------------------------------------------------------
+
+    @property
+    def in_place(self) -> Any:
+        """The current values on the GPU, flat. They change with the next update."""
+        return self._values
+
+    def is_finite(self, gradient: Array | Mean) -> bool:
+        if isinstance(gradient, Mean | np.ndarray):
+            return super().is_finite(gradient)
+        with self._gpu:
+            return bool(cuda.all_finite(gradient))
+
+    def on_host(self, gradient: Array) -> Array:
+        if isinstance(gradient, np.ndarray):
+            return gradient
+        with self._gpu:
+            return np.asarray(device.to_host(gradient))
+
     # -- values and slots by their elements -------------------------------------------------------------------
 
     def _array(self, slot: str | None) -> Any:
@@ -103,7 +124,7 @@ class DeviceMemory(ArenaMemory):
         if not g.size:
             return True
         with self._gpu:
-            sent = self._sent("values", g)
+            sent = self._sent("values", g) if isinstance(g, np.ndarray) else g
             if self.by_rows:
                 for place, part, begin in self._parts_within(start, start + g.size):
                     w, here = self._table(self._values, part, begin), self._table(sent, part, begin - start)

@@ -31,7 +31,10 @@ class RowGradient:
 
 @dataclass(frozen=True)
 class Update:
-    """What one pass applies. Either `run` (per arena a flat gradient of all of it) or `parts`."""
+    """What one pass applies. Either `run` (per arena a flat gradient of all of it) or `parts`.
+
+    The gradient of an arena on a GPU may be there, too: an array of `dps.kernels.device`.
+    """
 
     run: Sequence[Array | Mean] | None
     parts: Mapping[int, Array | RowGradient]
@@ -304,7 +307,7 @@ class Store:
     def _problem(self, update: Update) -> str:
         """The first variable whose gradient is not finite, as a sentence; "" where there is none."""
         if update.run is not None:
-            found = (not_finite(self.layout.arenas[a], g, 0) for a, _ in self._trained for g in _arrays(update.run[a]))
+            found = (not_finite(m.arena, m.on_host(g), 0) for a, m in self._trained for g in _arrays(update.run[a]))
         else:
             found = (_part_not_finite(self.arenas[self.layout.place[n][0]], n, g) for n, g in update.parts.items())
         return next((problem for problem in found if problem), "")

@@ -92,6 +92,25 @@ def test_a_shard_on_the_gpu_has_the_bits_of_one_on_the_cpu(optimizer: optim.Opti
     assert there.counter == here.counter == 4
 
 
+@pytest.mark.parametrize("optimizer", [optim.SGD(0.1), optim.Adam(0.1), optim.Adagrad(0.1, rowwise=True)], ids=str)
+def test_gradients_that_are_on_the_gpu_stay_there_and_leave_the_same_bits(optimizer: optim.Optimizer) -> None:
+    there, here = filled(optimizer, GPU), filled(optimizer, GPU)
+    rng = np.random.default_rng(8)
+    for step in (1, 2):
+        run = [rng.standard_normal(arena.size).astype(arena.dtype) for arena in there.layout.arenas]
+        assert there.apply(Update([device.to_device(g) for g in run], {}), step, check=True) == ""
+        assert here.apply(Update(run, {}), step, check=True) == ""
+        assert held(there) == held(here)
+        for memory in there.arenas:
+            assert isinstance(memory, DeviceMemory)
+            assert device.to_host(memory.in_place).tobytes() == memory.values.tobytes()
+    run[0][4] = np.nan
+    before = held(there)
+    refused = there.apply(Update([device.to_device(g) for g in run], {}), 3, check=True)
+    assert refused == "the gradient of a has NaN or infinite values (first at element 4)"
+    assert held(there) == before and there.counter == 2
+
+
 def leased(made: Store, parts: list[int] | None = None) -> Any:
     return made.lease(arenas=made.refresh(parts or []))
 
