@@ -51,11 +51,12 @@ def compiled(function: F) -> F:
         made.enable_caching()
     except RuntimeError:  # numba found no folder to write to
         pass
-    kept: Any = getattr(getattr(made, "_cache", None), "_cache_file", None)
+    cache: Any = getattr(made, "_cache", None)
+    kept: Any = getattr(cache, "_cache_file", None)
     if hasattr(kept, "_source_stamp"):
         kept._source_stamp = sources()
-    if LIGHT and hasattr(getattr(made, "_cache", None), "_load_overload"):  # a cache, and not numba's stand-in for none
-        made._cache.load_overload = functools.partial(_load, made._cache)
+    if LIGHT and hasattr(cache, "_load_overload"):  # numba's stand-in for no cache has none
+        cache.load_overload = functools.partial(_load, cache)
     _kernels.append(made)
     return cast(F, made)
 
