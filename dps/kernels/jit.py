@@ -9,11 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numba
 from numba import njit
+from numba.core.runtime import rtsys  # type: ignore[attr-defined]
 
 F = TypeVar("F", bound=Callable[..., object])
 
 _kernels: list[Any] = []
+
+LIGHT = (0, 61) <= tuple(map(int, numba.__version__.split(".")[:2])) < (0, 69)
+"""Whether kernels are loaded with numba's runtime alone. numba's cache first makes ready all that a compiler needs, a
+quarter of a second for each process; what was compiled needs none of it, and numba does the same before it compiles.
+Only for versions with which this was tried: loaded code that lacks something ends the process."""
 
 
 @functools.cache
@@ -44,11 +51,21 @@ def compiled(function: F) -> F:
         made.enable_caching()
     except RuntimeError:  # numba found no folder to write to
         pass
-    kept: Any = getattr(getattr(made, "_cache", None), "_cache_file", None)
+    cache: Any = getattr(made, "_cache", None)
+    kept: Any = getattr(cache, "_cache_file", None)
     if hasattr(kept, "_source_stamp"):
         kept._source_stamp = sources()
+    if LIGHT and hasattr(cache, "_load_overload"):  # numba's stand-in for no cache has none
+        cache.load_overload = functools.partial(_load, cache)
     _kernels.append(made)
     return cast(F, made)
+
+
+def _load(cache: Any, signature: Any, context: Any) -> Any:
+    """A version from the cache, or None; numba's `load_overload` but for what a compiler needs."""
+    rtsys.initialize(context)
+    with cache._guard_against_spurious_io_errors():
+        return cache._load_overload(signature, context)
 
 
 @dataclass(frozen=True)

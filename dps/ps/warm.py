@@ -1,8 +1,8 @@
 """Kernels made ready before the first push needs them: loaded from numba's cache, or compiled.
 
 Numba readies each kernel at its first call (some ms from its cache, half a second to compile), and itself at the very
-first one (0.2 s). Here a small shard of the same dtypes and optimizers is updated once in each way that a push may
-take.
+first one (some hundredths of a second; a quarter where it compiles). Here a small shard of the same dtypes and
+optimizers is updated once in each way that a push may take.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _warming = threading.Lock()
 
 
 def start() -> None:
-    """Have numba itself ready, once in a process, before a session comes. Blocks for 0.2 s."""
+    """Have numba itself ready, once in a process, before a session comes. Blocks for 0.03 s."""
     is_finite(np.zeros(DIM, np.float32))
 
 

@@ -83,6 +83,36 @@ def test_dps_warm_compiles_everything_once_and_says_where() -> None:
     assert any(file.suffix == ".nbi" for file in Path(again[4]).iterdir())
 
 
+UPDATED = """
+import hashlib, sys
+import numpy as np
+from dps import optim
+from dps.kernels.jit import compiled_here
+from dps.ps.store import Store, Update
+from dps.transport.current import runtime
+from dps.variables.plan import Arena, Part, ShardLayout
+
+for dtype in sys.argv[1:]:
+    powers = optim.Ftrl(0.1, learning_rate_power=-0.4).to_wire()
+    arena = Arena(dtype, powers, False, 0, 99, (Part(0, 0, "w", (99,), 0, 0),), (0,))
+    store = Store(ShardLayout((arena,), arena.nbytes), runtime())
+    for step in (1, 2, 3):
+        store.apply(Update([np.linspace(-step, 1, 99, dtype=dtype)], {}), step, check=True)
+    made = compiled_here()
+    print(hashlib.sha256(store.lease().arrays[0]).hexdigest(), made.versions - made.from_cache, "numba.cpython.listobj" in sys.modules)
+"""
+
+
+def test_kernels_from_the_cache_give_the_same_bits_without_a_compiler_and_others_can_be_compiled_after_them(
+    tmp_path: Path,
+) -> None:
+    kept = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    compiled = run(UPDATED, "f4", **kept).split()
+    loaded, wider = (line.split() for line in run(UPDATED, "f4", "f8", **kept).splitlines())
+    assert loaded == [compiled[0], "0", "False"] and int(compiled[1]) > 0
+    assert int(wider[1]) > 0 and wider[2] == "True"
+
+
 def test_where_no_cache_can_be_written_each_process_compiles_for_itself() -> None:
     code = (
         "import numba.core.caching as caching\n"
