@@ -18,6 +18,7 @@ from dps.reply import Push
 from dps.transport.dtypes import is_float
 from dps.variables.layout import Gradient, fill_run, gather, is_whole
 from dps.variables.packed import PackedGradient
+from dps.variables.pieces import own_pieces
 from dps.variables.plan import Plan, ShardLayout
 from dps.variables.transfers import About, PushTransfer, run_pieces, shared_message
 from dps.variables.tree import Rows
@@ -141,15 +142,14 @@ def push_shards(
     step = connection.local_step if connection.sync else connection.step
     for ps in connection.plan.ps:
         about = About(connection.epoch, numbers[ps] + 1, step, counters[ps], clock if ps == connection.step_ps else 0)
-        run = _filled_run(connection, gradients, ps, runs, buffers)
-        if run is None:
+        pieces, run = _dense(connection, gradients, ps, about, runs, buffers)
+        if pieces is None:
             parts = PartsPush(connection, gradients, ps, about, part_runs)
             if parts.empty and not connection.sync and ps != connection.step_ps:
                 continue
             numbers[ps] += 1
             operation.sent(ps, _sent_parts(connection, ps, parts))
             continue
-        pieces = _pieces(connection, ps, run, about)
         numbers[ps] += 1
         operation.sent(ps, _sent(connection, ps, pieces, run, about))
     return operation
@@ -192,18 +192,27 @@ def _over_the_socket(
     return _pieces(connection, ps, run, about)
 
 
-def _filled_run(
-    connection: Connection,
-    gradients: Mapping[int, Gradient],
-    ps: int,
-    runs: ShardRuns,
-    buffers: Buffers,
-) -> ShardRun | None:
-    """A run with a shard's gradients in it, the user's own where they lie there already; None when some are missing."""
-    plan, layout = connection.plan, connection.plan.layouts[ps]
+def _dense(
+    connection: Connection, gradients: Mapping[int, Gradient], ps: int, about: About, runs: ShardRuns, buffers: Buffers
+) -> tuple[list[PushMessage] | None, ShardRun | None]:
+    """The messages of a shard's part, out of the user's own arrays or out of a run; None when gradients are missing."""
+    layout = connection.plan.layouts[ps]
     if not layout.trained or not is_whole(layout, gradients):
-        return None
-    run = _own_run(layout, ps, gradients, buffers)
+        return None, None
+    own = _own_run(layout, ps, gradients, buffers)
+    if own is None and not connection.lanes[ps].on:
+        pieces = own_pieces(connection.plan, layout, gradients, connection.runtime.piece_nbytes, about)
+        if pieces is not None:
+            return pieces, None
+    run = _filled_run(connection, gradients, ps, runs, own)
+    return _pieces(connection, ps, run, about), run
+
+
+def _filled_run(
+    connection: Connection, gradients: Mapping[int, Gradient], ps: int, runs: ShardRuns, run: ShardRun | None
+) -> ShardRun:
+    """A run with a shard's gradients in it; `run`: the user's own, in which some lie already."""
+    plan, layout = connection.plan, connection.plan.layouts[ps]
     if run is None or run.in_use:
         run = runs.take(ps, layout)
         if gather(plan, layout, gradients, run.bytes):

@@ -285,6 +285,12 @@ class ShardLayout:
         return sum(arena.nbytes for arena in self.arenas if arena.optimizer is not None)
 
     @functools.cached_property
+    def gradient_sizes(self) -> Array:
+        """Bytes of each part that takes a gradient, in the order of the run."""
+        trained = [arena for arena in self.arenas if arena.optimizer is not None]
+        return np.array([part.size * np.dtype(a.dtype).itemsize for a in trained for part in a.parts], np.int64)
+
+    @functools.cached_property
     def trained(self) -> tuple[Part, ...]:
         """The parts that take gradients, in the order of the run."""
         return tuple(part for arena in self.arenas if arena.optimizer is not None for part in arena.parts)
