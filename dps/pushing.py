@@ -19,7 +19,7 @@ from dps.transport.dtypes import is_float
 from dps.variables.layout import Gradient, fill_run, gather, is_whole
 from dps.variables.packed import PackedGradient
 from dps.variables.pieces import own_pieces
-from dps.variables.plan import Plan, ShardLayout
+from dps.variables.plan import Plan, ShardLayout, piece_size
 from dps.variables.transfers import About, PushTransfer, run_pieces, shared_message
 from dps.variables.tree import Rows
 
@@ -226,7 +226,8 @@ def _pieces(connection: Connection, ps: int, run: ShardRun, about: About) -> lis
     layout = connection.plan.layouts[ps]
     if run.memory is not None and connection.lanes[ps].on:
         return shared_message(layout, run.memory.name, about)
-    return run_pieces(layout, run.bytes, connection.runtime.piece_nbytes, about)
+    size = piece_size(layout.gradient_nbytes, connection.runtime.piece_nbytes)
+    return run_pieces(layout, run.bytes, size, about)
 
 
 def _own_run(layout: ShardLayout, ps: int, gradients: Mapping[int, Gradient], buffers: Buffers) -> ShardRun | None:

@@ -9,22 +9,24 @@ import numpy as np
 from dps.protocol import RUN, Push
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, split
-from dps.variables.plan import Arena, Plan, ShardLayout
+from dps.variables.plan import Arena, Plan, ShardLayout, piece_size
 from dps.variables.transfers import About
 
 SMALL = 4
-"""Variables of less than a piece by this are gathered with their neighbours: a frame costs as much as to copy them."""
+"""Variables of less than the shortest piece by this are gathered with their neighbours, and no less of a longer one is
+sent alone to fill a message: a frame costs as much as to copy that much."""
 
 
 def own_pieces(
-    plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], piece_nbytes: int, about: About
+    plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], smallest: int, about: About
 ) -> list[Push] | None:
-    """The messages of a push of all trained parts of a shard, from gradients that are all dense.
+    """The messages of a push of all trained parts of a shard, from gradients that are all dense, in pieces as of
+    `piece_size`.
 
     Their arrays are views of the gradients, which must not change while such a message may count. None where most of
     the bytes are in small variables: those are better gathered into a run that is used again.
     """
-    small = piece_nbytes // SMALL
+    small = smallest // SMALL
     sizes = layout.gradient_sizes
     large = int(sizes[sizes >= small].sum())
     if not large or 2 * large < layout.gradient_nbytes:
@@ -37,7 +39,7 @@ def own_pieces(
             epoch, number, step, counter, RUN, layout.gradient_nbytes, [offset for offset, _ in piece], [], clock,
             tuple([data for _, data in piece]),
         )
-        for piece in _cut(spans, piece_nbytes, small)
+        for piece in _cut(spans, piece_size(layout.gradient_nbytes, smallest), small)
     ]  # fmt: skip
 
 
@@ -63,7 +65,7 @@ def _spans(plan: Plan, arena: Arena, gradients: Mapping[int, Gradient], small: i
         yield at, np.concatenate(together)
 
 
-def _cut(spans: list[tuple[int, Array]], piece_nbytes: int, small: int) -> list[list[tuple[int, Array]]]:
+def _cut(spans: list[tuple[int, Array]], piece_nbytes: int, least: int) -> list[list[tuple[int, Array]]]:
     """Spans in pieces of at most `piece_nbytes` bytes; what is cut off is at a multiple of 64, or ends there."""
     pieces: list[list[tuple[int, Array]]] = [[]]
     room = most = max(piece_nbytes, 64)
@@ -71,7 +73,7 @@ def _cut(spans: list[tuple[int, Array]], piece_nbytes: int, small: int) -> list[
         at = 0
         while at < data.nbytes:
             left = data.nbytes - at
-            if left > room and room < max(small, 64):
+            if left > room and room < max(least, 64):
                 pieces.append([])
                 room = most
             n = left if left <= room else room // 64 * 64
