@@ -18,7 +18,8 @@ from dps.reply import Push
 from dps.transport.dtypes import is_float
 from dps.variables.layout import Gradient, fill_run, gather, is_whole
 from dps.variables.packed import PackedGradient
-from dps.variables.plan import FEW, Plan, ShardLayout
+from dps.variables.pieces import own_pieces
+from dps.variables.plan import FEW, Plan, ShardLayout, piece_size
 from dps.variables.transfers import About, PushTransfer, run_pieces, shared_message
 from dps.variables.tree import Rows
 
@@ -162,15 +163,14 @@ def push_shards(
             connection.epoch, numbers[ps] + 1, step, counters[ps], clock if leads else 0,
             lend and lane.on and (leads or not connection.sync), lane.all_released_below(),
         )  # fmt: skip
-        run = filled[ps] if together else _filled_run(connection, gradients, ps, runs, buffers)
-        if run is None:
+        pieces, run = _dense(connection, gradients, ps, about, runs, buffers, filled.get(ps))
+        if pieces is None:
             parts = PartsPush(connection, gradients, ps, about, part_runs)
             if parts.empty and not connection.sync and ps != connection.step_ps:
                 continue
             numbers[ps] += 1
             operation.sent(ps, _sent_parts(connection, ps, parts))
             continue
-        pieces = _pieces(connection, ps, run, about)
         numbers[ps] += 1
         operation.sent(ps, _sent(connection, ps, pieces, run, about))
     return operation
@@ -213,6 +213,32 @@ def _over_the_socket(
     return _pieces(connection, ps, run, about)
 
 
+def _dense(
+    connection: Connection, gradients: Mapping[int, Gradient], ps: int, about: About, runs: ShardRuns,
+    buffers: Buffers, run: ShardRun | None,
+) -> tuple[list[PushMessage] | None, ShardRun | None]:  # fmt: skip
+    """The messages of a shard's part, out of `run`, a run that is filled here, or the user's own arrays; None when
+    gradients are missing."""
+    if run is None and not connection.lanes[ps].on:
+        pieces = _own_pieces(connection, gradients, ps, about, buffers)
+        if pieces is not None:
+            return pieces, None
+    run = _filled_run(connection, gradients, ps, runs, buffers) if run is None else run
+    return (None if run is None else _pieces(connection, ps, run, about)), run
+
+
+def _own_pieces(
+    connection: Connection, gradients: Mapping[int, Gradient], ps: int, about: About, buffers: Buffers
+) -> list[PushMessage] | None:
+    """The messages out of the user's own arrays, where those are worth it and not in a run already."""
+    plan, layout = connection.plan, connection.plan.layouts[ps]
+    if not layout.trained or isinstance(gradients, Given) or not is_whole(layout, gradients):
+        return None
+    if _own_run(layout, ps, gradients, buffers) is not None:
+        return None
+    return own_pieces(plan, layout, gradients, connection.runtime.piece_nbytes, about)
+
+
 def _filled_run(
     connection: Connection,
     gradients: Mapping[int, Gradient],
@@ -240,7 +266,8 @@ def _pieces(connection: Connection, ps: int, run: ShardRun, about: About) -> lis
     layout = connection.plan.layouts[ps]
     if run.memory is not None and connection.lanes[ps].on:
         return shared_message(layout, run.memory.name, about)
-    return run_pieces(layout, run.bytes, connection.runtime.piece_nbytes, about)
+    size = piece_size(layout.gradient_nbytes, connection.runtime.piece_nbytes)
+    return run_pieces(layout, run.bytes, size, about)
 
 
 def _own_run(layout: ShardLayout, ps: int, gradients: Mapping[int, Gradient], buffers: Buffers) -> ShardRun | None:

@@ -253,7 +253,8 @@ class Session:
     def push(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Push:
         """Send gradients and wait for the result; in sync that is the token for the next step. Blocks.
 
-        Gradients have the nesting of params; missing keys and None mean none. `dps.Rows` for sparse ones. Raises
+        Gradients have the nesting of params; missing keys and None mean none. `dps.Rows` for sparse ones. They may
+        change once the result is there; after DeadlineExceeded the push is still on its way, and reads them. Raises
         ValueError naming the variable for a wrong name, shape, dtype or NaN; nothing is applied then.
         """
         operation = self._start_push(grads, loss, timeout)

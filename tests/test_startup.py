@@ -37,7 +37,7 @@ with dps.Server.from_env() as server, dps.Session(
 """
 IMPORTS = {
     "chief": "import dps.role, logging, dps.server, dps.transport.real, dps.chief.server",
-    "ps": "import dps.role, logging, dps.server, dps.transport.real, dps.ps.server; from dps.ps.warm import start; start()",
+    "ps": "import dps.role, logging, dps.server, dps.transport.real, dps.ps.server, dps.ps.warm; dps.ps.warm.start()",
     "worker": "import dps.role, logging, runpy, dps.server, dps.transport.real, dps.session, dps.optim",
 }
 """What each kind of task has loaded at its first step."""

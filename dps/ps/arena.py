@@ -77,6 +77,24 @@ class Buffer:
     abandoned: bool = False
     """A reader of another process that was given up may still read it: it is never written again."""
     missed: list[tuple[int, int]] = field(default_factory=list)
+    aside: bool = False
+    """The next version is being written to it, piece by piece: it is for no other update."""
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody reads or writes it."""
+        return self.leases == 0 and not self.aside
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A flat gradient of one arena, as it came: one array after the other."""
+
+    arrays: tuple[Array, ...]
+
+    def array(self) -> Array:
+        """All of it, in new memory."""
+        return np.concatenate(self.arrays)
 
 
 def is_finite(array: Array) -> bool:
@@ -162,14 +180,12 @@ class ArenaMemory:
 
     def may_lease(self) -> bool:
         """Whether a writer would still find a free buffer with one more lease on the current one."""
-        return len(self.buffers) < self._most or any(
-            b.leases == 0 for i, b in enumerate(self.buffers) if i != self.current
-        )
+        return len(self.buffers) < self._most or any(b.free for i, b in enumerate(self.buffers) if i != self.current)
 
     def free_buffer(self) -> int | None:
         """Index of a buffer to write the next version into, made on demand; None when all are leased."""
         for index, buffer in enumerate(self.buffers):
-            if index != self.current and buffer.leases == 0:
+            if index != self.current and buffer.free:
                 if buffer.abandoned:
                     self.buffers[index] = self._empty()
                 return index
@@ -193,6 +209,17 @@ class ArenaMemory:
                 raise RuntimeError("every buffer is leased; a lease was granted that should not have been")
             return self.current
         return free
+
+    def set_aside(self) -> int | None:
+        """A buffer for an update that comes piece by piece; None where it has to be one pass, or one buffer that is
+        free would not be left to others."""
+        left = self._most - len(self.buffers) + sum(b.free for i, b in enumerate(self.buffers) if i != self.current)
+        if self.on_device or not self._looks() or left < 1 + self.is_still():
+            return None
+        index = self.free_buffer()
+        if index is not None:
+            self.buffers[index].aside, self.buffers[index].missed = True, [WHOLE]
+        return index
 
     def _looks(self) -> bool:
         return self._bound is not None and self._bound.fused is not None and not self.slots

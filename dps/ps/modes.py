@@ -11,10 +11,11 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.kernels.halves import widened
 from dps.protocol import APPLIED, DROPPED, REFUSED, Members, Pull, Pushed, Token
-from dps.ps.arena import Mean
+from dps.ps.ahead import Ahead
+from dps.ps.arena import Mean, Pieces
 from dps.ps.clocks import Clocks
 from dps.ps.shard import Shard
-from dps.ps.staging import Ledger, Staged
+from dps.ps.staging import FORGETS, KEEPS, Ledger, Staged
 from dps.ps.store import RowGradient, Update
 from dps.transport.wire import Array
 from dps.update import Async, Bounded
@@ -42,6 +43,19 @@ class AsyncMode:
             if asker is not None:
                 self.shard.answer_push(asker, result)
         self.shard.wake_reads()
+
+    def begun(self, ledger: Ledger, staged: Staged) -> None:
+        """The pieces stay as they come, and those of a session's next push are applied as they come where they can be.
+
+        Where no other session can come in between, pieces that were applied are not kept: in the seldom case that one
+        does, this session is asked for them again.
+        """
+        if self.settings.compensation:
+            return
+        staleness, limit = self._staleness(staged), self.settings.max_staleness
+        if staged.number == ledger.done + 1 and (limit is None or staleness <= limit):
+            staged.ahead = Ahead.of(self.shard.store, self._step(staged), self._scale(staleness))
+        staged.keeps = KEEPS if staged.ahead is None or len(self.shard.ledgers) > 1 else FORGETS
 
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
         result = ledger.results.get(number)
@@ -77,7 +91,7 @@ class AsyncMode:
 
     def _apply(self, ledger: Ledger, staged: Staged) -> Pushed:
         store = self.shard.store
-        staleness = max(0, store.counter - staged.counter) if staged.counter >= 0 else 0
+        staleness = self._staleness(staged)
         limit = self.settings.max_staleness
         stale = limit is not None and staleness > limit
         if stale or self.settings.compensation:
@@ -88,10 +102,10 @@ class AsyncMode:
             status = DROPPED
         else:
             status = APPLIED
-            step = store.step + 1 if self.shard.is_step_ps else max(store.step, staged.step + 1)
-            damping = self.settings.damping
-            scale = 1.0 if damping is None else 1.0 / (1.0 + staleness) ** damping
-            staged.problem = store.apply(self._compensated(staged), step, scale, check=staged.unchecked)
+            step = self._step(staged)
+            if not staged.publish():
+                update = self._compensated(staged)
+                staged.problem = store.apply(update, step, self._scale(staleness), check=staged.unchecked)
             if staged.problem:
                 status = REFUSED
             else:
@@ -99,6 +113,20 @@ class AsyncMode:
                 self._note(ledger, staged, staleness)
         result = Pushed(staged.number, status, store.step, staleness, store.counter, staged.problem)
         return self.shard.decide(ledger, result)
+
+    def _staleness(self, staged: Staged) -> int:
+        """Versions between the one that a push was computed from and that of now."""
+        return max(0, self.shard.store.counter - staged.counter) if staged.counter >= 0 else 0
+
+    def _step(self, staged: Staged) -> int:
+        """The step that a push makes if it is applied now."""
+        step = self.shard.store.step
+        return step + 1 if self.shard.is_step_ps else max(step, staged.step + 1)
+
+    def _scale(self, staleness: int) -> float:
+        """What the rate of a push of that staleness is multiplied by."""
+        damping = self.settings.damping
+        return 1.0 if damping is None else 1.0 / (1.0 + staleness) ** damping
 
     def _note(self, ledger: Ledger, staged: Staged, staleness: int) -> None:
         shard = self.shard
@@ -115,7 +143,9 @@ class AsyncMode:
             return update
         if update.run is not None:
             runs = [
-                g if memory.optimizer is None or isinstance(g, Mean) else self._compensate(g, memory.values, backup)
+                g
+                if memory.optimizer is None or isinstance(g, Mean | Pieces)
+                else self._compensate(g, memory.values, backup)
                 for g, memory, backup in zip(update.run, self.shard.store.arenas, backups, strict=True)
             ]
             return Update(runs, {})

@@ -12,6 +12,7 @@ from dps.checkpoint import load
 from dps.errors import Aborted, ProtocolError, Unavailable
 from dps.protocol import (
     PARTS,
+    RUN,
     SHARED,
     AskStats,
     Configure,
@@ -224,6 +225,8 @@ class PsActor(Actor):
                 message.nbytes, clock=message.clock,
             )  # fmt: skip
             ledger.staged[message.number] = staged
+            if message.form == RUN:
+                shard.mode.begun(ledger, staged)
         elif staged.whole:
             shard.mode.again(ledger, message.number, sender)
             return
@@ -236,7 +239,10 @@ class PsActor(Actor):
             staged.borrow(borrowed, shard.layout, check_finite)
         else:
             staged.add(message, shard.layout, check_finite, session)
-        if staged.whole:
+        if staged.lost:
+            ledger.discard(message.number)
+            self.node.answer(sender, PushMissing(message.number))
+        elif staged.whole:
             self._release_credit(key)
             shard.mode.whole(staged, sender)
 
@@ -284,7 +290,7 @@ class PsActor(Actor):
         for key in [k for k, at in self._credits.items() if at < before]:
             ledger = self.shard.ledgers.get(key[0]) if self.shard is not None else None
             if ledger is not None and (staged := ledger.staged.get(key[1])) is not None and not staged.whole:
-                del ledger.staged[key[1]]
+                ledger.discard(key[1])
             del self._credits[key]
         self._grant_credit()
 

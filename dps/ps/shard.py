@@ -36,11 +36,14 @@ from dps.ps.store import Lease, Store
 from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.variables.packed import PackedLayout
-from dps.variables.plan import Plan
+from dps.variables.plan import Plan, piece_size
 
 
 class Mode(Protocol):
     """An update mode on one shard."""
+
+    def begun(self, ledger: Ledger, staged: Staged) -> None:
+        """The first piece of a push is there: say what becomes of its pieces."""
 
     def whole(self, staged: Staged, sender: Sender) -> None:
         """A push is whole and checked (its `problem` is set when it is to be refused)."""
@@ -140,7 +143,9 @@ class Shard:
 
     def forget(self, incarnation: int) -> None:
         """Drop a session that has ended: its staged pushes, its results, its waiting reads."""
-        self.ledgers.pop(incarnation, None)
+        ledger = self.ledgers.pop(incarnation, None)
+        if ledger is not None:
+            ledger.clear()
         self.borrowed.pop(incarnation, None)
         self.lending.forget(incarnation)
         self.lookups.forget(incarnation)
@@ -268,16 +273,16 @@ class Shard:
         self.node.answer(sender)
 
     def _pieces(self, pull: Pull) -> list[list[tuple[int, int]]]:
-        size = self.node.runtime.piece_nbytes
+        smallest = self.node.runtime.piece_nbytes
         if not pull.parts:
-            return self.layout.pieces(size)
+            return self.layout.pieces(piece_size(self.layout.data_nbytes, smallest))
         ranges: list[tuple[int, int]] = []
         for index in pull.parts:
             number, start = self.layout.place[index]
             arena = self.layout.arenas[number]
             item = np.dtype(arena.dtype).itemsize
             ranges.append((arena.offset + start * item, self.plan.parts[index].size * item))
-        return cut(ranges, size)
+        return cut(ranges, smallest)
 
     def _send(self, sender: Sender, lease: Lease, pieces: list[list[tuple[int, int]]]) -> None:
         """All pieces of one version at once; the lease ends when the last has left."""

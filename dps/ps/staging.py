@@ -9,11 +9,16 @@ import numpy as np
 
 from dps.errors import ProtocolError
 from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push, Pushed
-from dps.ps.borrowed import Borrowed
+from dps.ps.ahead import Ahead
+from dps.ps.arena import Pieces
+from dps.ps.borrowed import Borrowed, writable
 from dps.ps.parts import Parts
 from dps.ps.store import RowGradient, Store, Update, not_finite
 from dps.transport.wire import Array
-from dps.variables.plan import ShardLayout
+from dps.variables.plan import Arena, ShardLayout
+
+GATHERS, KEEPS, FORGETS = 0, 1, 2
+"""What becomes of the pieces of a run: copied into one, kept as they came, or let go once they are applied ahead."""
 
 
 @dataclass(slots=True)
@@ -35,7 +40,14 @@ class Staged:
     unchecked: bool = False
     """Nobody has looked for NaN and infinity in the run."""
     touched_at: float = 0.0
+    keeps: int = GATHERS
+    ahead: Ahead | None = None
+    """Where the pieces are applied as they come."""
+    lost: bool = False
+    """Pieces that were let go are wanted again."""
     run: Array | None = None
+    pieces: list[Array] = field(default_factory=list)
+    """Those that are kept, as elements of their arenas, in the order of `_got`."""
     parts: dict[int, Array | RowGradient] = field(default_factory=dict)
     _got: list[tuple[int, int]] = field(default_factory=list)
     """Ranges of the run that are here: (offset, bytes), rising, none over another."""
@@ -69,7 +81,8 @@ class Staged:
 
         Whoever applies it looks for NaN and infinity, or calls `look`.
         """
-        self.run, self._got, self._got_nbytes = run, [], 0
+        self.stop()
+        self.run, self.pieces, self.lost, self._got, self._got_nbytes = run, [], False, [], 0
         self.unchecked = check_finite
         self.borrowed = self.whole = True
 
@@ -97,29 +110,64 @@ class Staged:
             raise ProtocolError(f"a dense push to this shard has {layout.gradient_nbytes} bytes, got {self.nbytes}")
         if len(piece.offsets) != len(piece.arrays):
             raise ProtocolError(f"{len(piece.offsets)} offsets for {len(piece.arrays)} arrays")
-        if self.run is None:
+        if self.run is None and self.keeps == GATHERS:
             self.run = np.empty(layout.nbytes, np.uint8)
         for offset, data in zip(piece.offsets, piece.arrays, strict=True):
-            layout.check_range(offset, data.nbytes, trained_only=True)
-            if not self._new(offset, data.nbytes):
+            number, start = layout.check_range(offset, data.nbytes, trained_only=True)
+            if (place := self._new(offset, data.nbytes)) < 0:
                 continue
-            self.run[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
-            if check_finite and not self.problem:
-                self.problem = _not_finite(self.run, layout, offset, data.nbytes)
+            data = data.reshape(-1).view(np.uint8)
+            if self.run is not None:
+                self.run[offset : offset + data.nbytes] = data
+                data = self.run[offset : offset + data.nbytes]
+            values = self._read(data, layout.arenas[number], number, start, check_finite)
+            if self.keeps == KEEPS:
+                self.pieces.insert(place, values)
+            if self.lost:
+                return
         self.whole = self._got_nbytes == self.nbytes
 
-    def _new(self, offset: int, nbytes: int) -> bool:
-        """Note a range; False for one that came before. ProtocolError where it is cut otherwise than before."""
+    def _read(self, data: Array, arena: Arena, number: int, start: int, check: bool) -> Array:
+        """Look at a new piece while it is in the cache, and apply it ahead where that goes; its elements."""
+        values = elements(data, arena)
+        if self.ahead is not None and not self.ahead.holds:
+            self.stop()
+        if self.problem:
+            return values
+        good = self.ahead is not None and self.ahead.add(number, start, values, check)
+        if check and not good:
+            self.problem = not_finite(arena, values, start)
+            self.stop()
+        return values
+
+    def stop(self) -> None:
+        """Do not apply the pieces ahead (any more)."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None:
+            ahead.drop()
+            self.lost = self.keeps == FORGETS and not self.problem
+
+    def publish(self) -> bool:
+        """Make what was applied ahead the next version; False where nothing was, or something has come in between."""
+        if self.ahead is None or not self.ahead.holds:
+            return False
+        self.ahead.publish()
+        self.ahead = None
+        return True
+
+    def _new(self, offset: int, nbytes: int) -> int:
+        """Note a range, and say where it is among the others; -1 for one that came before. ProtocolError where it is
+        cut otherwise than before."""
         place = bisect_left(self._got, (offset, 0))
         after = self._got[place] if place < len(self._got) else None
         if after == (offset, nbytes) or nbytes == 0:
-            return False
+            return -1
         before = sum(self._got[place - 1]) if place else 0
         if before > offset or (after is not None and after[0] < offset + nbytes):
             raise ProtocolError(f"push {self.number}: bytes {offset} to {offset + nbytes} came before, cut otherwise")
         self._got.insert(place, (offset, nbytes))
         self._got_nbytes += nbytes
-        return True
+        return place
 
     def _add_parts(self, piece: Push, layout: ShardLayout, check_finite: bool, session: Borrowed | None) -> None:
         if session is None:
@@ -131,7 +179,15 @@ class Staged:
         """What the store applies for this push alone."""
         if self.run is not None:
             return Update(run_arrays(self.run, layout), {})
+        if self.pieces:
+            return Update([self._of_arena(arena) for arena in layout.arenas], {})
         return Update(None, self.parts)
+
+    def _of_arena(self, arena: Arena) -> Pieces:
+        """The kept pieces of an arena."""
+        first = bisect_left(self._got, (arena.offset, 0))
+        last = bisect_left(self._got, (arena.offset + arena.nbytes, 0))
+        return Pieces(tuple(self.pieces[first:last]))
 
 
 def run_arrays(run: Array, layout: ShardLayout) -> list[Array]:
@@ -139,14 +195,12 @@ def run_arrays(run: Array, layout: ShardLayout) -> list[Array]:
     return [run[a.offset : a.offset + a.nbytes].view(a.dtype) for a in layout.arenas]
 
 
-def _not_finite(run: Array, layout: ShardLayout, offset: int, nbytes: int) -> str:
-    """Which variable in a piece has NaN or infinite values, as a sentence; "" when none has."""
-    for arena in layout.arenas:
-        if not arena.offset <= offset < arena.offset + arena.nbytes:
-            continue
-        piece = run[offset : offset + nbytes].view(arena.dtype)
-        return not_finite(arena, piece, (offset - arena.offset) // piece.dtype.itemsize)
-    return ""
+def elements(data: Array, arena: Arena) -> Array:
+    """Bytes of an arena as its elements, in memory that the kernels take."""
+    values: Array = data.view(arena.dtype)
+    if not values.flags.aligned:
+        return values.copy()
+    return values if values.flags.writeable else writable(values)
 
 
 class Ledger:
@@ -176,7 +230,18 @@ class Ledger:
     def record(self, result: Pushed) -> None:
         """Keep a result; the push's memory goes."""
         self.results[result.number] = result
-        self.staged.pop(result.number, None)
+        self.discard(result.number)
         while self.done + 1 in self.results:
             self.done += 1
             self.results.pop(self.done - self.window, None)
+
+    def discard(self, number: int) -> None:
+        """Forget what is staged under a number."""
+        staged = self.staged.pop(number, None)
+        if staged is not None:
+            staged.stop()
+
+    def clear(self) -> None:
+        """The session has ended."""
+        for number in list(self.staged):
+            self.discard(number)

@@ -10,7 +10,7 @@ import numpy as np
 
 from dps.config import AUTO, cores
 from dps.kernels import rows as row_kernels
-from dps.ps.arena import WHOLE, ArenaMemory, Buffer, Mean, is_finite
+from dps.ps.arena import WHOLE, ArenaMemory, Buffer, Mean, Pieces, is_finite
 from dps.ps.crew import Crew
 from dps.ps.memory import memory_of
 from dps.transport.endpoint import Runtime
@@ -36,7 +36,7 @@ class Update:
     The gradient of an arena on a GPU may be there, too: an array of `dps.kernels.device`.
     """
 
-    run: Sequence[Array | Mean] | None
+    run: Sequence[Array | Mean | Pieces] | None
     parts: Mapping[int, Array | RowGradient]
 
     @property
@@ -184,12 +184,14 @@ class Store:
 
     def look(self, run: Sequence[Array]) -> str:
         """The first variable that has NaN or infinity in a gradient of all of the shard, as a sentence; or ""."""
-        good = all(memory.is_finite(run[a]) for a, memory in self._trained)
+        good = all(_is_finite(memory, run[a]) for a, memory in self._trained)
         return "" if good else self._problem(Update(run, {}))
 
     # all of the shard
 
-    def _apply_run(self, run: Sequence[Array | Mean], step: int, before: int, scale: float, check: bool) -> str:
+    def _apply_run(
+        self, run: Sequence[Array | Mean | Pieces], step: int, before: int, scale: float, check: bool
+    ) -> str:
         chosen: list[tuple[int, ArenaMemory, int]] = []
         with self._lock:
             for a, memory in self._trained:
@@ -220,7 +222,7 @@ class Store:
         return self._problem(Update(run, {})) or "the gradient has NaN or infinite values"
 
     def _checked(
-        self, chosen: list[tuple[int, ArenaMemory, int]], run: Sequence[Array | Mean], step: int, scale: float
+        self, chosen: list[tuple[int, ArenaMemory, int]], run: Sequence[Array | Mean | Pieces], step: int, scale: float
     ) -> list[tuple[int, ArenaMemory, int]] | None:
         """What is still to be applied once all is known to be finite; None where it is not, and nothing has changed.
 
@@ -231,7 +233,7 @@ class Store:
             a, memory, index = one
             if memory.looks_itself(index):
                 aside.append(one)
-            elif memory.is_finite(run[a]):
+            elif _is_finite(memory, run[a]):
                 left.append(one)
             else:
                 return None
@@ -240,14 +242,66 @@ class Store:
                 return None
         return left
 
-    def _pass_over(self, memory: ArenaMemory, index: int, gradient: Array | Mean, step: int, scale: float) -> bool:
+    def _pass_over(
+        self, memory: ArenaMemory, index: int, gradient: Array | Mean | Pieces, step: int, scale: float
+    ) -> bool:
         """Update all of an arena into buffer `index`; False for a gradient that was found not to be finite."""
         counts = memory.applied
+        if isinstance(gradient, Pieces):
+            if not memory.by_rows and not memory.on_device and (not memory.counts or (counts == counts[0]).all()):
+                return self._pass_pieces(memory, index, gradient, step, scale)
+            gradient = gradient.array()
         if not memory.counts or len(counts) == 1 or (counts == counts[0]).all():
             return self._pass(memory, index, 0, gradient, int(counts[0]) + 1, step, scale)
         for part, start, t in zip(memory.arena.parts, memory.arena.starts, counts, strict=True):
             self._pass(memory, index, start, _cut(gradient, start, start + part.size), int(t) + 1, step, scale)
         return True
+
+    def _pass_pieces(self, memory: ArenaMemory, index: int, gradient: Pieces, step: int, scale: float) -> bool:
+        start, t, good = 0, int(memory.applied[0]) + 1, True
+        for piece in gradient.arrays:
+            good &= self._pass(memory, index, start, piece, t, step, scale)
+            start += piece.size
+        return good
+
+    # all of the shard, piece by piece
+
+    def set_aside(self) -> dict[int, int] | None:
+        """For each trained arena the number of a buffer that is for one update alone, until `publish_aside` or
+        `take_back`; None where there are none, another update has them, or the optimizers want one pass."""
+        aside: dict[int, int] = {}
+        with self._lock:
+            taken = any(buffer.aside for _, memory in self._trained for buffer in memory.buffers)
+            for a, memory in self._trained:
+                index = memory.set_aside() if self.leases_on and not taken else None
+                if index is None:
+                    break
+                aside[a] = index
+        if len(aside) == len(self._trained):
+            return aside
+        self.take_back(aside)
+        return None
+
+    def write(self, memory: ArenaMemory, index: int, start: int, gradient: Array, step: int, scale: float) -> bool:
+        """Update a range into a buffer that was set aside; False where it `looks_itself` and found it not finite."""
+        return self._pass(memory, index, start, gradient, int(memory.applied[0]) + 1, step - 1, scale)
+
+    def publish_aside(self, aside: Mapping[int, int], step: int) -> None:
+        """What was written to these buffers is the next version."""
+        with self._lock:
+            for a, index in aside.items():
+                memory = self.arenas[a]
+                memory.buffers[index].aside = False
+                memory.applied += 1
+                memory.wrote(index, _ALL)
+            self.counter += 1
+            self.step = step
+
+    def take_back(self, aside: Mapping[int, int]) -> None:
+        """Nothing comes of what was written to these buffers."""
+        with self._lock:
+            for a, index in aside.items():
+                self.arenas[a].buffers[index].aside = False
 
     # some of its parts
 
@@ -351,7 +405,15 @@ def _part_not_finite(memory: ArenaMemory, number: int, gradient: Array | RowGrad
     return f"the gradient of {memory.arena.parts[memory.places[number][0]].name} has NaN or infinite values"
 
 
-def _arrays(gradient: Array | Mean) -> tuple[Array, ...]:
+def _is_finite(memory: ArenaMemory, gradient: Array | Mean | Pieces) -> bool:
+    if isinstance(gradient, Pieces):
+        return all(memory.is_finite(piece) for piece in gradient.arrays)
+    return memory.is_finite(gradient)
+
+
+def _arrays(gradient: Array | Mean | Pieces) -> tuple[Array, ...]:
+    if isinstance(gradient, Pieces):
+        return (gradient.array(),)
     return gradient.arrays if isinstance(gradient, Mean) else (gradient,)
 
 

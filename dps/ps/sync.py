@@ -46,6 +46,9 @@ class SyncMode:
 
     # -- Mode -------------------------------------------------------------------------------------------------
 
+    def begun(self, ledger: Ledger, staged: Staged) -> None:
+        """Its pieces go into one run, for the pass that sums it with others."""
+
     def whole(self, staged: Staged, sender: Sender) -> None:
         staged.look(self.shard.store)
         self._askers[staged.incarnation, staged.number] = sender

@@ -227,8 +227,23 @@ class Arena:
         return all(len(part.shape) == 1 for part in self.parts)
 
     @functools.cached_property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return int(np.dtype(self.dtype).itemsize)
+
+    @functools.cached_property
     def nbytes(self) -> int:
-        return self.size * np.dtype(self.dtype).itemsize
+        return self.size * self.itemsize
+
+
+LARGER, A_RUN = 4, 32
+"""A long run travels in pieces up to so many times larger than others, or in so many pieces: each costs both ends some
+0.1 ms beside its bytes, and with few of them nothing is done while they travel."""
+
+
+def piece_size(nbytes: int, smallest: int) -> int:
+    """How long the pieces of a run of `nbytes` are, where `smallest` is the runtime's `piece_nbytes`."""
+    return max(smallest, min(LARGER * smallest, nbytes // A_RUN // ALIGN * ALIGN))
 
 
 @record
@@ -284,6 +299,12 @@ class ShardLayout:
     def gradient_nbytes(self) -> int:
         """Bytes of the arenas that are trained: what a dense push moves."""
         return sum(arena.nbytes for arena in self.arenas if arena.optimizer is not None)
+
+    @functools.cached_property
+    def gradient_sizes(self) -> Array:
+        """Bytes of each part that takes a gradient, in the order of the run."""
+        trained = [arena for arena in self.arenas if arena.optimizer is not None]
+        return np.array([part.size * np.dtype(a.dtype).itemsize for a in trained for part in a.parts], np.int64)
 
     @functools.cached_property
     def trained(self) -> tuple[Part, ...]:
@@ -357,14 +378,15 @@ class ShardLayout:
             for arena in self.arenas
         ]
 
-    def check_range(self, offset: int, nbytes: int, trained_only: bool = False) -> None:
-        """Raises ProtocolError unless the bytes lie within one (trained) arena, on element boundaries."""
-        for arena in self.arenas:
+    def check_range(self, offset: int, nbytes: int, trained_only: bool = False) -> tuple[int, int]:
+        """The number of the (trained) arena that bytes lie in, and the first element there. Raises ProtocolError
+        unless they lie within one, on element boundaries."""
+        for number, arena in enumerate(self.arenas):
             if type(offset) is not int or (trained_only and arena.optimizer is None):
                 continue
-            if arena.offset <= offset and offset + nbytes <= arena.offset + arena.nbytes:
-                item = np.dtype(arena.dtype).itemsize
-                if (offset - arena.offset) % item or nbytes % item:
+            at = offset - arena.offset
+            if at >= 0 and at + nbytes <= arena.nbytes:
+                if at % arena.itemsize or nbytes % arena.itemsize:
                     break
-                return
+                return number, at // arena.itemsize
         raise ProtocolError(f"bytes {offset} to {offset + nbytes} are no piece of a run of {self.nbytes} bytes")
