@@ -22,8 +22,8 @@ from dps.variables.tree import builder, leaves
 PIECE = np.zeros(1 << 20, np.uint8)
 MESSAGES: dict[str, Message] = {
     "pull": Pull(1, 0, 0, 0, -1, []),
-    "push of 4 KB": Push(1, 1, 0, 0, 1, 4096, [0], [], 0, (PIECE[:4096],)),
-    "push of 1 MB": Push(1, 1, 0, 0, 1, 1 << 20, [0], [], 0, (PIECE,)),
+    "push of 4 KB": Push(1, 1, 0, 0, 1, 4096, [0], [], 0, arrays=(PIECE[:4096],)),
+    "push of 1 MB": Push(1, 1, 0, 0, 1, 1 << 20, [0], [], 0, arrays=(PIECE,)),
     "lookup of 8,192 rows": Lookup(1, 0, 0, arrays=(np.arange(8192),)),
 }
 COUNTS = [1, 161, 10_000]

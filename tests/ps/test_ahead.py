@@ -129,7 +129,7 @@ def test_a_piece_that_overlaps_others_is_refused_and_leaves_no_trace() -> None:
     ps = Ps(1)
     pieces = push(1, 2.0)
     ps.bring(1, pieces[0])
-    wrong = Push(1, 1, 0, -1, RUN, LAYOUT.gradient_nbytes, [8], [], 0, (np.zeros(16, np.uint8),))
+    wrong = Push(1, 1, 0, -1, RUN, LAYOUT.gradient_nbytes, [8], [], 0, arrays=(np.zeros(16, np.uint8),))
     with pytest.raises(ProtocolError, match="came before, cut otherwise"):
         ps.bring(1, wrong)
     ps.bring(1, *pieces[1:])

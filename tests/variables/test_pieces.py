@@ -40,7 +40,7 @@ def test_the_pieces_make_the_run_and_none_is_longer_than_it_may_be(plan: Plan, s
             continue
         staged = Staged(0, 1, 4, 2, 7, RUN, layout.gradient_nbytes)
         for piece in pieces:
-            assert (piece.epoch, piece.number, piece.step, piece.counter, piece.clock) == ABOUT
+            assert (piece.epoch, piece.number, piece.step, piece.counter, piece.clock) == ABOUT[:5]
             assert 0 < sum(array.nbytes for array in piece.arrays) <= max(size, 64)
             assert not staged.whole
             staged.add(piece, layout, True)
