@@ -81,7 +81,8 @@ def retain(storage: Storage, checkpoint_dir: str, keep: int, protect: Collection
     Kept are the `keep` newest whole checkpoints (keep >= 1: the newest whole one always) and those in `protect`.
     Folders without a manifest go when they are older than the newest whole checkpoint: nobody will finish them. A
     finished checkpoint that is damaged does not count and is left for a person to look at. Whole means here:
-    manifest and sizes fit; digests are not read. Temporary files of a killed chief's journal go too.
+    the manifest's checksum and all sizes fit; neither digests nor variables are looked at. Temporary files of a killed
+    chief's journal go too.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; wanted 1 or more checkpoints to keep")
