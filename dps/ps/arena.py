@@ -181,7 +181,10 @@ class ArenaMemory:
 
     def may_lease(self) -> bool:
         """Whether a writer would still find a free buffer with one more lease on the current one."""
-        return len(self.buffers) < self._most or any(b.free for i, b in enumerate(self.buffers) if i != self.current)
+        if len(self.buffers) < self._most:
+            return True
+        current = self.buffers[self.current]
+        return any(buffer.free for buffer in self.buffers if buffer is not current)
 
     def free_buffer(self) -> int | None:
         """Index of a buffer to write the next version into, made on demand; None when all are leased."""

@@ -103,21 +103,21 @@ class Store:
         """Hold the current version; None when it is being written in place, no buffer would remain free, or it is
         on a GPU alone (see `refresh`).
 
-        `shared`: only where others of this machine can read all of it in place. `arenas`: only these, by number; what
-        the lease has of the others is empty.
+        `shared`: for others of this machine, by the names of its memories; only where they can read all of it in place.
+        `arenas`: only these, by number; what the lease has of the others is empty.
         """
         held = self.arenas if arenas is None else [self.arenas[number] for number in arenas]
         with self._lock:
             if self.leases_on and (self._writing or not all(a.may_lease() for a in held)):
                 return None
             buffers = [a.buffers[a.current] for a in held]
-            if shared and any(b.memory is None for b in buffers):
+            names = [b.memory.name for b in buffers if b.memory is not None]
+            if shared and len(names) < len(buffers):
                 return None
             if self.leases_on:
                 for buffer in buffers:
                     buffer.leases += 1
-            names = [b.memory.name for b in buffers if b.memory is not None]
-            arrays = [_read_only(b.values) for b in buffers]
+            arrays = [] if shared else [_read_only(b.values) for b in buffers]
             if arenas is not None:
                 found = dict(zip(arenas, arrays, strict=True))
                 arrays = [found.get(number, NOTHING) for number in range(len(self.arenas))]
