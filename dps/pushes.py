@@ -13,6 +13,7 @@ from dps.lanes import ShardRun, ShardRuns
 from dps.partial import PartRuns
 from dps.pushing import Buffers, Given, PushOp, push_shards
 from dps.reply import Push
+from dps.transport.wire import Array
 from dps.variables.layout import Gradient, assemble, gradients_of
 from dps.waiting import Waiter
 
@@ -151,11 +152,13 @@ class Pushes:
         }
         self._buffers.append(runs)
         del self._buffers[:-KEPT]
-        if plan.all_at_once is not None and len(plan.only_part) == len(plan.variables):
-            self._given.append(Given(plan, runs))
-            del self._given[:-KEPT]
-        views = {index: view for run in runs.values() for index, view in run.views.items()}
+        views: dict[int, Array] = {}
+        for run in runs.values():
+            views |= run.views
         if len(plan.only_part) == len(plan.variables):
+            if plan.all_at_once is not None:
+                self._given.append(Given(plan, runs, views))
+                del self._given[:-KEPT]
             return build(assemble(plan, views, plan.by_name))
 
         def leaf(name: str) -> Any:

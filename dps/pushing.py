@@ -16,6 +16,7 @@ from dps.protocol import APPLIED, REFUSED, WINDOW
 from dps.protocol import Push as PushMessage
 from dps.reply import Push
 from dps.transport.dtypes import is_float
+from dps.transport.wire import Array
 from dps.variables.layout import Gradient, fill_run, gather, is_whole
 from dps.variables.packed import PackedGradient
 from dps.variables.pieces import own_pieces
@@ -30,12 +31,11 @@ Buffers = list[dict[int, ShardRun]]
 class Given(dict[int, Gradient]):
     """Gradients of all variables, which lie in the runs of one `session.gradients()`: nobody looks at each again."""
 
-    def __init__(self, plan: Plan, runs: dict[int, ShardRun]) -> None:
-        """Of a plan in which each variable has one part."""
-        views = {index: view for run in runs.values() for index, view in run.views.items()}
-        super().__init__((part.variable, views[part.index]) for part in plan.parts)
+    def __init__(self, plan: Plan, runs: dict[int, ShardRun], views: Mapping[int, Array]) -> None:
+        """Of a plan in which each variable has one part; `views`: all parts, by index, in the runs."""
         self.plan, self.runs = plan, runs
-        self.arrays = list(self.values())
+        self.arrays = list(map(views.__getitem__, range(len(plan.variables))))  # parts come variable after variable
+        super().__init__(enumerate(self.arrays))
 
 
 class PushOp:
