@@ -99,7 +99,8 @@ for dtype in sys.argv[1:]:
     for step in (1, 2, 3):
         store.apply(Update([np.linspace(-step, 1, 99, dtype=dtype)], {}), step, check=True)
     made = compiled_here()
-    print(hashlib.sha256(store.lease().arrays[0]).hexdigest(), made.versions - made.from_cache, "numba.cpython.listobj" in sys.modules)
+    digest = hashlib.sha256(store.lease().arrays[0]).hexdigest()
+    print(digest, made.versions - made.from_cache, "numba.cpython.listobj" in sys.modules)
 """
 
 
