@@ -13,7 +13,7 @@ from dps import config, telemetry
 from dps.cluster.placement import describe, warning
 from dps.connection import Connection
 from dps.errors import DeadlineExceeded, DpsError
-from dps.hooks import Chain, CheckpointSaver, Hook
+from dps.hooks.chain import Chain
 from dps.hooks.scalars import Scalars
 from dps.lookup import Lookups
 from dps.optim import Optimizer, checked
@@ -36,6 +36,7 @@ from dps.waiting import Waiter
 if TYPE_CHECKING:
     from dps.compress import Compressor
     from dps.compressing import Compression, Traffic
+    from dps.hooks.hook import Hook
 
 log = logging.getLogger("dps")
 
@@ -106,8 +107,11 @@ class Session:
         self._last_at = self._server.runtime.now()
         try:
             self._hooks = Chain(hooks, lambda: self.name, self._hook_failed)
-            if checkpoint_dir and not any(isinstance(h, CheckpointSaver) for h in self._hooks.hooks):
-                self._hooks.hooks.append(CheckpointSaver())
+            if checkpoint_dir:
+                from dps.hooks.saver import CheckpointSaver
+
+                if not any(isinstance(h, CheckpointSaver) for h in self._hooks.hooks):
+                    self._hooks.hooks.append(CheckpointSaver())
             self._open(params, optimizer, placement, partitioner, settings, self._deadline(None))
         except BaseException as error:
             self._give_up(error)

@@ -41,7 +41,7 @@ def test_a_run_ends_soon_after_its_last_worker_whether_they_end_at_once_or_one_b
     update: str, apart_s: float
 ) -> None:
     run, took_s = ended(4, update, apart_s)
-    assert set(run.exit_codes.values()) == {0} and 0.0 < took_s < SOON_S
+    assert set(run.exit_codes.values()) == {0} and -0.001 < took_s < SOON_S  # the clock of people has fewer digits
 
 
 def test_a_worker_that_was_killed_says_nothing_and_is_missed_after_its_grace() -> None:
