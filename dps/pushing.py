@@ -19,10 +19,16 @@ from dps.transport.dtypes import is_float
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, fill_run, gather, is_whole
 from dps.variables.packed import PackedGradient
-from dps.variables.pieces import own_pieces
+from dps.variables.pieces import gather_pieces, own_pieces
 from dps.variables.plan import FEW, Plan, ShardLayout, piece_size
 from dps.variables.transfers import About, PushTransfer, run_pieces, shared_message
 from dps.variables.tree import Rows
+
+PIECES = 3
+"""Runs of at least so many pieces are gathered piece by piece."""
+GATHERED, AT_ONCE = 12, 8
+"""So many times, or so many pieces at once where these are too few: each costs both ends 0.1 ms, and the sooner the ps
+has its first, the more of its work is done meanwhile."""
 
 Buffers = list[dict[int, ShardRun]]
 """Of `session.gradients()`: for each that was given out its runs, by ps."""
@@ -163,29 +169,35 @@ def push_shards(
             connection.epoch, numbers[ps] + 1, step, counters[ps], clock if leads else 0,
             lend and lane.on and (leads or not connection.sync), lane.all_released_below(),
         )  # fmt: skip
-        pieces, run = _dense(connection, gradients, ps, about, runs, buffers, filled.get(ps))
-        if pieces is None:
-            parts = PartsPush(connection, gradients, ps, about, part_runs)
-            if parts.empty and not connection.sync and ps != connection.step_ps:
-                continue
+        run = filled.get(ps) or _given_run(connection, gradients, ps)
+        layout = connection.plan.layouts[ps]
+        if run is not None:
             numbers[ps] += 1
-            operation.sent(ps, _sent_parts(connection, ps, parts))
+            operation.sent(ps, _sent(connection, ps, _pieces(connection, ps, run, about), run, about))
+            continue
+        if layout.trained and is_whole(layout, gradients):
+            numbers[ps] += 1
+            operation.sent(ps, _sent_dense(connection, gradients, ps, about, runs, buffers))
+            continue
+        parts = PartsPush(connection, gradients, ps, about, part_runs)
+        if parts.empty and not connection.sync and ps != connection.step_ps:
             continue
         numbers[ps] += 1
-        operation.sent(ps, _sent(connection, ps, pieces, run, about))
+        operation.sent(ps, _sent_parts(connection, ps, parts))
     return operation
 
 
 def _sent(
-    connection: Connection, ps: int, pieces: list[PushMessage], run: ShardRun | None, about: About
-) -> PushTransfer:
+    connection: Connection, ps: int, pieces: list[PushMessage], run: ShardRun | None, about: About,
+    first: PushMessage | None = None,
+) -> PushTransfer:  # fmt: skip
     """One shard's part of a push, on its way; its run is in use until that is over."""
     otherwise = None
     if run is not None and run.memory is not None:
         otherwise = partial(_over_the_socket, connection, ps, run, about)
     transfer = PushTransfer(
         connection.caller, connection.refs[ps], ps, pieces, connection.sync and ps != connection.step_ps,
-        connection.abort, otherwise,
+        connection.abort, otherwise, first=first,
     )  # fmt: skip
     if run is not None:
         run.reader = transfer
@@ -213,46 +225,77 @@ def _over_the_socket(
     return _pieces(connection, ps, run, about)
 
 
-def _dense(
-    connection: Connection, gradients: Mapping[int, Gradient], ps: int, about: About, runs: ShardRuns,
-    buffers: Buffers, run: ShardRun | None,
-) -> tuple[list[PushMessage] | None, ShardRun | None]:  # fmt: skip
-    """The messages of a shard's part, out of `run`, a run that is filled here, or the user's own arrays; None when
-    gradients are missing."""
-    if run is None and not connection.lanes[ps].on:
-        pieces = _own_pieces(connection, gradients, ps, about, buffers)
-        if pieces is not None:
-            return pieces, None
-    run = _filled_run(connection, gradients, ps, runs, buffers) if run is None else run
-    return (None if run is None else _pieces(connection, ps, run, about)), run
-
-
-def _own_pieces(
-    connection: Connection, gradients: Mapping[int, Gradient], ps: int, about: About, buffers: Buffers
-) -> list[PushMessage] | None:
-    """The messages out of the user's own arrays, where those are worth it and not in a run already."""
+def _sent_dense(
+    connection: Connection, gradients: Mapping[int, Gradient], ps: int, about: About, runs: ShardRuns, buffers: Buffers
+) -> PushTransfer:
+    """A shard's part of a push that has a gradient for all of it: out of the user's own arrays, or out of a run."""
     plan, layout = connection.plan, connection.plan.layouts[ps]
-    if not layout.trained or isinstance(gradients, Given) or not is_whole(layout, gradients):
-        return None
-    if _own_run(layout, ps, gradients, buffers) is not None:
-        return None
-    return own_pieces(plan, layout, gradients, connection.runtime.piece_nbytes, about)
+    smallest, own = connection.runtime.piece_nbytes, _own_run(layout, ps, gradients, buffers)
+    if own is None and connection.lanes[ps].on and layout.gradient_nbytes >= PIECES * smallest:
+        run = runs.take(ps, layout)
+        if run.memory is not None:
+            return _sent_while_gathered(connection, gradients, ps, about, run)
+    elif own is None and not connection.lanes[ps].on:
+        pieces = own_pieces(plan, layout, gradients, smallest, about)
+        if pieces is not None:
+            return _sent(connection, ps, pieces, None, about)
+    run = _filled(connection, gradients, ps, runs, own)
+    return _sent(connection, ps, _pieces(connection, ps, run, about), run, about)
+
+
+def _sent_while_gathered(
+    connection: Connection, gradients: Mapping[int, Gradient], ps: int, about: About, run: ShardRun
+) -> PushTransfer:
+    """A shard's part of a push in shared memory: the ps works on the first pieces while the next are gathered."""
+    plan, layout, caller = connection.plan, connection.plan.layouts[ps], connection.caller
+    assert run.memory is not None, "only a run that is shared is told of"
+    whole = shared_message(layout, run.memory.name, about)
+    transfer: PushTransfer | None = None
+    smallest = connection.runtime.piece_nbytes
+    size = max(smallest, min(AT_ONCE * smallest, layout.gradient_nbytes // GATHERED // 64 * 64))
+    try:
+        for offset, nbytes in gather_pieces(plan, layout, gradients, run.bytes, size):
+            (ready,) = shared_message(layout, run.memory.name, about, (offset, nbytes))
+            if transfer is None:
+                transfer = _sent(connection, ps, whole, run, about, ready)
+            else:
+                caller.send(transfer, ready)
+            caller.flush()
+    except BaseException:  # Ctrl-C: what has begun cannot be taken back, and half of it must not count
+        fill_run(plan, layout, gradients, run.views)
+        if transfer is None:
+            _sent(connection, ps, whole, run, about)
+        else:
+            caller.send(transfer, whole[0])
+        raise
+    assert transfer is not None, "a push in pieces has some"
+    return transfer
 
 
 def _filled_run(
-    connection: Connection,
-    gradients: Mapping[int, Gradient],
-    ps: int,
-    runs: ShardRuns,
-    buffers: Buffers,
+    connection: Connection, gradients: Mapping[int, Gradient], ps: int, runs: ShardRuns, buffers: Buffers
 ) -> ShardRun | None:
     """A run with a shard's gradients in it, the user's own where they lie there already; None when some are missing."""
-    plan, layout = connection.plan, connection.plan.layouts[ps]
-    if isinstance(gradients, Given) and gradients.plan is plan and not gradients.runs[ps].in_use:
-        return gradients.runs[ps] if layout.trained else None
-    if not layout.trained or not is_whole(layout, gradients):
+    layout = connection.plan.layouts[ps]
+    given = _given_run(connection, gradients, ps)
+    if given is not None or not layout.trained or not is_whole(layout, gradients):
+        return given
+    return _filled(connection, gradients, ps, runs, _own_run(layout, ps, gradients, buffers))
+
+
+def _given_run(connection: Connection, gradients: Mapping[int, Gradient], ps: int) -> ShardRun | None:
+    """The run in which all gradients are known to lie, if any."""
+    plan = connection.plan
+    if not isinstance(gradients, Given) or gradients.plan is not plan or not plan.layouts[ps].trained:
         return None
-    run = _own_run(layout, ps, gradients, buffers)
+    return None if gradients.runs[ps].in_use else gradients.runs[ps]
+
+
+def _filled(
+    connection: Connection, gradients: Mapping[int, Gradient], ps: int, runs: ShardRuns, run: ShardRun | None
+) -> ShardRun:
+    """A run with a shard's gradients in it; `run`: the user's own, in which some lie already."""
+    plan, layout = connection.plan, connection.plan.layouts[ps]
     if run is None or run.in_use:
         run = runs.take(ps, layout)
         if gather(plan, layout, gradients, run.bytes):

@@ -10,7 +10,7 @@ import numpy as np
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.kernels.halves import widened
-from dps.protocol import APPLIED, DROPPED, REFUSED, Members, Pull, Pushed, Token
+from dps.protocol import APPLIED, DROPPED, REFUSED, RUN, Members, Pull, Pushed, Token
 from dps.ps.ahead import Ahead
 from dps.ps.arena import Mean, Pieces
 from dps.ps.clocks import Clocks
@@ -47,15 +47,16 @@ class AsyncMode:
     def begun(self, ledger: Ledger, staged: Staged) -> None:
         """The pieces stay as they come, and those of a session's next push are applied as they come where they can be.
 
-        Where no other session can come in between, pieces that were applied are not kept: in the seldom case that one
-        does, this session is asked for them again.
+        Where no other session can come in between, pieces that were applied are not kept (those in the session's own
+        memory are): in the seldom case that one does, this session is asked for them again.
         """
         if self.settings.compensation:
             return
         staleness, limit = self._staleness(staged), self.settings.max_staleness
         if staged.number == ledger.done + 1 and (limit is None or staleness <= limit):
             staged.ahead = Ahead.of(self.shard.store, self._step(staged), self._scale(staleness))
-        staged.keeps = KEEPS if staged.ahead is None or len(self.shard.ledgers) > 1 else FORGETS
+        alone = len(self.shard.ledgers) == 1 and staged.form == RUN
+        staged.keeps = FORGETS if staged.ahead is not None and alone else KEEPS
 
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
         result = ledger.results.get(number)

@@ -225,7 +225,7 @@ class PsActor(Actor):
                 message.nbytes, clock=message.clock,
             )  # fmt: skip
             ledger.staged[message.number] = staged
-            if message.form == RUN:
+            if message.form == RUN or (message.form == SHARED and message.offsets):
                 shard.mode.begun(ledger, staged)
         elif staged.whole:
             shard.mode.again(ledger, message.number, sender)
@@ -235,7 +235,9 @@ class PsActor(Actor):
         if key in self._credits:
             self._credits[key] = staged.touched_at
         check_finite = bool(shard.settings.get("check_finite", True))
-        if borrowed is not None:
+        if borrowed is not None and message.offsets:
+            staged.lend(message, borrowed, shard.layout, check_finite)
+        elif borrowed is not None:
             staged.borrow(borrowed, shard.layout, check_finite)
         else:
             staged.add(message, shard.layout, check_finite, session)

@@ -81,10 +81,30 @@ class Staged:
 
         Whoever applies it looks for NaN and infinity, or calls `look`.
         """
-        self.stop()
-        self.run, self.pieces, self.lost, self._got, self._got_nbytes = run, [], False, [], 0
+        self._begin_anew(run)
         self.unchecked = check_finite
-        self.borrowed = self.whole = True
+        self.whole = True
+
+    def lend(self, piece: Push, run: Array, layout: ShardLayout, check_finite: bool) -> None:
+        """Take ranges of such a run that are ready; `piece.offsets` is where each begins and its bytes, in turn."""
+        if self.whole:
+            return
+        if self._got and self.run is not run:
+            self._begin_anew(run)
+        self.run, self.borrowed = run, True
+        if len(piece.offsets) % 2 or not all(type(n) is int and n >= 0 for n in piece.offsets):
+            raise ProtocolError(f"{piece.offsets!r:.100} are no ranges of a run")
+        for offset, nbytes in zip(piece.offsets[::2], piece.offsets[1::2], strict=True):
+            number, start = layout.check_range(offset, nbytes, trained_only=True)
+            if self._new(offset, nbytes) >= 0:
+                self._read(run[offset : offset + nbytes], layout.arenas[number], number, start, check_finite)
+        self.whole = self._got_nbytes == self.nbytes
+
+    def _begin_anew(self, run: Array | None) -> None:
+        """Forget what is here: all of the gradient lies, or is to come to lie, in this run of the session's own."""
+        self.stop()
+        self.run, self.borrowed, self.lost = run, run is not None, False
+        self.pieces, self._got, self._got_nbytes = [], [], 0
 
     def look(self, store: Store) -> None:
         """Look for NaN and infinity where nobody has; a bad gradient sets `problem`."""
@@ -110,6 +130,8 @@ class Staged:
             raise ProtocolError(f"a dense push to this shard has {layout.gradient_nbytes} bytes, got {self.nbytes}")
         if len(piece.offsets) != len(piece.arrays):
             raise ProtocolError(f"{len(piece.offsets)} offsets for {len(piece.arrays)} arrays")
+        if self.borrowed:
+            self._begin_anew(None)
         if self.run is None and self.keeps == GATHERS:
             self.run = np.empty(layout.nbytes, np.uint8)
         for offset, data in zip(piece.offsets, piece.arrays, strict=True):

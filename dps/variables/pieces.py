@@ -1,4 +1,4 @@
-"""A dense push of one shard as messages whose arrays are the user's own: nothing is gathered but what is small."""
+"""A dense push of one shard, piece by piece: as messages whose arrays are the user's own, or gathered into a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from dps.protocol import RUN, Push
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, split
-from dps.variables.plan import Arena, Plan, ShardLayout, piece_size
+from dps.variables.plan import Arena, Part, Plan, ShardLayout, piece_size
 from dps.variables.transfers import About
 
 SMALL = 4
@@ -42,15 +42,47 @@ def own_pieces(
     ]  # fmt: skip
 
 
+def gather_pieces(
+    plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array, size: int
+) -> Iterator[tuple[int, int]]:
+    """Copy gradients of all trained parts, all dense, into a shard's run (bytes), some `size` bytes at a time; the
+    offset and the bytes of each range that is ready."""
+    for arena in layout.arenas:
+        if arena.optimizer is None:
+            continue
+        at, held = arena.offset, 0
+        together: list[Array] = []
+        for part in arena.parts:
+            data = _bytes(plan, part, gradients)
+            if together and held + data.nbytes > size:
+                np.concatenate(together, out=run[at : at + held])
+                yield at, held
+                at, held, together = at + held, 0, []
+            while data.nbytes > size:
+                run[at : at + size] = data[:size]
+                yield at, size
+                at, data = at + size, data[size:]
+            together.append(data)
+            held += data.nbytes
+        if held:
+            np.concatenate(together, out=run[at : at + held])
+            yield at, held
+
+
+def _bytes(plan: Plan, part: Part, gradients: Mapping[int, Gradient]) -> Array:
+    """The gradient of a part, which is dense, as it lies: bytes."""
+    gradient = gradients[part.variable]
+    assert isinstance(gradient, np.ndarray), "a push of all of a shard is dense"
+    source = np.ascontiguousarray(split(gradient, part, len(plan.parts_of[part.variable])))
+    return source.reshape(-1).view(np.uint8)
+
+
 def _spans(plan: Plan, arena: Arena, gradients: Mapping[int, Gradient], small: int) -> Iterator[tuple[int, Array]]:
     """The bytes of an arena's gradients, in order, each with its offset in the run; small neighbours as one."""
     at, held = arena.offset, 0
     together: list[Array] = []
     for part in arena.parts:
-        gradient = gradients[part.variable]
-        assert isinstance(gradient, np.ndarray), "a push of all of a shard is dense"
-        source = np.ascontiguousarray(split(gradient, part, len(plan.parts_of[part.variable])))
-        data = source.reshape(-1).view(np.uint8)
+        data = _bytes(plan, part, gradients)
         if data.nbytes < small:
             together.append(data)
             held += data.nbytes

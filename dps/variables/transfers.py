@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -251,10 +251,12 @@ class PushTransfer(Transfer):
         aborted: Callable[[], None],
         otherwise: Callable[[Exception], list[Push]] | None = None,
         in_full: Callable[[], list[Push]] | None = None,
+        first: Push | None = None,
     ) -> None:
         """`only_held`: that the ps has the push whole is all that this transfer is for (sync, not the step ps).
         `otherwise` gives other pieces where the ps cannot reach the memory that `pieces` name, `in_full` where it does
-        not have a row list that they name. Leaves at the next flush."""
+        not have a row list that they name. `first`: what is sent now in place of the only one of `pieces`, which is for
+        when that is to be sent again. Leaves at the next flush."""
         super().__init__(caller, ps, aborted)
         self._otherwise, self._in_full = otherwise, in_full
         self._pieces, self._only_held = pieces, only_held
@@ -265,7 +267,7 @@ class PushTransfer(Transfer):
         """What waits for the values that come with the result."""
         self.lends = pieces[0].lend
         self._credit = len(pieces) == 1
-        caller.open(ref, pieces[0] if self._credit else Credit(self._epoch, self._push), self)
+        caller.open(ref, first or (pieces[0] if self._credit else Credit(self._epoch, self._push)), self)
 
     def again(self) -> Message:
         return PushStatus(self._epoch, self._push) if self._credit else Credit(self._epoch, self._push)
@@ -332,6 +334,6 @@ def run_pieces(layout: ShardLayout, run: Array, piece_nbytes: int, about: About)
     ]  # fmt: skip
 
 
-def shared_message(layout: ShardLayout, memory: list[int], about: About) -> list[Push]:
-    """A dense push whose run lies in shared memory."""
-    return [Push(*about[:4], SHARED, layout.gradient_nbytes, [], [memory, 0], *about[4:])]
+def shared_message(layout: ShardLayout, memory: list[int], about: About, ready: Sequence[int] = ()) -> list[Push]:
+    """A dense push whose run lies in shared memory; `ready`: only ranges of it are there yet, see `Push`."""
+    return [Push(*about[:4], SHARED, layout.gradient_nbytes, list(ready), [memory, 0], *about[4:])]

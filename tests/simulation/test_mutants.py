@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dps import pushing
-from dps.ps import answers, clocks, modes, quorum, rowlists, saving, server, staging, store, sync
+from dps.ps import ahead, answers, clocks, modes, quorum, rowlists, saving, server, staging, store, sync
 from dps.reply import Push
 from tests.simulation.scenario import run, scenario
 
@@ -65,6 +65,11 @@ def test_a_push_counted_before_it_is_whole_everywhere_is_caught(monkeypatch: pyt
 
 def test_a_missing_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.Store, "leases_on", False)
+    caught("async", "differ")
+
+
+def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead.Ahead, "holds", True)
     caught("async", "differ")
 
 
