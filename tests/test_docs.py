@@ -318,6 +318,16 @@ def test_every_page_is_in_the_navigation_and_every_decision_in_its_index() -> No
     assert named | decisions == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
 
 
+def test_every_module_is_in_the_architecture_page() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    package = ROOT / "dps"
+    for module in sorted(package.rglob("*.py")):
+        if module.name != "__init__.py":
+            folder = f"dps/{module.parent.relative_to(package)}/".replace("/./", "/")
+            section = text.partition(f"**`{folder}`**")[2].partition("\n**`")[0]
+            assert f"`{module.name}`" in section, f"{module.relative_to(ROOT)} is not among the files of {folder}"
+
+
 def test_every_picture_is_shown_and_has_no_background_of_its_own() -> None:
     shown = "\n".join(read(page) for page in PAGES)
     for picture in sorted((DOCS / "pictures").glob("*.svg")):
