@@ -238,8 +238,8 @@ class PsActor(Actor):
             ledger.discard(message.number)
             self.node.answer(sender, PushMissing(message.number))
         elif staged.whole:
-            self._release_credit(key)
             shard.mode.whole(staged, sender)
+            self._release_credit(key)  # not before its memory has gone, or is on its way into a step
 
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)

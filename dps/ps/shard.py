@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -68,11 +69,17 @@ class Mode(Protocol):
         """Who is waited for now, for errors and status; "" when nobody is."""
 
 
+ROOM_S = 0.05
+"""How long a pull waits, when the memory for versions is full, for another reader to be done; then it gets a copy."""
+
+
 @dataclass
 class _Read:
     sender: Sender
     pull: Pull
     packed: PackedLayout | None
+    until: float = 0.0
+    """On the runtime's clock: how long it waits for room; 0: it has not had to."""
 
 
 class Shard:
@@ -103,6 +110,7 @@ class Shard:
         self.lookups = Lookups(self)
         self.notices = Notices(node)
         self._packing = Packing(self.store)
+        self._copied: weakref.ref[_Copy] | None = None
         self._reads: dict[tuple[Any, int], _Read] = {}
 
     @property
@@ -163,6 +171,8 @@ class Shard:
         self.ledger(sender, pull.epoch)
         if pull.released:
             self.lending.give_back_below(sender.incarnation, pull.released)
+            if self._reads:
+                self.node.post(self._wake)
         wanted = pull.packed or pull.base != NO_BASE
         read = _Read(sender, pull, PackedLayout(self.layout, pull.parts, pull.packed) if wanted else None)
         if pull.parts:
@@ -195,6 +205,11 @@ class Shard:
                 self._answer(read)
         self.lookups.wake()
 
+    def _wake(self) -> None:
+        """Later: room may have become free."""
+        if not self.ended:
+            self.wake_reads()
+
     def _has_to_wait(self, sender: Sender, pull: Pull) -> bool:
         return (
             self.store.step < pull.min_step
@@ -216,15 +231,12 @@ class Shard:
         sender, store = read.sender, self.store
         if read.pull.shared and self._again(sender):
             return
-        ledger = self.ledgers[sender.incarnation]
-        ledger.pulled = store.counter
-        self.counts["pulls"] += 1
-        self.mode.pulled(ledger)
         if read.pull.newer_than >= store.counter:
+            self._note(sender)
             self.node.answer(sender, NotNewer(self.epoch, store.counter, store.step))
             return
         if read.packed is not None:
-            self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=store.counter)
+            self._note(sender, record=True)
             self._send_packed(read, read.packed)
             return
         arenas = store.refresh(read.pull.parts)
@@ -232,17 +244,49 @@ class Shard:
             return
         lease = store.lease(arenas=arenas)
         if lease is None:
+            if self._waits_for_room(read):
+                return
             self.counts["copied_pulls"] += 1
-            lease = _Copy(store)
-        self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=store.counter)
+            lease = self._copy()
+        self._note(sender, record=True)
         self._send(sender, lease, self._pieces(read.pull))
+
+    def _note(self, sender: Sender, record: bool = False) -> None:
+        """A pull is answered with the current version; `record`: with its values."""
+        ledger = self.ledgers[sender.incarnation]
+        ledger.pulled = self.store.counter
+        self.counts["pulls"] += 1
+        self.mode.pulled(ledger)
+        if record:
+            self.node.runtime.record(
+                "pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=self.store.counter
+            )  # fmt: skip
+
+    def _waits_for_room(self, read: _Read) -> bool:
+        """Keep a read for which there is no memory now; False once that has been long enough."""
+        now = self.node.runtime.now()
+        if not read.until:
+            read.until = now + ROOM_S
+            self.node.after(ROOM_S, self._wake)
+        elif now >= read.until:
+            return False
+        self._reads[read.sender.route, read.sender.request] = read
+        return True
+
+    def _copy(self) -> _Copy:
+        """The current version copied out, once for all who read it meanwhile."""
+        found = self._copied() if self._copied is not None else None
+        if found is None or found.counter != self.store.counter:
+            found = _Copy(self.store)
+            self._copied = weakref.ref(found)
+        return found
 
     def _lend(self, sender: Sender) -> bool:
         """Let a reader on this machine read in place; False when it has to be sent the values."""
         lease = self.lending.lend(sender.incarnation, sender.request)
         if lease is None:
             return False
-        self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=lease.counter)
+        self._note(sender, record=True)
         self.node.answer(sender, SharedValues(self.epoch, lease.counter, lease.step, lease.memories))
         return True
 
@@ -259,6 +303,7 @@ class Shard:
         for number in message.numbers:
             self.lending.give_back(sender.incarnation, number)
         self.node.answer(sender)
+        self.wake_reads()
 
     def _pieces(self, pull: Pull) -> list[list[tuple[int, int]]]:
         smallest = self.node.runtime.piece_nbytes
@@ -284,6 +329,8 @@ class Shard:
             left -= 1
             if left == 0:
                 lease.release()
+                if self._reads:
+                    self.node.post(self._wake)
 
         for piece in pieces:
             arrays = tuple(self._bytes(lease, offset, n) for offset, n in piece)
