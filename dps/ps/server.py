@@ -197,7 +197,7 @@ class PsActor(Actor):
         shard = self._shard(message.epoch)
         ledger = shard.ledger(sender, message.epoch)
         if message.released:
-            shard.lending.give_back_below(sender.incarnation, message.released)
+            shard.released(sender.incarnation, message.released)
         if message.lend:
             shard.lending.want(sender.incarnation, sender.request)
         if ledger.decided(message.number):
@@ -245,8 +245,8 @@ class PsActor(Actor):
             ledger.discard(message.number)
             self.node.answer(sender, PushMissing(message.number))
         elif staged.whole:
-            self._release_credit(key)
             shard.mode.whole(staged, sender)
+            self._release_credit(key)  # not before its memory has gone, or is on its way into a step
 
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)

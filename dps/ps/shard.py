@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -70,11 +71,17 @@ class Mode(Protocol):
         """Who is waited for now, for errors and status; "" when nobody is."""
 
 
+ROOM_S = 0.05
+"""How long a pull waits, when the memory for versions is full, for another reader to be done; then it gets a copy."""
+
+
 @dataclass
 class _Read:
     sender: Sender
     pull: Pull
     packed: PackedLayout | None
+    until: float = 0.0
+    """On the runtime's clock: how long it waits for room; 0: it has not had to."""
 
 
 class Shard:
@@ -105,6 +112,7 @@ class Shard:
         self.lookups = Lookups(self)
         self.notices = Notices(node)
         self._packing = Packing(self.store)
+        self._copied: weakref.ref[_Copy] | None = None
         self._reads: dict[tuple[Any, int], _Read] = {}
 
     @property
@@ -164,7 +172,7 @@ class Shard:
         """Answer a pull now, or keep it until it may be answered."""
         self.ledger(sender, pull.epoch)
         if pull.released:
-            self.lending.give_back_below(sender.incarnation, pull.released)
+            self.released(sender.incarnation, pull.released)
         wanted = pull.packed or pull.base != NO_BASE
         read = _Read(sender, pull, PackedLayout(self.layout, pull.parts, pull.packed) if wanted else None)
         for index in pull.parts:
@@ -198,6 +206,17 @@ class Shard:
                 del self._reads[key]
                 self._answer(read)
 
+    def _wake(self) -> None:
+        """Later: room may have become free."""
+        if not self.ended:
+            self.wake_reads()
+
+    def released(self, incarnation: int, number: int) -> None:
+        """A session reads nothing under lower numbers any more."""
+        self.lending.give_back_below(incarnation, number)
+        if self._reads:
+            self.node.post(self._wake)
+
     def _not_yet(self, sender: Sender, pull: Pull) -> str:
         """Why a pull has to wait; "" when it may be answered."""
         if self.store.step < pull.min_step:
@@ -213,12 +232,12 @@ class Shard:
         sender, store = read.sender, self.store
         if read.pull.shared and self._again(sender):
             return
-        self._note_pull(sender)
         if read.pull.newer_than >= store.counter:
+            self._note(sender)
             self.node.answer(sender, NotNewer(self.epoch, store.counter, store.step))
             return
         if read.packed is not None:
-            self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=store.counter)
+            self._note(sender, record=True)
             self._send_packed(read, read.packed)
             return
         arenas = store.refresh(read.pull.parts)
@@ -227,16 +246,48 @@ class Shard:
             return
         lease = store.lease(arenas=arenas)
         if lease is None:
+            if self._waits_for_room(read):
+                return
             self.counts["copied_pulls"] += 1
-            lease = _Copy(store)
-        self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=store.counter)
+            lease = self._copy()
+        self._note(sender, record=True)
         self._send(sender, lease, self._pieces(read.pull))
+
+    def _note(self, sender: Sender, record: bool = False) -> None:
+        """A pull is answered with the current version; `record`: with its values."""
+        ledger = self.ledgers[sender.incarnation]
+        ledger.pulled = self.store.counter
+        self.counts["pulls"] += 1
+        self.mode.pulled(ledger)
+        if record:
+            self.node.runtime.record(
+                "pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=self.store.counter
+            )  # fmt: skip
+
+    def _waits_for_room(self, read: _Read) -> bool:
+        """Keep a read for which there is no memory now; False once that has been long enough."""
+        now = self.node.runtime.now()
+        if not read.until:
+            read.until = now + ROOM_S
+            self.node.after(ROOM_S, self._wake)
+        elif now >= read.until:
+            return False
+        self._reads[read.sender.route, read.sender.request] = read
+        return True
+
+    def _copy(self) -> _Copy:
+        """The current version copied out, once for all who read it meanwhile."""
+        found = self._copied() if self._copied is not None else None
+        if found is None or found.counter != self.store.counter:
+            found = _Copy(self.store)
+            self._copied = weakref.ref(found)
+        return found
 
     def _lend(self, sender: Sender) -> Lease | None:
         """Let a reader on this machine read in place; None when it has to be sent the values."""
         lease = self.lending.lend(sender.incarnation, sender.request)
         if lease is not None:
-            self.node.runtime.record("pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=lease.counter)
+            self._note(sender, record=True)
         return lease
 
     def answer_push(self, sender: Sender, result: Pushed) -> None:
@@ -246,17 +297,9 @@ class Shard:
             if lease is None:
                 self.store.refresh([])
                 lease = self._lend(sender)
-                if lease is not None:
-                    self._note_pull(sender)
             if lease is not None:
                 result = changed(result, lent=[lease.counter, lease.step, lease.memories])
         self.node.answer(sender, result)
-
-    def _note_pull(self, sender: Sender) -> None:
-        ledger = self.ledgers[sender.incarnation]
-        ledger.pulled = self.store.counter
-        self.counts["pulls"] += 1
-        self.mode.pulled(ledger)
 
     def _again(self, sender: Sender) -> bool:
         """A pull that was lent a version comes again: it is told of that version, or has returned it."""
@@ -271,6 +314,7 @@ class Shard:
         for number in message.numbers:
             self.lending.give_back(sender.incarnation, number)
         self.node.answer(sender)
+        self.wake_reads()
 
     def _pieces(self, pull: Pull) -> list[list[tuple[int, int]]]:
         smallest = self.node.runtime.piece_nbytes
@@ -294,6 +338,8 @@ class Shard:
             left -= 1
             if left == 0:
                 lease.release()
+                if self._reads:
+                    self.node.post(self._wake)
 
         for piece in pieces:
             arrays = tuple(self._bytes(lease, offset, n) for offset, n in piece)
