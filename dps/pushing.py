@@ -26,7 +26,7 @@ from dps.variables.tree import Rows
 
 PIECES = 3
 """Runs of at least so many pieces are gathered piece by piece."""
-GATHERED, AT_ONCE = 12, 8
+GATHERED, AT_ONCE = 8, 16
 """So many times, or so many pieces at once where these are too few: each costs both ends 0.1 ms, and the sooner the ps
 has its first, the more of its work is done meanwhile."""
 

@@ -14,6 +14,27 @@ PIECES = 3
 """Pushes of fewer pieces than this are applied when they are whole: there is little to gain by less."""
 
 
+MOST_SKIPPED = 63
+
+
+class Worth:
+    """Whether to apply the next push ahead. Each time that another one came in between, which makes the work be for
+    nothing, twice as many are left alone; each time that none did, half as many."""
+
+    def __init__(self) -> None:
+        self._skips = self._left = 0
+
+    def a_try(self) -> bool:
+        """Whether this push is to be tried."""
+        self._left -= self._left > 0
+        return self._left == 0
+
+    def note(self, good: bool) -> None:
+        """What came of a try."""
+        self._skips = self._skips // 2 if good else min(MOST_SKIPPED, 2 * self._skips + 1)
+        self._left = self._skips + 1 if self._skips else 0
+
+
 class Ahead:
     """One update of all of a shard under way. At most one per shard; used by the ps's thread."""
 

@@ -11,7 +11,7 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.kernels.halves import widened
 from dps.protocol import APPLIED, DROPPED, REFUSED, RUN, Members, Pull, Pushed, Token
-from dps.ps.ahead import Ahead
+from dps.ps.ahead import Ahead, Worth
 from dps.ps.arena import Mean, Pieces
 from dps.ps.clocks import Clocks
 from dps.ps.shard import Shard
@@ -33,6 +33,7 @@ class AsyncMode:
         self.shard, self.settings = shard, settings
         self._senders: dict[tuple[int, int], Sender] = {}
         self._backups: dict[int, list[Array]] = {}
+        self._worth = Worth()
 
     def whole(self, staged: Staged, sender: Sender) -> None:
         ledger = self.shard.ledgers[staged.incarnation]
@@ -53,8 +54,9 @@ class AsyncMode:
         if self.settings.compensation:
             return
         staleness, limit = self._staleness(staged), self.settings.max_staleness
-        if staged.number == ledger.done + 1 and (limit is None or staleness <= limit):
+        if staged.number == ledger.done + 1 and (limit is None or staleness <= limit) and self._worth.a_try():
             staged.ahead = Ahead.of(self.shard.store, self._step(staged), self._scale(staleness))
+            staged.tried = staged.ahead is not None
         alone = len(self.shard.ledgers) == 1 and staged.form == RUN
         staged.keeps = FORGETS if staged.ahead is not None and alone else KEEPS
 
@@ -104,7 +106,10 @@ class AsyncMode:
         else:
             status = APPLIED
             step = self._step(staged)
-            if not staged.publish():
+            published = staged.publish()
+            if staged.tried:
+                self._worth.note(published)
+            if not published:
                 update = self._compensated(staged)
                 staged.problem = store.apply(update, step, self._scale(staleness), check=staged.unchecked)
             if staged.problem:

@@ -43,6 +43,8 @@ class Staged:
     keeps: int = GATHERS
     ahead: Ahead | None = None
     """Where the pieces are applied as they come."""
+    tried: bool = False
+    """Whether that was begun."""
     lost: bool = False
     """Pieces that were let go are wanted again."""
     run: Array | None = None
@@ -86,7 +88,10 @@ class Staged:
         self.whole = True
 
     def lend(self, piece: Push, run: Array, layout: ShardLayout, check_finite: bool) -> None:
-        """Take ranges of such a run that are ready; `piece.offsets` is where each begins and its bytes, in turn."""
+        """Take ranges of such a run that are ready; `piece.offsets` is where each begins and its bytes, in turn.
+
+        They are read where they are applied ahead; else once, when all are there.
+        """
         if self.whole:
             return
         if self._got and self.run is not run:
@@ -96,9 +101,10 @@ class Staged:
             raise ProtocolError(f"{piece.offsets!r:.100} are no ranges of a run")
         for offset, nbytes in zip(piece.offsets[::2], piece.offsets[1::2], strict=True):
             number, start = layout.check_range(offset, nbytes, trained_only=True)
-            if self._new(offset, nbytes) >= 0:
+            if self._new(offset, nbytes) >= 0 and self.ahead is not None:
                 self._read(run[offset : offset + nbytes], layout.arenas[number], number, start, check_finite)
         self.whole = self._got_nbytes == self.nbytes
+        self.unchecked = check_finite and self.ahead is None
 
     def _begin_anew(self, run: Array | None) -> None:
         """Forget what is here: all of the gradient lies, or is to come to lie, in this run of the session's own."""

@@ -197,6 +197,18 @@ def test_a_reader_keeps_its_version_and_others_find_room_while_a_push_arrives() 
     assert newer is None or newer.arrays[0].tolist() == after(8.0)[:8]
 
 
+def test_the_more_often_others_come_in_between_the_more_pushes_are_left_alone() -> None:
+    worth = ahead.Worth()
+    assert worth.a_try()
+    for skipped in (1, 3, 7):
+        worth.note(False)
+        assert [worth.a_try() for _ in range(skipped + 1)] == [False] * skipped + [True]
+    for skipped in (3, 1, 0):
+        worth.note(True)
+        assert [worth.a_try() for _ in range(skipped + 1)] == [False] * skipped + [True]
+    assert worth.a_try()
+
+
 # -- runs in memory of the session's own, told of range by range ------------------------------------------------------
 
 
