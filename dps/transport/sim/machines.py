@@ -26,6 +26,8 @@ class Handling:
 
 
 NOTHING = Handling()
+SLICE_S = 3e-3
+"""How long a process keeps a core that others wait for, as Linux has it by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class Machines:
     """What processes run on. `shared`: all on one machine with so many `cores`; else each has a machine of its own.
 
     A task that computes, receives or sends waits its turn for a core and holds it until it is done. `handling` is what
-    messages cost, by task ("ps:0") or job ("ps"); who is not named handles them at once. `bytes_per_s` is what a
+    messages cost, by task ("ps:0") or job ("ps"); who is not named handles them at once. A core that takes up another
+    process than the last one needs `switch_s` more: its caches are full of the other's memory. `bytes_per_s` is what a
     machine's network card takes and, at the same time, gives: all of its links queue there. Messages within a process
     or machine do not pass it.
     """
@@ -42,11 +45,13 @@ class Machines:
     shared: bool = False
     handling: Mapping[str, Handling] = field(default_factory=dict)
     bytes_per_s: float = inf
+    switch_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.cores < 1 or self.bytes_per_s <= 0:
+        if self.cores < 1 or self.bytes_per_s <= 0 or self.switch_s < 0:
             raise ValueError(
-                f"Machines(cores={self.cores}, bytes_per_s={self.bytes_per_s}): wanted more than 0 of each"
+                f"Machines(cores={self.cores}, bytes_per_s={self.bytes_per_s}, switch_s={self.switch_s}): wanted at "
+                "least one core, more than 0 bytes per second and no less than 0 seconds"
             )
 
     def of(self, task: str) -> Handling:
@@ -55,14 +60,27 @@ class Machines:
         return self.handling.get(task.partition(":")[0], NOTHING) if found is None else found
 
 
-class Cores:
-    """The cores of one machine: who asks first has one first, and keeps it for as long as was asked."""
+class Core:
+    """One core: the process it worked for last, and since when without a break."""
 
-    def __init__(self, scheduler: Scheduler, count: int) -> None:
+    __slots__ = ("busy", "free_since", "process", "since")
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.process = ""
+        self.since = self.free_since = 0.0
+
+
+class Cores:
+    """The cores of one machine. A process keeps its core while it has work at once, but for SLICE_S where others wait;
+    else who asked first has one first, the one that worked for its process last if that is free."""
+
+    def __init__(self, scheduler: Scheduler, count: int, switch_s: float = 0.0) -> None:
         self.used_s = 0.0
         """Seconds of cores that were spent so far, over all."""
         self._scheduler = scheduler
-        self._free = count
+        self._switch_s = switch_s
+        self._cores = [Core() for _ in range(count)]
         self._waiting: deque[tuple[SimTask, float]] = deque()
 
     def spend(self, seconds: float) -> None:
@@ -70,25 +88,41 @@ class Cores:
         if seconds <= 0:
             return
         task = self._scheduler.task()
-        if self._free:
-            self._begin(task, seconds)
+        free = [core for core in self._cores if not core.busy]
+        if free:
+            self._begin(task, seconds, free)
         else:
             self._waiting.append((task, seconds))
         self._scheduler.hand_over()
 
-    def _begin(self, task: SimTask, seconds: float) -> None:
-        self._free -= 1
+    def _begin(self, task: SimTask, seconds: float, free: list[Core]) -> None:
+        process, now = task.group.name, self._scheduler.now
+        core = next((core for core in free if core.process == process), free[0])
+        if core.process != process:
+            if core.process:
+                seconds += self._switch_s
+            core.process, core.since = process, now
+        elif core.free_since < now:
+            core.since = now
+        core.busy = True
         self.used_s += seconds
-        self._scheduler.push(self._scheduler.now + seconds, self._over, task)
+        self._scheduler.push(now + seconds, self._over, (core, task))
 
-    def _over(self, task: SimTask) -> None:
-        """A task has had its time. Those that ended meanwhile give up their turn, but not a core they had."""
-        self._free += 1
-        while self._waiting and self._free:
-            following, seconds = self._waiting.popleft()
-            if following.alive:
-                self._begin(following, seconds)
+    def _over(self, what: tuple[Core, SimTask]) -> None:
+        """A task has had its time; it may ask for more at once, and gets it while its slice lasts."""
+        core, task = what
+        core.busy, core.free_since = False, self._scheduler.now
+        if self._scheduler.now - core.since >= SLICE_S:
+            self._serve()
         self._scheduler.resume(task)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Give free cores to those who wait. Who ended meanwhile gives up its turn."""
+        while self._waiting and (free := [core for core in self._cores if not core.busy]):
+            task, seconds = self._waiting.popleft()
+            if task.alive:
+                self._begin(task, seconds, free)
 
 
 class Rack:
@@ -105,7 +139,7 @@ class Rack:
         name = "" if self.machines.shared else process
         found = self._cores.get(name)
         if found is None:
-            found = self._cores[name] = Cores(self._scheduler, self.machines.cores)
+            found = self._cores[name] = Cores(self._scheduler, self.machines.cores, self.machines.switch_s)
         return found
 
     def cards(self, source: str, target: str) -> tuple[Card, Card] | None:

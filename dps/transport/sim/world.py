@@ -55,7 +55,7 @@ class World:
         self.seed = seed
         self._scheduler = Scheduler(seed, steps_at_one_instant)
         self._trace = Trace(record=bool(trace), deliveries=trace == "all")
-        rack = None if machines is None else Rack(machines, self._scheduler)
+        self._rack = rack = None if machines is None else Rack(machines, self._scheduler)
         self._fabric = Fabric(seed, network or Network(), self._scheduler, self._trace, rack)
         self._slow: dict[str, list[float]] = {}
         self._disk, self.storage = _disk(self._scheduler, storage)
@@ -86,6 +86,10 @@ class World:
     def counts(self) -> dict[str, int]:
         """How many events of each kind there were: "lost", "doubled", "late", "partitioned", "dropped", "kill", ..."""
         return self._trace.counts
+
+    def core_s(self, name: str) -> float:
+        """Seconds of cores that were spent so far on the machine of a process; 0 without `machines`."""
+        return 0.0 if self._rack is None else self._rack.cores(name).used_s
 
     def trace_text(self, last: int | None = 200) -> str:
         """The last lines of the trace; None: all."""

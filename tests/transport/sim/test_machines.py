@@ -115,6 +115,32 @@ def test_a_killed_process_gives_up_its_turn() -> None:
         world.run()
     assert [line.split(" at ")[0] for line in ended] == ["worker:0", "worker:2"]
     assert world.now == pytest.approx(2.0, abs=1e-5)
+    assert world.core_s("worker:0") == pytest.approx(2.0)
+
+
+def test_a_core_that_takes_up_another_process_needs_more() -> None:
+    assert computed(Machines(cores=1, shared=True, switch_s=0.25), 3) == [1.0, 2.25, 3.5]
+    assert computed(Machines(cores=1, switch_s=0.25), 3) == [1.0] * 3
+
+
+@pytest.mark.parametrize(("step_s", "turns"), [(1e-3, "AAABBBAB"), (2e-3, "AABBAABB"), (4e-3, "ABABABAB")])
+def test_a_process_keeps_its_core_for_a_slice(step_s: float, turns: str) -> None:
+    """3 ms: three steps of 1 ms, or two of 2 ms, at a time."""
+    found = ""
+
+    def main(name: str) -> int:
+        nonlocal found
+        for _ in range(4):
+            runtime().compute()
+            found += name
+        return 0
+
+    with World(compute=Compute(step_s), machines=Machines(cores=1, shared=True)) as world:
+        world.process("A", lambda: main("A"))
+        world.run(until_s=1e-9)
+        world.process("B", lambda: main("B"))
+        world.run()
+    assert found == turns
 
 
 def test_what_nobody_can_have_is_refused() -> None:
