@@ -124,8 +124,9 @@ def checked(setting: Setting, counts: Sequence[int], args: argparse.Namespace) -
         outcome, _ = simulated(like_here(setting, real[1], real[ON_ONE_CORE], count, args.pushes))
         measured, predicted = real[count]["per_s"] / real[1]["per_s"], outcome.per_s
         rows.append(
-            {"sweep": "check", "x": count, "on_one_core": real[ON_ONE_CORE], "transport": setting.transport, "size": setting.size,
-             "nbytes": setting.nbytes, "measured": measured, "simulated_per_s": predicted, **real[count]}
+            {"sweep": "check", "x": count, "transport": setting.transport, "size": setting.size,
+             "nbytes": setting.nbytes, "measured": measured, "simulated_per_s": predicted, **real[count],
+             "on_one_core": real[ON_ONE_CORE]}
         )  # fmt: skip
         rows[-1]["predicted"] = predicted / rows[0]["simulated_per_s"]
         rows[-1]["off_by"] = rows[-1]["predicted"] / measured - 1
@@ -193,10 +194,10 @@ def growth(costs: Costs, most: int) -> Iterator[Row]:
 
 
 def bound(ps_busy: float, worker_busy: float) -> str:
-    """What more workers would wait for."""
+    """Who is at work all the time. Where it is the workers, more of them give as much more."""
     if ps_busy > 0.9:
         return "ps"
-    return "worker" if worker_busy > 0.9 else "nothing"
+    return "workers" if worker_busy > 0.9 else "neither"
 
 
 # -- what is printed ----------------------------------------------------------------------------------------------
@@ -217,7 +218,8 @@ def growth_line(row: Row) -> str:
     """A row of the prediction."""
     return (
         f"{row['nbytes'] / 1e3:6.0f} KB {row['x']:5} workers x {row['ps']:3} ps: {row['per_s']:8.0f} pushes/s, "
-        f"{row['push_s'] * 1e3:8.2f} ms a push, busy: ps {row['ps_busy']:.2f}, worker {row['worker_busy']:.2f}; "
+        f"{row['push_s'] * 1e3:8.2f} ms a push, busy: ps {row['ps_busy']:.2f}, worker {row['worker_busy']:.2f} "
+        f"(bound by {row['bound']}); "
         f"simulated in {row['took_s']:.0f} s"
     )
 
