@@ -12,6 +12,18 @@ PANELS: dict[str, tuple[str, str, Callable[[Row], float], Callable[[Row], str]]]
     "workers": ("workers (processes)", "pushes/s, all workers", lambda r: r["per_s"], lambda r: _bytes(r["nbytes"])),
     "ps": ("ps (processes)", "pushes/s, 4 workers", lambda r: r["per_s"], lambda r: _bytes(r["nbytes"])),
     "variables": ("variables (25.6 MB together)", "milliseconds", lambda r: r["p50_us"] / 1e3, lambda r: _work(r)),
+    "check": (
+        "workers (processes of one machine)",
+        "pushes/s over those of one worker",
+        lambda r: r["rate"],
+        lambda r: r["line"],
+    ),
+    "growth": (
+        "workers (machines)",
+        "pushes/s, all workers",
+        lambda r: r["per_s"],
+        lambda r: f"{_bytes(r['nbytes'])}, {r['ps']} ps",
+    ),
     "rows": ("rows of the table", "million rows/s", lambda r: r["rows_per_s"] / 1e6, lambda r: _work(r)),
 }
 """By sweep: what is on the axes, the figure, and the line that it belongs to."""
@@ -32,7 +44,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for axis, sweep in zip(axes[0], there, strict=True):
         _panel(axis, sweep, [row for row in found["results"] if row["sweep"] == sweep])
     machine = found["machine"]
-    figure.suptitle(f"{machine['cores']} cores, tcp with shared memory, SGD (rows: Adagrad)", fontsize=9)
+    about = found.get("title", "tcp with shared memory, SGD (rows: Adagrad)")
+    figure.suptitle(f"{machine['cores']} cores, {about}", fontsize=9)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -45,7 +58,7 @@ def _panel(axis: Any, sweep: str, rows: list[Row]) -> None:
         line = [row for row in rows if line_of(row) == name]
         axis.plot([row["x"] for row in line], [figure_of(row) for row in line], marker="o", label=name)
     axis.set(xscale="log", yscale="log", xlabel=x_label, ylabel=y_label, title=sweep)
-    if sweep in ("workers", "ps"):
+    if sweep in ("workers", "ps", "check"):
         ticks = sorted({row["x"] for row in rows})
         axis.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
         axis.set_xticks([], minor=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dps.transport.sim.compute import Compute
 from dps.transport.sim.faults import DiskFull, Fault, Kill, Partition, Pause, Slow, SlowDisk
+from dps.transport.sim.machines import Handling, Machines
 from dps.transport.sim.network import Network
 from dps.transport.sim.process import SimProcess
 from dps.transport.sim.scheduler import SimulationError
@@ -23,7 +24,9 @@ __all__ = [
     "Compute",
     "DiskFull",
     "Fault",
+    "Handling",
     "Kill",
+    "Machines",
     "Network",
     "Partition",
     "Pause",

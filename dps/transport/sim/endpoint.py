@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dps.errors import Unavailable
-from dps.transport.endpoint import Buffer, Event, Route
+from dps.transport.endpoint import Buffer, Delivery, Event, Route
 from dps.transport.sim.connection import Message, Port
 from dps.transport.sim.fabric import Fabric
+from dps.transport.sim.machines import Work
 from dps.transport.sim.scheduler import SHORTEST_S, Group, Scheduler, SimulationError
 
 
 class SimEndpoint(Port):
-    """As `dps.transport.endpoint.Endpoint`; sending takes no virtual time.
+    """As `dps.transport.endpoint.Endpoint`; sending takes no virtual time but for what `work` says.
 
     A sent frame is read when its message arrives, however small it is: an array that is changed too early is
     seen changed. What a killed process sends goes nowhere, and its calls that could block raise GreenletExit.
@@ -20,10 +21,13 @@ class SimEndpoint(Port):
 
     direct = b""
 
-    def __init__(self, fabric: Fabric, scheduler: Scheduler, owner: Group, bind: str | None) -> None:
+    def __init__(
+        self, fabric: Fabric, scheduler: Scheduler, owner: Group, bind: str | None, work: Work | None = None
+    ) -> None:
         super().__init__(owner, fabric.new_identity(), scheduler.rouse)
         self._fabric = fabric
         self._scheduler = scheduler
+        self._work = work
         self._woken = False
         if bind is not None:
             fabric.bind(self, bind)
@@ -57,6 +61,10 @@ class SimEndpoint(Port):
         if not header:
             raise ValueError("a message needs a header of at least one byte, got none")
         views = [_view(frame) for frame in frames] if frames else []
+        if self._work is not None and not self._scheduler.between_tasks:
+            self._work.sent(_nbytes(header, views))
+            if not self.open:  # by another task, meanwhile
+                return
         if isinstance(route, str):
             connection = self.connections.get(route) or self._fabric.connect(self, route)
             self._fabric.send(Message(connection, True, header, views, done))
@@ -77,7 +85,7 @@ class SimEndpoint(Port):
         if self.finished:
             self._call_done()
         if self.inbox:
-            return self.inbox.popleft()
+            return self._taken()
         task = self._scheduler.task()
         if self.receiver is not None:
             raise SimulationError(
@@ -92,9 +100,15 @@ class SimEndpoint(Port):
         if self.finished:
             self._call_done()
         if self.inbox:
-            return self.inbox.popleft()
+            return self._taken()
         self._woken = False
         return None
+
+    def _taken(self) -> Event:
+        event = self.inbox.popleft()
+        if self._work is not None and isinstance(event, Delivery):
+            self._work.received(_nbytes(event.header, event.frames))
+        return event
 
     def _wait(self, deadline: float) -> None:
         scheduler = self._scheduler
@@ -139,6 +153,10 @@ class SimEndpoint(Port):
     def _refuse(self) -> None:
         self._scheduler.task()
         self.owner.check()
+
+
+def _nbytes(header: bytes, views: Sequence[memoryview]) -> int:
+    return len(header) + sum(view.nbytes for view in views)
 
 
 def _view(frame: Buffer) -> memoryview:

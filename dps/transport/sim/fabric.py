@@ -12,6 +12,7 @@ from dps.errors import ConfigError, Unavailable
 from dps.transport.address import Address, parse, with_port
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Event
 from dps.transport.sim.connection import Connection, Cut, Message, Port, State
+from dps.transport.sim.machines import Rack
 from dps.transport.sim.network import Lane, Link, Network
 from dps.transport.sim.scheduler import Group, Scheduler
 from dps.transport.sim.trace import Trace
@@ -23,12 +24,15 @@ _FIRST_PORT = 49152
 class Fabric:
     """All addresses and connections of one world."""
 
-    def __init__(self, seed: int | str, network: Network, scheduler: Scheduler, trace: Trace) -> None:
+    def __init__(
+        self, seed: int | str, network: Network, scheduler: Scheduler, trace: Trace, rack: Rack | None = None
+    ) -> None:
         self.network = network
         self.slow: dict[str, float] = {}
         """Factor on all delays to and from a process."""
         self._scheduler = scheduler
         self._trace = trace
+        self._rack = rack
         self._draw = Random(f"{seed}/network").random
         self._identities = Random(f"{seed}/identities")
         self._bound: dict[str, Port] = {}
@@ -337,7 +341,8 @@ class Fabric:
     def _link(self, source: str, target: str) -> Link:
         link = self._links.get((source, target))
         if link is None:
-            link = self._links[source, target] = Link(self.network, source, target)
+            cards = None if self._rack is None else self._rack.cards(source, target)
+            link = self._links[source, target] = Link(self.network, source, target, cards)
         return link
 
     def set_slow(self, name: str, factor: float) -> None:

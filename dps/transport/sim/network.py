@@ -52,15 +52,32 @@ class Network:
         return self
 
 
+class Card:
+    """One direction of a machine's network card, and when it has moved all that waits."""
+
+    __slots__ = ("bytes_per_s", "free_at")
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.free_at = 0.0
+
+    def moved_at(self, first_byte_at: float, last_byte_at: float, nbytes: int) -> float:
+        """When a message has passed that is there from `first_byte_at` to `last_byte_at` and waits for its turn."""
+        self.free_at = max(last_byte_at, max(first_byte_at, self.free_at) + nbytes / self.bytes_per_s)
+        return self.free_at
+
+
 class Link:
     """The wire from one process to another: its properties, and when it has sent all that waits."""
 
-    __slots__ = ("free_at", "network", "source", "target")
+    __slots__ = ("cards", "free_at", "network", "source", "target")
 
-    def __init__(self, network: Network, source: str, target: str) -> None:
+    def __init__(self, network: Network, source: str, target: str, cards: tuple[Card, Card] | None = None) -> None:
+        """`cards`: of the source's machine, outward, and of the target's, inward, which other links use too."""
         self.network = network.between(source, target)
         self.source = source
         self.target = target
+        self.cards = cards
         self.free_at = 0.0
 
 
@@ -83,8 +100,13 @@ class Lane:
             link = self.link
             network = link.network
             leaves = max(now, link.free_at) + nbytes / network.bytes_per_s * slow
+            if link.cards is not None:
+                leaves = link.cards[0].moved_at(now, leaves, nbytes)
             link.free_at = leaves
             arrives = leaves + network.latency_s * (1.0 + network.jitter * draw) * slow
+            if link.cards is not None:
+                card = link.cards[1]
+                arrives = card.moved_at(arrives - nbytes / card.bytes_per_s, arrives, nbytes)
         if arrives <= self.last_at:
             arrives = nextafter(self.last_at, inf)
         self.last_at = arrives

@@ -18,6 +18,7 @@ from dps.transport.sim.compute import Compute
 from dps.transport.sim.disk import ProcessDisk
 from dps.transport.sim.endpoint import SimEndpoint
 from dps.transport.sim.fabric import Fabric
+from dps.transport.sim.machines import Rack, Work
 from dps.transport.sim.memory import Machine, SimMemory
 from dps.transport.sim.scheduler import Group, Scheduler, SimTask
 from dps.transport.sim.trace import Trace
@@ -41,6 +42,8 @@ class Setting:
     preempt_s: float
     clock_offsets: bool
     machine: Machine
+    rack: Rack | None
+    """None: messages and computing need no cores."""
 
 
 class SimRuntime(Group):
@@ -59,6 +62,9 @@ class SimRuntime(Group):
         self.small_nbytes = Random(f"{setting.seed}/small").choice((0, 1 << 18))
         self.storage: Storage = ProcessDisk(setting.storage, self)
         self.endpoints: list[SimEndpoint] = []
+        self._work: Work | None = None
+        if setting.rack is not None:  # what things cost is asked of the program as it is on real machines
+            self._work, self.together, self.small_nbytes = Work(setting.rack, name), 64, 1 << 18
         self._setting = setting
         self._scheduler = setting.scheduler
         self._ended = ended
@@ -85,7 +91,7 @@ class SimRuntime(Group):
     def endpoint(self, bind: str | None = None) -> Endpoint:
         """As Runtime.endpoint; any host is allowed, no keys are asked for."""
         self.check()
-        endpoint = SimEndpoint(self._setting.fabric, self._scheduler, self, bind)
+        endpoint = SimEndpoint(self._setting.fabric, self._scheduler, self, bind, self._work)
         self.endpoints = [other for other in self.endpoints if other.open]
         self.endpoints.append(endpoint)
         return endpoint
@@ -114,7 +120,9 @@ class SimRuntime(Group):
         step, self._steps = self._steps, self._steps + 1
         setting = self._setting
         seconds = setting.compute.step_s(setting.seed, self.name, step) * setting.fabric.slow.get(self.name, 1.0)
-        if seconds > 0:
+        if self._work is not None:
+            self._work.cores.spend(seconds)
+        elif seconds > 0:
             self.sleep(seconds)
 
     def preempt(self) -> None:

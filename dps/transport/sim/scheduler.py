@@ -243,6 +243,10 @@ class Scheduler:
         self.push(self.now + (max(seconds, SHORTEST_S) if seconds > 0 else 0.0), self.resume, task)
         self._switch()
 
+    def hand_over(self) -> None:
+        """Let others run until the present task is resumed, which its caller has seen to; nothing else wakes it."""
+        self._switch()
+
     def _switch(self) -> None:
         assert self._hub is not None
         self._hub.switch()

@@ -13,6 +13,7 @@ from dps.transport.sim.connection import Cut
 from dps.transport.sim.disk import DiskFaults
 from dps.transport.sim.fabric import Fabric
 from dps.transport.sim.faults import DiskFull, Fault, Kill, Partition, Pause, Slow, SlowDisk
+from dps.transport.sim.machines import Machines, Rack
 from dps.transport.sim.memory import Machine
 from dps.transport.sim.network import Network
 from dps.transport.sim.process import Main, SimProcess, Supervisor
@@ -30,6 +31,7 @@ class World:
     others run, for up to `preempt_s` virtual seconds. `clock_offsets` makes the processes' monotonic clocks differ.
     `storage` is shared by all processes and outlives them; it is a new MemoryStorage when none is given.
     With `shared_memory` all processes are on one machine and one user's; else each is on its own.
+    With `machines`, computing and messages need a core of theirs; None: no machine is ever short of cores.
     `steps_at_one_instant` is how much may happen while the clock stands still before `run` raises SimulationError.
     """
 
@@ -47,17 +49,19 @@ class World:
         preempt_s: float = 100e-6,
         clock_offsets: bool = True,
         shared_memory: bool = False,
+        machines: Machines | None = None,
         steps_at_one_instant: int = 1_000_000,
     ) -> None:
         self.seed = seed
         self._scheduler = Scheduler(seed, steps_at_one_instant)
         self._trace = Trace(record=bool(trace), deliveries=trace == "all")
-        self._fabric = Fabric(seed, network or Network(), self._scheduler, self._trace)
+        self._rack = rack = None if machines is None else Rack(machines, self._scheduler)
+        self._fabric = Fabric(seed, network or Network(), self._scheduler, self._trace, rack)
         self._slow: dict[str, list[float]] = {}
         self._disk, self.storage = _disk(self._scheduler, storage)
         setting = Setting(
             seed, self._scheduler, self._fabric, self._trace, self.storage, compute or Compute(), piece_nbytes,
-            preempt, preempt_s, clock_offsets, Machine(shared_memory),
+            preempt, preempt_s, clock_offsets, Machine(shared_memory), rack,
         )  # fmt: skip
         self._supervisor = Supervisor(setting)
         for fault in faults:
@@ -82,6 +86,10 @@ class World:
     def counts(self) -> dict[str, int]:
         """How many events of each kind there were: "lost", "doubled", "late", "partitioned", "dropped", "kill", ..."""
         return self._trace.counts
+
+    def core_s(self, name: str) -> float:
+        """Seconds of cores that were spent so far on the machine of a process; 0 without `machines`."""
+        return 0.0 if self._rack is None else self._rack.cores(name).used_s
 
     def trace_text(self, last: int | None = 200) -> str:
         """The last lines of the trace; None: all."""

@@ -1,0 +1,159 @@
+"""What a push costs on this machine: CPU seconds of worker and ps, seconds of a round trip, pushes/s of 1 to 8 workers.
+
+CPU seconds are those of all threads of a process, read from /proc (Linux). One cluster holds all workers; in each round
+1, 2, 4, ... of them push in turn, so that all figures see the same machine. One sample a round has worker and ps on one
+core: what it takes more is what a core loses when it takes up another process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dps.monitor.beside import Beside, workers
+from dps.monitor.setting import Roles, Setting
+from dps.server import Server
+
+QUIET_CORES = 0.3
+"""Up to so many cores taken by other programs a round counts as undisturbed."""
+LEAST_QUIET = 3
+"""Rounds; with fewer undisturbed ones all are taken."""
+WORK = "push"
+ON_ONE_CORE = 0
+"""Stands for one worker on the same core as the ps, where numbers of workers are asked for."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One round with so many workers at work."""
+
+    workers: int
+    per_s: float
+    """Pushes per second of all workers."""
+    p50_s: float
+    """Of a push of the first worker, from call to result."""
+    worker_s: float
+    ps_s: float
+    """CPU seconds of a push: of the first worker, and of all ps together."""
+    others_cores: float
+    """Cores that other programs kept busy meanwhile."""
+
+
+@dataclass
+class Cluster:
+    """A chief, ps and workers as processes; the first worker is this one."""
+
+    push: Callable[[], object]
+    others: list[Beside]
+    ps: list[int]
+    """Process ids."""
+
+    def sample(self, count: int, at_least_s: float) -> Sample:
+        """Let `count` workers push for a while; ON_ONE_CORE: one of them, beside the ps. Blocks."""
+        if count == ON_ONE_CORE:
+            with on_one_core([os.getpid(), *self.ps]):
+                return replace(self.sample(1, at_least_s), workers=ON_ONE_CORE)
+        for beside in self.others[: count - 1]:
+            beside.begin(WORK)
+        for _ in range(5):
+            self.push()
+        busy, ours, own, theirs = _busy_s(), _ours_s(), cpu_s(os.getpid()), sum(map(cpu_s, self.ps))
+        began, took = time.perf_counter(), list[float]()
+        while (at := time.perf_counter()) < began + at_least_s or len(took) < 5:
+            self.push()
+            took.append(time.perf_counter() - at)
+        wall = time.perf_counter() - began
+        own, theirs = cpu_s(os.getpid()) - own, sum(map(cpu_s, self.ps)) - theirs
+        taken = max(0.0, _busy_s() - busy - (_ours_s() - ours)) / wall
+        per_s = len(took) / wall + sum([beside.idle() for beside in self.others[: count - 1]])
+        return Sample(count, per_s, statistics.median(took), own / len(took), theirs / wall / per_s, taken)
+
+
+@contextlib.contextmanager
+def cluster(setting: Setting) -> Iterator[Cluster]:
+    """All of a setting's tasks, joined and warm."""
+    with Roles() as roles, contextlib.ExitStack() as stack:
+        counts = ["--ps", str(setting.ps), "--workers", str(setting.workers)]
+        target = roles.start(["--job", "chief", "--chief", "127.0.0.1:0", *counts, "--owned"])
+        for task in range(setting.ps):
+            roles.start(["--job", "ps", "--task", str(task), "--chief", target, "--bind", "127.0.0.1:0"])
+        server = stack.enter_context(Server(None, "worker", 0, chief=target))
+        others = stack.enter_context(workers(target, setting))
+        with setting.session(server) as session:
+            push = setting.calls(session)[WORK]
+            for beside in others:
+                beside.answers.get(timeout=60)
+            yield Cluster(push, others, [process.pid for process in roles.processes[1:]])
+            for beside in others:
+                beside.orders.put("end")
+            session.request_stop()
+
+
+def measured(setting: Setting, counts: Sequence[int], rounds: int, at_least_s: float) -> dict[int, dict[str, Any]]:
+    """For each number of workers the medians over the rounds in which other programs were quiet. Blocks."""
+    with cluster(setting) as running:
+        samples = [running.sample(count, at_least_s) for _ in range(rounds) for count in counts]
+    return {count: medians([s for s in samples if s.workers == count]) for count in counts}
+
+
+def medians(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Of each figure; `quiet`: how many rounds were undisturbed. With too few of those all rounds are taken."""
+    quiet = [s for s in samples if s.others_cores <= QUIET_CORES]
+    chosen = quiet if len(quiet) >= LEAST_QUIET else samples
+    names = ("per_s", "p50_s", "worker_s", "ps_s", "others_cores")
+    found: dict[str, Any] = {name: statistics.median(getattr(s, name) for s in chosen) for name in names}
+    return {**found, "rounds": len(samples), "quiet": len(quiet)}
+
+
+@contextlib.contextmanager
+def on_one_core(pids: Sequence[int]) -> Iterator[None]:
+    """Keep all threads of some processes on one core meanwhile."""
+    cores = os.sched_getaffinity(0)
+    try:
+        _allow(pids, {min(cores)})
+        yield
+    finally:
+        _allow(pids, cores)
+
+
+def _allow(pids: Sequence[int], cores: set[int]) -> None:
+    for pid in pids:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(int(task), cores)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of all threads of a process; those that ended count no more. 0 for one that is gone."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                total += int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def _ours_s() -> float:
+    """CPU seconds of this process and all below it."""
+    total, waiting = 0.0, [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        total += cpu_s(pid)
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                waiting += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return total
+
+
+def _busy_s() -> float:
+    """Seconds that the machine's cores were not idle, over all cores."""
+    fields = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
+    user, nice, system, idle, iowait, interrupts, soft, stolen = fields
+    del idle, iowait
+    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")

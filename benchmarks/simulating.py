@@ -1,0 +1,132 @@
+"""Clusters of the real chief, ps and sessions in the simulator, on machines that cost what was measured."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dps.launch.simulate import SimulatedCluster
+from dps.monitor import works
+from dps.monitor.works import OPTIMIZERS
+from dps.server import Server
+from dps.session import Session
+from dps.transport.sim import Compute, Machines, Network
+
+LOOK_S = 0.02
+"""How often a worker looks whether the others are there, virtual seconds."""
+LONGEST_S = 36_000.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is simulated. `size`: as dps bench takes it; `compute_s`: of a worker, before each push."""
+
+    workers: int
+    ps: int
+    size: str
+    pushes: int
+    machines: Machines
+    latency_s: float
+    """Of a link, one way, in which no core is at work."""
+    compute_s: float = 0.0
+    session_s: float = 0.0
+    """CPU seconds of a worker for a push, beside what each message costs."""
+    shared_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Virtual figures, from each worker's first result to its last."""
+
+    per_s: float
+    """Pushes per second of all workers."""
+    push_s: float
+    """Median of a push, from call to result, without `compute_s`."""
+    ps_busy: float
+    worker_busy: float
+    """Share of the time in which the cores of the busiest ps, and of the first worker, were at work; on one machine
+    both are those of the machine."""
+
+
+class Measuring:
+    """What the workers of one cluster do: wait for all, then push a number of times and note when."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.ready = 0
+        self.at: list[list[float]] = []
+        self.spans: list[float] = []
+        self.cores: list[tuple[float, dict[str, float]]] = []
+        """When the first push was over and when the first worker was done: the time, and core seconds by task."""
+        self.cluster: SimulatedCluster
+
+    def train(self, server: Server) -> None:
+        """One worker."""
+        model, clock = self.model, server.runtime
+        session = Session(
+            server, works.params(model.size), optimizer=OPTIMIZERS["sgd"], shared_memory=model.shared_memory,
+            timeout=LONGEST_S,
+        )  # fmt: skip
+        with session:
+            gradients = {name: np.ones(value.shape, np.float32) for name, value in works.params(model.size).items()}
+            self.ready += 1
+            while self.ready < model.workers:
+                clock.sleep(LOOK_S)
+            at: list[float] = []
+            for _ in range(model.pushes):
+                began = clock.now()
+                session.push(gradients)
+                at.append(clock.now())
+                self.spans.append(at[-1] - began)
+                if (len(at) == 1 and not self.cores) or (len(at) == model.pushes and len(self.cores) == 1):
+                    self.cores.append(self._used())
+            self.at.append(at)
+
+    def _used(self) -> tuple[float, dict[str, float]]:
+        world = self.cluster.world
+        return world.now, {name: world.core_s(name) for name in world.processes}
+
+    def outcome(self) -> Outcome:
+        (began, before), (ended, after) = self.cores
+        cores, passed = self.model.machines.cores, max(ended - began, 1e-9)
+        busy = {name: (after[name] - before[name]) / passed / cores for name in after}
+        return Outcome(
+            sum((len(at) - 1) / (at[-1] - at[0]) for at in self.at),
+            statistics.median(self.spans) - self.model.compute_s,
+            max(busy[f"ps:{task}"] for task in range(self.model.ps)), busy["worker:0"],
+        )  # fmt: skip
+
+
+def simulated(model: Model, seed: int = 0, trace: bool = False) -> tuple[Outcome, Any]:
+    """Let it happen; the figures, and the trace where one is asked for. RuntimeError where a task ended with an error.
+
+    `pushes` has to be 2 or more.
+    """
+    measuring = Measuring(model)
+    link = min(1e12, model.machines.bytes_per_s)
+    with SimulatedCluster(
+        measuring.train, ps=model.ps, workers=model.workers, seed=seed, restarts=0,
+        network=Network(model.latency_s, 0.0, link), compute=Compute(model.compute_s + model.session_s),
+        machines=model.machines,
+        shared_memory=model.shared_memory, piece_nbytes=1 << 20, preempt=0.0, clock_offsets=False,
+        trace="all" if trace else False,
+    ) as cluster:  # fmt: skip
+        measuring.cluster = cluster
+        run = cluster.run(LONGEST_S)
+    if run.errors or len(measuring.at) < model.workers:
+        raise RuntimeError(f"the simulation of {model} failed: {next(iter(run.errors.items()), 'not all ended')}")
+    return measuring.outcome(), run.trace
+
+
+def messages_of_a_push(model: Model) -> int:
+    """How many messages one worker's push sends to one ps."""
+    one, two = (_sent(replace(model, workers=1, ps=1, pushes=pushes)) for pushes in (2, 12))
+    return max(1, round((two - one) / 10))
+
+
+def _sent(model: Model) -> int:
+    _, trace = simulated(model, trace=True)
+    return sum(e.what == "delivered" and e.process == "worker:0" and e.detail["to"] == "ps:0" for e in trace)
