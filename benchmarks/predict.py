@@ -48,6 +48,8 @@ WITHIN = 0.3
 SHORTEST_S = 1e-6
 COMPUTE_S, NETWORK_BYTES_PER_S, NETWORK_S = 0.1, 25e9 / 8, 50e-6
 """Of the machines whose growth is predicted: a worker's computing between pushes; the network, 25 Gbit/s and 50 us."""
+PUSHES = 3
+"""Of each worker; all but the first count, and the simulated machines have no noise to average away."""
 GROWTH_SIZE = "100x256"
 """100 KB; on 100 ps one variable of 1 KB each."""
 
@@ -184,8 +186,7 @@ def growth(costs: Costs, most: int) -> Iterator[Row]:
         if workers > most or ps > most:
             continue
         began = time.monotonic()
-        pushes = 6 if workers * ps < 10_000 else 3
-        model = Model(workers, ps, size, pushes, machines, NETWORK_S, COMPUTE_S, costs.session_s)
+        model = Model(workers, ps, size, PUSHES, machines, NETWORK_S, COMPUTE_S, costs.session_s)
         outcome, _ = simulated(model)
         yield {
             "sweep": "growth", "x": workers, "ps": ps, "nbytes": nbytes(size), **asdict(outcome),

@@ -39,7 +39,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Virtual figures, from each worker's first result to its last."""
+    """Virtual figures, from the moment when all workers have a first result until each has as many as asked for."""
 
     per_s: float
     """Pushes per second of all workers."""
@@ -52,15 +52,18 @@ class Outcome:
 
 
 class Measuring:
-    """What the workers of one cluster do: wait for all, then push a number of times and note when."""
+    """What the workers of one cluster do: wait for all, push until each has pushed often enough."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.ready = 0
-        self.at: list[list[float]] = []
+        self.gradients = {name: np.ones(value.shape, np.float32) for name, value in works.params(model.size).items()}
+        self.ready = self.begun = self.through = 0
+        """How many workers have a session, a first result, and all results that are asked for."""
+        self.results = 0
+        """Since all workers have a first one, until the last worker is through."""
         self.spans: list[float] = []
-        self.cores: list[tuple[float, dict[str, float]]] = []
-        """When the first push was over and when the first worker was done: the time, and core seconds by task."""
+        self.marks: list[tuple[float, dict[str, float]]] = []
+        """When these began and ended: the time, and core seconds by task."""
         self.cluster: SimulatedCluster
 
     def train(self, server: Server) -> None:
@@ -71,31 +74,33 @@ class Measuring:
             timeout=LONGEST_S,
         )  # fmt: skip
         with session:
-            gradients = {name: np.ones(value.shape, np.float32) for name, value in works.params(model.size).items()}
             self.ready += 1
             while self.ready < model.workers:
                 clock.sleep(LOOK_S)
-            at: list[float] = []
-            for _ in range(model.pushes):
+            done = 0
+            while self.through < model.workers:
                 began = clock.now()
-                session.push(gradients)
-                at.append(clock.now())
-                self.spans.append(at[-1] - began)
-                if (len(at) == 1 and not self.cores) or (len(at) == model.pushes and len(self.cores) == 1):
-                    self.cores.append(self._used())
-            self.at.append(at)
+                session.push(self.gradients)
+                done += 1
+                self._note(done, clock.now() - began)
 
-    def _used(self) -> tuple[float, dict[str, float]]:
-        world = self.cluster.world
-        return world.now, {name: world.core_s(name) for name in world.processes}
+    def _note(self, done: int, took_s: float) -> None:
+        """A worker has its result number `done`."""
+        workers = self.model.workers
+        if self.begun == workers > self.through:
+            self.results += 1
+            self.spans.append(took_s)
+        self.begun += done == 1
+        self.through += done == self.model.pushes
+        if (done == 1 and self.begun == workers) or (done == self.model.pushes and self.through == workers):
+            world = self.cluster.world
+            self.marks.append((world.now, {name: world.core_s(name) for name in world.processes}))
 
     def outcome(self) -> Outcome:
-        (began, before), (ended, after) = self.cores
-        cores, passed = self.model.machines.cores, max(ended - began, 1e-9)
-        busy = {name: (after[name] - before[name]) / passed / cores for name in after}
+        (began, before), (ended, after) = self.marks
+        busy = {name: (after[name] - before[name]) / (ended - began) / self.model.machines.cores for name in after}
         return Outcome(
-            sum((len(at) - 1) / (at[-1] - at[0]) for at in self.at),
-            statistics.median(self.spans) - self.model.compute_s,
+            self.results / (ended - began), statistics.median(self.spans) - self.model.compute_s,
             max(busy[f"ps:{task}"] for task in range(self.model.ps)), busy["worker:0"],
         )  # fmt: skip
 
@@ -110,13 +115,12 @@ def simulated(model: Model, seed: int = 0, trace: bool = False) -> tuple[Outcome
     with SimulatedCluster(
         measuring.train, ps=model.ps, workers=model.workers, seed=seed, restarts=0,
         network=Network(model.latency_s, 0.0, link), compute=Compute(model.compute_s + model.session_s),
-        machines=model.machines,
-        shared_memory=model.shared_memory, piece_nbytes=1 << 20, preempt=0.0, clock_offsets=False,
-        trace="all" if trace else False,
+        machines=model.machines, shared_memory=model.shared_memory, piece_nbytes=1 << 20, preempt=0.0,
+        clock_offsets=False, trace="all" if trace else False,
     ) as cluster:  # fmt: skip
         measuring.cluster = cluster
         run = cluster.run(LONGEST_S)
-    if run.errors or len(measuring.at) < model.workers:
+    if run.errors or measuring.through < model.workers:
         raise RuntimeError(f"the simulation of {model} failed: {next(iter(run.errors.items()), 'not all ended')}")
     return measuring.outcome(), run.trace
 
