@@ -60,9 +60,7 @@ class Pushes:
                     return given
         return gradients_of(plan, tree)
 
-    def start(
-        self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False
-    ) -> PushOp:
+    def start(self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False) -> PushOp:
         """Send a push; blocks while the send window is full. `lend`: ps on this machine may send values with the
         result."""
         operation = push_shards(

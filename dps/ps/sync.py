@@ -189,9 +189,7 @@ class SyncMode:
         staged = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in chosen]
         shard.store.apply(mean(staged, shard.layout), step)
         shard.store.step = step  # a step in which nobody had a gradient for this shard counts, too
-        shard.node.runtime.record(
-            "applied", epoch=shard.epoch, counter=shard.store.counter, step=step, pushes=chosen
-        )
+        shard.node.runtime.record("applied", epoch=shard.epoch, counter=shard.store.counter, step=step, pushes=chosen)
         for push in chosen:
             self._result(push, APPLIED)
 
