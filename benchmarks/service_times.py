@@ -1,8 +1,8 @@
 """What a push costs on this machine: CPU seconds of worker and ps, seconds of a round trip, pushes/s of 1 to 8 workers.
 
 CPU seconds are those of all threads of a process, read from /proc (Linux). One cluster holds all workers; in each round
-1, 2, 4, ... of them push in turn, so that all figures see the same machine. One sample a round has worker and ps on one
-core: what it takes more is what a core loses when it takes up another process.
+1, 2, 4, ... of them push in turn, so that all figures see the same machine. One sample a round has one worker
+and the ps on one core whose caches are emptied between pushes: what it takes more is what a core loses to others.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from dps.monitor.beside import Beside, workers
 from dps.monitor.setting import Roles, Setting
 from dps.server import Server
@@ -25,8 +28,10 @@ QUIET_CORES = 0.3
 LEAST_QUIET = 3
 """Rounds; with fewer undisturbed ones all are taken."""
 WORK = "push"
-ON_ONE_CORE = 0
-"""Stands for one worker on the same core as the ps, where numbers of workers are asked for."""
+COLD = 0
+"""Stands for one worker with cold caches, on the same core as the ps, where numbers of workers are asked for."""
+CACHE_NBYTES = 4 << 20
+"""More than the caches that each core has for itself."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +60,29 @@ class Cluster:
     """Process ids."""
 
     def sample(self, count: int, at_least_s: float) -> Sample:
-        """Let `count` workers push for a while; ON_ONE_CORE: one of them, beside the ps. Blocks."""
-        if count == ON_ONE_CORE:
+        """Let `count` workers push for a while; COLD: one of them with cold caches. Blocks."""
+        if count == COLD:
             with on_one_core([os.getpid(), *self.ps]):
-                return replace(self.sample(1, at_least_s), workers=ON_ONE_CORE)
+                return replace(self._sample(1, at_least_s, np.ones(CACHE_NBYTES, np.uint8)), workers=COLD)
+        return self._sample(count, at_least_s, None)
+
+    def _sample(self, count: int, at_least_s: float, between: npt.NDArray[np.uint8] | None) -> Sample:
         for beside in self.others[: count - 1]:
             beside.begin(WORK)
         for _ in range(5):
             self.push()
         busy, ours, own, theirs = _busy_s(), _ours_s(), cpu_s(os.getpid()), sum(map(cpu_s, self.ps))
-        began, took = time.perf_counter(), list[float]()
+        began, took, emptying = time.perf_counter(), list[float](), 0.0
         while (at := time.perf_counter()) < began + at_least_s or len(took) < 5:
+            if between is not None:
+                emptied = time.thread_time()
+                between += 1
+                emptying += time.thread_time() - emptied
+                at = time.perf_counter()
             self.push()
             took.append(time.perf_counter() - at)
         wall = time.perf_counter() - began
-        own, theirs = cpu_s(os.getpid()) - own, sum(map(cpu_s, self.ps)) - theirs
+        own, theirs = cpu_s(os.getpid()) - own - emptying, sum(map(cpu_s, self.ps)) - theirs
         taken = max(0.0, _busy_s() - busy - (_ours_s() - ours)) / wall
         per_s = len(took) / wall + sum([beside.idle() for beside in self.others[: count - 1]])
         return Sample(count, per_s, statistics.median(took), own / len(took), theirs / wall / per_s, taken)
