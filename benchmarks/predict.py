@@ -4,9 +4,11 @@
     python benchmarks/predict.py --most 100             # nothing beyond 100 workers; 3 minutes
     python benchmarks/predict.py --plot FILE.json       # draw again
 
-1. Measures with one worker what a push costs: CPU of ps and worker, and the rest of a round trip.
+1. Measures with one worker what a push costs: CPU of ps and worker, the rest of a round trip, and how much slower a core
+   is beside busy ones.
 2. Lets the real chief, ps and sessions run in the simulator on a machine with as many cores, where messages cost that.
-3. Holds pushes per second of 1, 2, 4 and 8 workers, over those of one, against the real thing in the same rounds.
+3. Holds pushes per second of 1, 2, 4 and 8 workers, over those of one, against the real thing in the same rounds. Cores
+   that programs of others took meanwhile are taken from the simulated machine, too.
 4. Predicts growth up to 1,000 workers x 100 ps, each on a machine of its own, from costs over sockets.
 
 JSON goes to benchmarks/results/prediction-DATE.json, the plot to docs/pictures/prediction.svg (needs matplotlib).
@@ -32,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import service_times  # noqa: E402
 from benchmarks.scaling_plot import draw  # noqa: E402
-from benchmarks.service_times import COLD  # noqa: E402
+from benchmarks.service_times import ALONE, CROWDED  # noqa: E402
 from benchmarks.simulating import Model, messages_of_a_push, simulated  # noqa: E402
 from dps.monitor.setting import Setting  # noqa: E402
 from dps.monitor.works import nbytes  # noqa: E402
@@ -48,9 +50,6 @@ COUNTS = (1, 2, 4, 8)
 WITHIN = 0.3
 """How far a prediction may lie from what was measured."""
 SHORTEST_S = 1e-6
-HOLDS = 4
-"""Of how many processes besides the caches of a core keep something: 1 MB each, and a push needs about a quarter of
-that. Chosen to fit the CPU time that was seen with 2, 4 and 8 workers; nothing else in the model is."""
 COMPUTE_S, NETWORK_BYTES_PER_S, NETWORK_S = 0.1, 25e9 / 8, 50e-6
 """Of the machines whose growth is predicted: a worker's computing between pushes; the network, 25 Gbit/s and 50 us."""
 PUSHES = 3
@@ -129,17 +128,18 @@ def checked(setting: Setting, counts: Sequence[int], args: argparse.Namespace) -
     there is the simulator's, and the rest is that a push costs more, or less, when there are more workers.
     """
     print(f"{setting} ...", file=sys.stderr, flush=True)
-    real = service_times.measured(setting, [COLD, *counts], args.rounds, args.seconds)
+    real = service_times.measured(setting, [ALONE, CROWDED, *counts], args.rounds, args.seconds)
     one, rows = real[1], list[Row]()
+    crowded = max(1.0, _cpu_s(real[CROWDED]) / _cpu_s(real[ALONE]))
     for count in counts:
         here = real[count]
         measured = here["per_s"] / one["per_s"]
-        outcome, _ = simulated(like_here(setting, one, one, real[COLD], here, count, args.pushes))
-        known, _ = simulated(like_here(setting, one, here, here, here, count, args.pushes))
+        outcome, _ = simulated(like_here(setting, one, one, here, crowded, count, args.pushes))
+        known, _ = simulated(like_here(setting, one, here, here, 1.0, count, args.pushes))
         row = {
             "sweep": "check", "x": count, "transport": setting.transport, "size": setting.size,
             "nbytes": setting.nbytes, "measured": measured, "simulated_per_s": outcome.per_s,
-            "with_own_costs_per_s": known.per_s, **here, "cold": real[COLD],
+            "with_own_costs_per_s": known.per_s, **here, "crowded": crowded,
         }  # fmt: skip
         rows.append(row)
         for name, per_s in (("predicted", outcome.per_s), ("with_own_costs", known.per_s)):
@@ -149,12 +149,12 @@ def checked(setting: Setting, counts: Sequence[int], args: argparse.Namespace) -
 
 
 def like_here(
-    setting: Setting, one: Costed, costs: Costed, cold: Costed, now: Costed, workers: int, pushes: int
+    setting: Setting, one: Costed, costs: Costed, now: Costed, crowded: float, workers: int, pushes: int
 ) -> Model:
     """This machine. What a worker does lies half before and half after the trip, whose rest takes what `one` says.
 
-    `costs`: CPU seconds of a push. `cold`: the same with cold caches, for worker and ps. `now`: how many cores others
-    took while it was measured.
+    `costs`: CPU seconds of a push. `now`: how many cores others took while it was measured. `crowded`: as Machines
+    have it.
     """
     cores = os.cpu_count() or 1
     model = Model(workers, setting.ps, setting.size, pushes, Machines(cores, True), 0.0, shared_memory=setting.shared)
@@ -163,12 +163,15 @@ def like_here(
         "ps": Handling(received_s=costs["ps_s"] / messages),
         "worker": Handling(received_s=costs["worker_s"] / 2, sent_s=costs["worker_s"] / 2 / messages),
     }
-    switch_s = max(0.0, cold["worker_s"] + cold["ps_s"] - costs["worker_s"] - costs["ps_s"]) / 2
     return replace(
-        model, machines=Machines(cores, True, handling, switch_s=switch_s, holds=HOLDS),
+        model, machines=Machines(cores, True, handling, crowded=crowded),
         latency_s=max(SHORTEST_S, (one["p50_s"] - one["worker_s"] - one["ps_s"]) / 2),
         others_cores=min(now["others_cores"], cores - 0.5),
     )  # fmt: skip
+
+
+def _cpu_s(costs: Costed) -> float:
+    return costs["worker_s"] + costs["ps_s"]
 
 
 # -- growth -------------------------------------------------------------------------------------------------------

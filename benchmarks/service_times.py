@@ -1,8 +1,8 @@
 """What a push costs on this machine: CPU seconds of worker and ps, seconds of a round trip, pushes/s of 1 to 8 workers.
 
 CPU seconds are those of all threads of a process, read from /proc (Linux). One cluster holds all workers; in each round
-1, 2, 4, ... of them push in turn, so that all figures see the same machine. One sample a round has one worker
-and the ps on one core whose caches are emptied between pushes: what it takes more is what a core loses to others.
+1, 2, 4, ... of them push in turn, so that all figures see the same machine. Two samples a round have one worker
+and the ps on one core, alone and beside a program that keeps another core busy: cores are not as fast together.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from dps.monitor.beside import Beside, workers
 from dps.monitor.setting import Roles, Setting
@@ -28,10 +27,9 @@ QUIET_CORES = 0.3
 LEAST_QUIET = 3
 """Rounds; with fewer undisturbed ones all are taken."""
 WORK = "push"
-COLD = 0
-"""Stands for one worker with cold caches, on the same core as the ps, where numbers of workers are asked for."""
-CACHE_NBYTES = 4 << 20
-"""More than the caches that each core has for itself."""
+ALONE, CROWDED = 0, -1
+"""Stand for one worker on the same core as the ps, the other cores at rest or busy, where numbers of workers are
+asked for."""
 
 
 @dataclass(frozen=True)
@@ -60,29 +58,21 @@ class Cluster:
     """Process ids."""
 
     def sample(self, count: int, at_least_s: float) -> Sample:
-        """Let `count` workers push for a while; COLD: one of them with cold caches. Blocks."""
-        if count == COLD:
-            with on_one_core([os.getpid(), *self.ps]):
-                return replace(self._sample(1, at_least_s, np.ones(CACHE_NBYTES, np.uint8)), workers=COLD)
-        return self._sample(count, at_least_s, None)
-
-    def _sample(self, count: int, at_least_s: float, between: npt.NDArray[np.uint8] | None) -> Sample:
+        """Let `count` workers push for a while; or ALONE, CROWDED. Blocks."""
+        if count in (ALONE, CROWDED):
+            with on_one_core([os.getpid(), *self.ps], count == CROWDED):
+                return replace(self.sample(1, at_least_s), workers=count)
         for beside in self.others[: count - 1]:
             beside.begin(WORK)
         for _ in range(5):
             self.push()
         busy, ours, own, theirs = _busy_s(), _ours_s(), cpu_s(os.getpid()), sum(map(cpu_s, self.ps))
-        began, took, emptying = time.perf_counter(), list[float](), 0.0
+        began, took = time.perf_counter(), list[float]()
         while (at := time.perf_counter()) < began + at_least_s or len(took) < 5:
-            if between is not None:
-                emptied = time.thread_time()
-                between += 1
-                emptying += time.thread_time() - emptied
-                at = time.perf_counter()
             self.push()
             took.append(time.perf_counter() - at)
         wall = time.perf_counter() - began
-        own, theirs = cpu_s(os.getpid()) - own - emptying, sum(map(cpu_s, self.ps)) - theirs
+        own, theirs = cpu_s(os.getpid()) - own, sum(map(cpu_s, self.ps)) - theirs
         taken = max(0.0, _busy_s() - busy - (_ours_s() - ours)) / wall
         per_s = len(took) / wall + sum([beside.idle() for beside in self.others[: count - 1]])
         return Sample(count, per_s, statistics.median(took), own / len(took), theirs / wall / per_s, taken)
@@ -125,13 +115,20 @@ def medians(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def on_one_core(pids: Sequence[int]) -> Iterator[None]:
-    """Keep all threads of some processes on one core meanwhile."""
+def on_one_core(pids: Sequence[int], crowded: bool) -> Iterator[None]:
+    """Keep all threads of some processes on one core meanwhile; `crowded`: and all other cores busy."""
     cores = os.sched_getaffinity(0)
+    busy: list[subprocess.Popen[bytes]] = []
     try:
+        for core in sorted(cores)[1:] if crowded else ():
+            busy.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            os.sched_setaffinity(busy[-1].pid, {core})
         _allow(pids, {min(cores)})
         yield
     finally:
+        for process in busy:
+            process.kill()
+            process.wait()
         _allow(pids, cores)
 
 

@@ -35,25 +35,23 @@ class Machines:
     """What processes run on. `shared`: all on one machine with so many `cores`; else each has a machine of its own.
 
     A task that computes, receives or sends waits its turn for a core and holds it until it is done. `handling` is what
-    messages cost, by task ("ps:0") or job ("ps"); who is not named handles them at once. A core that takes up
-    another process than the last one needs up to `switch_s` more, where its caches are full of others' memory: they
-    hold that of `holds` processes besides; the more others it worked for meanwhile, the less is left. `bytes_per_s`
-    is what a machine's network card takes and, at the same time, gives: all of its links queue there. Messages within
-    a process or machine do not pass it.
+    messages cost, by task ("ps:0") or job ("ps"); who is not named handles them at once. Cores share caches,
+    memory and often more: what is begun while all others are busy takes `crowded` times as long as alone, in between
+    with some of them. `bytes_per_s` is what a machine's network card takes and, at the same time, gives: all of its
+    links queue there. Messages within a process or machine do not pass it.
     """
 
     cores: int = 1
     shared: bool = False
     handling: Mapping[str, Handling] = field(default_factory=dict)
     bytes_per_s: float = inf
-    switch_s: float = 0.0
-    holds: int = 0
+    crowded: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.cores < 1 or self.bytes_per_s <= 0 or self.switch_s < 0 or self.holds < 0:
+        if self.cores < 1 or self.bytes_per_s <= 0 or self.crowded < 1.0:
             raise ValueError(
-                f"Machines(cores={self.cores}, bytes_per_s={self.bytes_per_s}, switch_s={self.switch_s}, "
-                f"holds={self.holds}): wanted at least one core, bytes_per_s > 0 and nothing below 0"
+                f"Machines(cores={self.cores}, bytes_per_s={self.bytes_per_s}, crowded={self.crowded}): wanted at least "
+                "one core, bytes_per_s > 0 and crowded >= 1"
             )
 
     def of(self, task: str) -> Handling:
@@ -63,46 +61,26 @@ class Machines:
 
 
 class Core:
-    """One core: the processes it worked for, the last one first, and since when without a break for that one."""
+    """One core: the process it worked for last, and since when without a break."""
 
-    __slots__ = ("_holds", "_recent", "busy", "free_since", "since")
+    __slots__ = ("busy", "free_since", "process", "since")
 
-    def __init__(self, holds: int) -> None:
+    def __init__(self) -> None:
         self.busy = False
+        self.process = ""
         self.since = self.free_since = 0.0
-        self._holds = holds
-        self._recent: list[str] = []
-
-    def lost(self, process: str) -> float:
-        """Which share of a process's memory the caches have lost, 0 to 1; nothing on a core that is new."""
-        recent = self._recent
-        others = recent.index(process) if process in recent else len(recent) and self._holds + 1
-        return min(1.0, max(0, others - 1) / self._holds) if self._holds else min(1.0, others)
-
-    def take_up(self, process: str, now: float) -> None:
-        """Begin with a process, or go on with the same."""
-        recent = self._recent
-        if not recent or recent[0] != process:
-            if process in recent:
-                recent.remove(process)
-            recent.insert(0, process)
-            del recent[self._holds + 2 :]
-            self.since = now
-        elif self.free_since < now:
-            self.since = now
-        self.busy = True
 
 
 class Cores:
     """The cores of one machine. A process keeps its core while it has work at once, but for SLICE_S where others wait;
-    else who asked first has one first, of those that are free the one whose caches have most of its memory."""
+    else who asked first has one first, the one that worked for its process last if that is free."""
 
     def __init__(self, scheduler: Scheduler, machines: Machines) -> None:
         self.used_s = 0.0
         """Seconds of cores that were spent so far, over all."""
         self._scheduler = scheduler
-        self._switch_s = machines.switch_s
-        self._cores = [Core(machines.holds) for _ in range(machines.cores)]
+        self._slower = machines.crowded - 1.0
+        self._cores = [Core() for _ in range(machines.cores)]
         self._waiting: deque[tuple[SimTask, float]] = deque()
 
     def spend(self, seconds: float) -> None:
@@ -119,9 +97,12 @@ class Cores:
 
     def _begin(self, task: SimTask, seconds: float, free: list[Core]) -> None:
         process, now = task.group.name, self._scheduler.now
-        core = min(free, key=lambda core: core.lost(process))
-        seconds += self._switch_s * core.lost(process)
-        core.take_up(process, now)
+        core = next((core for core in free if core.process == process), free[0])
+        if core.process != process or core.free_since < now:
+            core.process, core.since = process, now
+        if self._slower and len(self._cores) > 1:
+            seconds *= 1.0 + self._slower * (len(self._cores) - len(free)) / (len(self._cores) - 1)
+        core.busy = True
         self.used_s += seconds
         self._scheduler.push(now + seconds, self._over, (core, task))
 

@@ -119,18 +119,11 @@ def test_a_killed_process_gives_up_its_turn() -> None:
     assert world.core_s("worker:0") == pytest.approx(2.0)
 
 
-def test_a_core_that_takes_up_another_process_needs_more() -> None:
-    assert computed(Machines(cores=1, shared=True, switch_s=0.25), 3) == [1.0, 2.25, 3.5]
-    assert computed(Machines(cores=1, switch_s=0.25), 3) == [1.0] * 3
-
-
-def test_caches_hold_the_memory_of_some_processes_and_lose_it_by_and_by() -> None:
-    """Steps of 1 s in turn on one core; caches of two processes besides. At first all are new to the core, but for the
-    first one; then two others were there meanwhile (half is lost), or three (all)."""
-    for processes, second_s in ((2, 1.0), (3, 1.5), (4, 2.0), (5, 2.0)):
-        machines = Machines(cores=1, shared=True, switch_s=1.0, holds=2)
-        assert computed(machines, processes, steps=2)[processes - 1] == 1.0 + 2.0 * (processes - 1)
-        assert computed(machines, processes, steps=2)[-1] == 1.0 + (2.0 + second_s) * processes - 2.0
+def test_what_is_begun_beside_busy_cores_takes_longer() -> None:
+    """The second of three begins beside one of two other cores, the third beside both."""
+    assert computed(Machines(cores=3, shared=True, crowded=2.0), 3) == [1.0, 1.5, 2.0]
+    assert computed(Machines(cores=1, shared=True, crowded=2.0), 2) == [1.0, 2.0]
+    assert computed(Machines(cores=3, crowded=2.0), 3) == [1.0] * 3
 
 
 @pytest.mark.parametrize(("step_s", "turns"), [(1e-3, "AAABBBAB"), (2e-3, "AABBAABB"), (4e-3, "ABABABAB")])
