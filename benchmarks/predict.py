@@ -4,8 +4,8 @@
     python benchmarks/predict.py --most 100             # nothing beyond 100 workers; 3 minutes
     python benchmarks/predict.py --plot FILE.json       # draw again
 
-1. Measures with one worker what a push costs: CPU of ps and worker, the rest of a round trip, and how much slower a core
-   is beside busy ones.
+1. Measures with one worker what a push costs: CPU of ps and worker, the rest of a round trip; and how much slower a
+   core is beside busy ones.
 2. Lets the real chief, ps and sessions run in the simulator on a machine with as many cores, where messages cost that.
 3. Holds pushes per second of 1, 2, 4 and 8 workers, over those of one, against the real thing in the same rounds. Cores
    that programs of others took meanwhile are taken from the simulated machine, too.

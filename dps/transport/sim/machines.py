@@ -50,8 +50,8 @@ class Machines:
     def __post_init__(self) -> None:
         if self.cores < 1 or self.bytes_per_s <= 0 or self.crowded < 1.0:
             raise ValueError(
-                f"Machines(cores={self.cores}, bytes_per_s={self.bytes_per_s}, crowded={self.crowded}): wanted at least "
-                "one core, bytes_per_s > 0 and crowded >= 1"
+                f"Machines(cores={self.cores}, bytes_per_s={self.bytes_per_s}, crowded={self.crowded}): wanted at "
+                "least one core, bytes_per_s > 0 and crowded >= 1"
             )
 
     def of(self, task: str) -> Handling:
