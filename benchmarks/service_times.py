@@ -1,8 +1,8 @@
 """What a push costs on this machine: CPU seconds of worker and ps, seconds of a round trip, pushes/s of 1 to 8 workers.
 
 CPU seconds are those of all threads of a process, read from /proc (Linux). One cluster holds all workers; in each round
-1, 2, 4, ... of them push in turn, so that all figures see the same machine. One sample a round has worker and ps on one
-core: what it takes more is what a core loses when it takes up another process.
+1, 2, 4, ... of them push in turn, so that all figures see the same machine. Two samples a round have one worker
+and the ps on one core, alone and beside a program that keeps another core busy: cores are not as fast together.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +27,9 @@ QUIET_CORES = 0.3
 LEAST_QUIET = 3
 """Rounds; with fewer undisturbed ones all are taken."""
 WORK = "push"
-ON_ONE_CORE = 0
-"""Stands for one worker on the same core as the ps, where numbers of workers are asked for."""
+ALONE, CROWDED = 0, -1
+"""Stand for one worker on the same core as the ps, the other cores at rest or busy, where numbers of workers are
+asked for."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,10 @@ class Cluster:
     """Process ids."""
 
     def sample(self, count: int, at_least_s: float) -> Sample:
-        """Let `count` workers push for a while; ON_ONE_CORE: one of them, beside the ps. Blocks."""
-        if count == ON_ONE_CORE:
-            with on_one_core([os.getpid(), *self.ps]):
-                return replace(self.sample(1, at_least_s), workers=ON_ONE_CORE)
+        """Let `count` workers push for a while; or ALONE, CROWDED. Blocks."""
+        if count in (ALONE, CROWDED):
+            with on_one_core([os.getpid(), *self.ps], count == CROWDED):
+                return replace(self.sample(1, at_least_s), workers=count)
         for beside in self.others[: count - 1]:
             beside.begin(WORK)
         for _ in range(5):
@@ -112,13 +115,20 @@ def medians(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def on_one_core(pids: Sequence[int]) -> Iterator[None]:
-    """Keep all threads of some processes on one core meanwhile."""
+def on_one_core(pids: Sequence[int], crowded: bool) -> Iterator[None]:
+    """Keep all threads of some processes on one core meanwhile; `crowded`: and all other cores busy."""
     cores = os.sched_getaffinity(0)
+    busy: list[subprocess.Popen[bytes]] = []
     try:
+        for core in sorted(cores)[1:] if crowded else ():
+            busy.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            os.sched_setaffinity(busy[-1].pid, {core})
         _allow(pids, {min(cores)})
         yield
     finally:
+        for process in busy:
+            process.kill()
+            process.wait()
         _allow(pids, cores)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import statistics
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +15,13 @@ from dps.monitor import works
 from dps.monitor.works import OPTIMIZERS
 from dps.server import Server
 from dps.session import Session
+from dps.transport.current import runtime
 from dps.transport.sim import Compute, Machines, Network
 
 LOOK_S = 0.02
 """How often a worker looks whether the others are there, virtual seconds."""
+PERIOD_S = 0.01
+"""In which a program of others works once and rests once."""
 LONGEST_S = 36_000.0
 
 
@@ -35,6 +40,8 @@ class Model:
     session_s: float = 0.0
     """CPU seconds of a worker for a push, beside what each message costs."""
     shared_memory: bool = False
+    others_cores: float = 0.0
+    """Cores of the one machine that programs of others take, with precedence."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,14 @@ class Measuring:
                 done += 1
                 self._note(done, clock.now() - began)
 
+    def disturb(self, share: float) -> None:
+        """A program of others, which takes a share of one core until all workers are through."""
+        while self.through < self.model.workers:
+            own = self.cluster.world.processes[runtime().name].runtime
+            assert own.work is not None
+            own.work.cores.spend(share * PERIOD_S)
+            own.sleep((1.0 - share) * PERIOD_S)
+
     def _note(self, done: int, took_s: float) -> None:
         """A worker has its result number `done`."""
         workers = self.model.workers
@@ -119,6 +134,9 @@ def simulated(model: Model, seed: int = 0, trace: bool = False) -> tuple[Outcome
         clock_offsets=False, trace="all" if trace else False,
     ) as cluster:  # fmt: skip
         measuring.cluster = cluster
+        for number in range(math.ceil(model.others_cores)):
+            share = min(1.0, model.others_cores - number)
+            cluster.world.process(f"others:{number}", functools.partial(measuring.disturb, share))
         run = cluster.run(LONGEST_S)
     if run.errors or measuring.through < model.workers:
         raise RuntimeError(f"the simulation of {model} failed: {next(iter(run.errors.items()), 'not all ended')}")

@@ -35,23 +35,23 @@ class Machines:
     """What processes run on. `shared`: all on one machine with so many `cores`; else each has a machine of its own.
 
     A task that computes, receives or sends waits its turn for a core and holds it until it is done. `handling` is what
-    messages cost, by task ("ps:0") or job ("ps"); who is not named handles them at once. A core that takes up another
-    process than the last one needs `switch_s` more: its caches are full of the other's memory. `bytes_per_s` is what a
-    machine's network card takes and, at the same time, gives: all of its links queue there. Messages within a process
-    or machine do not pass it.
+    messages cost, by task ("ps:0") or job ("ps"); who is not named handles them at once. Cores share caches,
+    memory and often more: what is begun while all others are busy takes `crowded` times as long as alone, in between
+    with some of them. `bytes_per_s` is what a machine's network card takes and, at the same time, gives: all of its
+    links queue there. Messages within a process or machine do not pass it.
     """
 
     cores: int = 1
     shared: bool = False
     handling: Mapping[str, Handling] = field(default_factory=dict)
     bytes_per_s: float = inf
-    switch_s: float = 0.0
+    crowded: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.cores < 1 or self.bytes_per_s <= 0 or self.switch_s < 0:
+        if self.cores < 1 or self.bytes_per_s <= 0 or self.crowded < 1.0:
             raise ValueError(
-                f"Machines(cores={self.cores}, bytes_per_s={self.bytes_per_s}, switch_s={self.switch_s}): wanted at "
-                "least one core, more than 0 bytes per second and no less than 0 seconds"
+                f"Machines(cores={self.cores}, bytes_per_s={self.bytes_per_s}, crowded={self.crowded}): wanted at "
+                "least one core, bytes_per_s > 0 and crowded >= 1"
             )
 
     def of(self, task: str) -> Handling:
@@ -75,12 +75,12 @@ class Cores:
     """The cores of one machine. A process keeps its core while it has work at once, but for SLICE_S where others wait;
     else who asked first has one first, the one that worked for its process last if that is free."""
 
-    def __init__(self, scheduler: Scheduler, count: int, switch_s: float = 0.0) -> None:
+    def __init__(self, scheduler: Scheduler, machines: Machines) -> None:
         self.used_s = 0.0
         """Seconds of cores that were spent so far, over all."""
         self._scheduler = scheduler
-        self._switch_s = switch_s
-        self._cores = [Core() for _ in range(count)]
+        self._slower = machines.crowded - 1.0
+        self._cores = [Core() for _ in range(machines.cores)]
         self._waiting: deque[tuple[SimTask, float]] = deque()
 
     def spend(self, seconds: float) -> None:
@@ -98,12 +98,10 @@ class Cores:
     def _begin(self, task: SimTask, seconds: float, free: list[Core]) -> None:
         process, now = task.group.name, self._scheduler.now
         core = next((core for core in free if core.process == process), free[0])
-        if core.process != process:
-            if core.process:
-                seconds += self._switch_s
+        if core.process != process or core.free_since < now:
             core.process, core.since = process, now
-        elif core.free_since < now:
-            core.since = now
+        if self._slower and len(self._cores) > 1:
+            seconds *= 1.0 + self._slower * (len(self._cores) - len(free)) / (len(self._cores) - 1)
         core.busy = True
         self.used_s += seconds
         self._scheduler.push(now + seconds, self._over, (core, task))
@@ -139,7 +137,7 @@ class Rack:
         name = "" if self.machines.shared else process
         found = self._cores.get(name)
         if found is None:
-            found = self._cores[name] = Cores(self._scheduler, self.machines.cores, self.machines.switch_s)
+            found = self._cores[name] = Cores(self._scheduler, self.machines)
         return found
 
     def cards(self, source: str, target: str) -> tuple[Card, Card] | None:

@@ -62,9 +62,10 @@ class SimRuntime(Group):
         self.small_nbytes = Random(f"{setting.seed}/small").choice((0, 1 << 18))
         self.storage: Storage = ProcessDisk(setting.storage, self)
         self.endpoints: list[SimEndpoint] = []
-        self._work: Work | None = None
+        self.work: Work | None = None
+        """Of machines that are modelled: what to ask for time on their cores."""
         if setting.rack is not None:  # what things cost is asked of the program as it is on real machines
-            self._work, self.together, self.small_nbytes = Work(setting.rack, name), 64, 1 << 18
+            self.work, self.together, self.small_nbytes = Work(setting.rack, name), 64, 1 << 18
         self._setting = setting
         self._scheduler = setting.scheduler
         self._ended = ended
@@ -91,7 +92,7 @@ class SimRuntime(Group):
     def endpoint(self, bind: str | None = None) -> Endpoint:
         """As Runtime.endpoint; any host is allowed, no keys are asked for."""
         self.check()
-        endpoint = SimEndpoint(self._setting.fabric, self._scheduler, self, bind, self._work)
+        endpoint = SimEndpoint(self._setting.fabric, self._scheduler, self, bind, self.work)
         self.endpoints = [other for other in self.endpoints if other.open]
         self.endpoints.append(endpoint)
         return endpoint
@@ -120,8 +121,8 @@ class SimRuntime(Group):
         step, self._steps = self._steps, self._steps + 1
         setting = self._setting
         seconds = setting.compute.step_s(setting.seed, self.name, step) * setting.fabric.slow.get(self.name, 1.0)
-        if self._work is not None:
-            self._work.cores.spend(seconds)
+        if self.work is not None:
+            self.work.cores.spend(seconds)
         elif seconds > 0:
             self.sleep(seconds)
 

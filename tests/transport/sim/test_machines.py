@@ -13,13 +13,14 @@ from tests.transport.sim.worlds import PS, delivery
 INSTANT = Network(latency_s=0.0, jitter=0.0, bytes_per_s=1e15)
 
 
-def computed(machines: Machines | None, processes: int) -> list[float]:
-    """When each of some processes has computed one step of a second."""
+def computed(machines: Machines | None, processes: int, steps: int = 1) -> list[float]:
+    """When some processes had computed steps of a second."""
     ended: list[float] = []
 
     def main() -> int:
-        runtime().compute()
-        ended.append(world.now)
+        for _ in range(steps):
+            runtime().compute()
+            ended.append(world.now)
         return 0
 
     with World(compute=Compute(1.0), machines=machines) as world:
@@ -118,9 +119,11 @@ def test_a_killed_process_gives_up_its_turn() -> None:
     assert world.core_s("worker:0") == pytest.approx(2.0)
 
 
-def test_a_core_that_takes_up_another_process_needs_more() -> None:
-    assert computed(Machines(cores=1, shared=True, switch_s=0.25), 3) == [1.0, 2.25, 3.5]
-    assert computed(Machines(cores=1, switch_s=0.25), 3) == [1.0] * 3
+def test_what_is_begun_beside_busy_cores_takes_longer() -> None:
+    """The second of three begins beside one of two other cores, the third beside both."""
+    assert computed(Machines(cores=3, shared=True, crowded=2.0), 3) == [1.0, 1.5, 2.0]
+    assert computed(Machines(cores=1, shared=True, crowded=2.0), 2) == [1.0, 2.0]
+    assert computed(Machines(cores=3, crowded=2.0), 3) == [1.0] * 3
 
 
 @pytest.mark.parametrize(("step_s", "turns"), [(1e-3, "AAABBBAB"), (2e-3, "AABBAABB"), (4e-3, "ABABABAB")])
