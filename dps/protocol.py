@@ -195,6 +195,35 @@ class Push(Message, kind=20):
     arrays: tuple[Array, ...] = ()
 
 
+class Step(Message, kind=32):
+    """A push of form SHARED of all of a shard, from the beginning of the memory that the last four numbers name, which
+    wants values with its result. Answered with Stepped at once where nothing but such messages made the step; else it is
+    to the ps the Push that it stands for, and its sender sends that Push, too, when it has waited for a moment."""
+
+    epoch: int
+    number: int
+    step: int
+    counter: int
+    released: int
+    process: int
+    descriptor: int
+    inode: int
+    nbytes: int
+
+
+class Stepped(Message, kind=33):
+    """The push was applied, in sync with those of all others: its step, the shard's version, and where that can be read
+    in place, as of SharedValues: the memory of its only arena."""
+
+    number: int
+    step: int
+    counter: int
+    process: int
+    descriptor: int
+    inode: int
+    nbytes: int
+
+
 class PushStatus(Message, kind=21):
     """What became of a push? Answered with Pushed, Waiting or PushMissing."""
 

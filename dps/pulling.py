@@ -161,7 +161,8 @@ class Pulls:
         """`params`: the user's nesting; None for a reader, which gets that of the names."""
         self._connection, self._waiter, self._pushes = connection, waiter, pushes
         self.build = builder(params if params is not None else nested([v.name for v in connection.plan.variables]))
-        self.version = Version(connection.epoch, ())
+        self.read: tuple[int, dict[int, int]] = connection.epoch, {}
+        """Of the last whole pull: run epoch, and each shard's version counter."""
         self._cache: dict[int, Array] = {}
         self._recycled = Recycled()
 
@@ -185,6 +186,17 @@ class Pulls:
             self._connection, known, newer_than is not None, lambda: self._launch(known, newer_than, after),
             self._recycled.take, hold, behind,
         )  # fmt: skip
+
+    @property
+    def version(self) -> Version:
+        """What the last whole pull read."""
+        epoch, counters = self.read
+        return Version(epoch, tuple(sorted(counters.items())))
+
+    def prepared(self, layout: ShardLayout) -> tuple[Array, Any]:
+        """Of a plan with one shard: a run of bytes for its values, and the user's nested arrays over it."""
+        taken = self._recycled.take(layout)
+        return taken.bytes, self.tree({index: view.view() for index, view in taken.views.items()}, None)
 
     @property
     def sync(self) -> bool:
@@ -249,7 +261,7 @@ class Pulls:
         if operation.names is None:
             counters = {ps: t.counter for ps, t in operation.transfers.items()}
             self._pushes.pulled |= counters
-            self.version = Version(connection.epoch, tuple(sorted(counters.items())))
+            self.read = connection.epoch, counters
         connection.step = max(connection.step, *(t.step for t in operation.transfers.values()))
         operation.forget_runs()
         tree = self.tree(views, operation.names)

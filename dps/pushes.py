@@ -11,7 +11,7 @@ import numpy as np
 from dps.connection import Connection
 from dps.lanes import ShardRun, ShardRuns
 from dps.partial import PartRuns
-from dps.pushing import Buffers, Given, PushOp, push_shards
+from dps.pushing import NONE_FILLED, Buffers, Given, PushOp, filled_run, push_shards
 from dps.reply import Push
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, assemble, gradients_of
@@ -60,12 +60,27 @@ class Pushes:
                     return given
         return gradients_of(plan, tree)
 
-    def start(self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False) -> PushOp:
+    def filled(self, ps: int, gradients: Mapping[int, Gradient]) -> ShardRun | None:
+        """A run with a shard's gradients in it; None where not all are there, as arrays."""
+        return filled_run(self._connection, gradients, ps, self._runs, self._buffers)
+
+    def made(self, ps: int, number: int, step: int, counter: int) -> None:
+        """A synchronous step was made at once: the push has this number, the shard this version now."""
+        connection = self._connection
+        connection.step, connection.local_step = max(connection.step, step), max(connection.local_step, step)
+        self.acknowledged += 1
+        self.pulled[ps] = counter
+        self.numbers[ps] = number
+
+    def start(
+        self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False,
+        filled: Mapping[int, ShardRun | None] = NONE_FILLED,
+    ) -> PushOp:  # fmt: skip
         """Send a push; blocks while the send window is full. `lend`: ps on this machine may send values with the
-        result."""
+        result. `filled`: by ps, runs that the gradients are in already."""
         operation = push_shards(
             self._connection, gradients, self.numbers, self.pulled, self._runs, self._part_runs, self._buffers,
-            lambda: self._make_room(timeout), loss, lend,
+            lambda: self._make_room(timeout), loss, lend, filled,
         )  # fmt: skip
         self._under_way.append(operation)
         return operation

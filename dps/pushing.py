@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ GATHERED, AT_ONCE = 8, 16
 """So many times, or so many pieces at once where these are too few: each costs both ends 0.1 ms, and the sooner the ps
 has its first, the more of its work is done meanwhile."""
 
+NONE_FILLED: Mapping[int, ShardRun | None] = MappingProxyType({})
 Buffers = list[dict[int, ShardRun]]
 """Of `session.gradients()`: for each that was given out its runs, by ps."""
 
@@ -147,18 +149,21 @@ def push_shards(
     make_room: Callable[[], int],
     loss: Any = None,
     lend: bool = False,
+    filled: Mapping[int, ShardRun | None] = NONE_FILLED,
 ) -> PushOp:
     """Write gradients to the ps that have their variables; in sync every ps gets at least an empty part.
 
-    They leave at the next flush or wait. `lend`: ps whose memory can be read may send values with the result."""
+    They leave at the next flush or wait. `lend`: ps whose memory can be read may send values with the result. `filled`:
+    runs that gradients lie in already, by ps."""
     check = not connection.sync and len(connection.plan.ps) > 1 and connection.settings.get("check_finite", True)
     together = check and connection.compression is None and _are_many(gradients)
     if check and not together:
         _check_finite(connection.plan, gradients)
     clock = make_room()
-    filled = {ps: _filled_run(connection, gradients, ps, runs, buffers) for ps in connection.plan.ps if together}
-    if together and not all(_is_finite(connection.plan.layouts[ps], run) for ps, run in filled.items()):
-        _check_finite(connection.plan, gradients)
+    if together:
+        filled = {ps: filled_run(connection, gradients, ps, runs, buffers) for ps in connection.plan.ps}
+        if not all(_is_finite(connection.plan.layouts[ps], run) for ps, run in filled.items()):
+            _check_finite(connection.plan, gradients)
     operation = PushOp(connection, loss)
     if connection.compression is not None:
         gradients = connection.compression.pack(connection.plan, gradients, operation)
@@ -272,7 +277,7 @@ def _sent_while_gathered(
     return transfer
 
 
-def _filled_run(
+def filled_run(
     connection: Connection, gradients: Mapping[int, Gradient], ps: int, runs: ShardRuns, buffers: Buffers
 ) -> ShardRun | None:
     """A run with a shard's gradients in it, the user's own where they lie there already; None when some are missing."""

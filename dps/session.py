@@ -21,13 +21,14 @@ from dps.prefetching import prefetched
 from dps.protocol import Restore, Save, Saved
 from dps.pulling import Pulls
 from dps.pushes import Pushes
-from dps.pushing import PushOp
 from dps.reply import Push, Reply, Version
 from dps.server import Server
 from dps.settings import check_timeout, run_settings
+from dps.stepping import Stepping
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.update import Update
+from dps.variables.layout import Gradient
 from dps.variables.plan import Plan
 from dps.variables.planning import plan_of
 from dps.viewing import local_leases
@@ -150,6 +151,7 @@ class Session:
             self._compression.check(connection.plan)
         self._pushes = Pushes(connection, self._waiter, self._settled)
         self._pulls = Pulls(connection, self._waiter, self._pushes, params)
+        self._stepping = Stepping(connection, self._pushes, self._pulls)
         self._lookups = Lookups(connection)
         self._hooks.call("after_create_session", self)
 
@@ -261,7 +263,7 @@ class Session:
         change once the result is there; after DeadlineExceeded the push is still on its way, and reads them. Raises
         ValueError naming the variable for a wrong name, shape, dtype or NaN; nothing is applied then.
         """
-        operation = self._start_push(grads, loss, timeout)
+        operation = self._pushes.start(self._gradients(grads), loss, timeout)
         return self._pushes.finish(operation, timeout)
 
     def push_async(self, grads: Any, loss: Any = None) -> Reply[Push]:
@@ -269,7 +271,7 @@ class Session:
 
         Hooks hear of the result when it is asked for, or at a later push or the end of the block.
         """
-        operation = self._start_push(grads, loss, None)
+        operation = self._pushes.start(self._gradients(grads), loss, None)
         self._connection.caller.flush()
         return Reply(
             lambda t: self._pushes.finish(operation, t),
@@ -279,7 +281,12 @@ class Session:
 
     def step(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Any:
         """Push and pull in one round trip; returns the values after the update. Blocks."""
-        pushing = self._start_push(grads, loss, timeout, lend=self._pulls.may_come_with_a_push)
+        gradients = self._gradients(grads)
+        values, filled = self._stepping.step(gradients, loss)
+        if values is not None:
+            self._settled(Push(self._connection.local_step, True), loss)
+            return values
+        pushing = self._pushes.start(gradients, loss, timeout, self._pulls.may_come_with_a_push, filled)
         if not self._pulls.may_follow_a_push:
             self._pushes.finish(pushing, timeout)
             return self.pull(timeout=timeout)
@@ -299,12 +306,13 @@ class Session:
         self._waiter.check_open()
         return self._pushes.gradients(self._pulls.build)
 
-    def _start_push(self, grads: Any, loss: Any, timeout: float | None, lend: bool = False) -> PushOp:
+    def _gradients(self, grads: Any) -> Mapping[int, Gradient]:
+        """A step of the loop begins: its gradients by variable index, checked."""
         self._waiter.check_open()
         gradients = self._pushes.of(grads)
         self._hooks.call("before_run", self)
         self._connection.runtime.compute()
-        return self._pushes.start(gradients, loss, timeout, lend)
+        return gradients
 
     def _settled(self, result: Push, loss: Any) -> None:
         """A push has its result: tell who listens."""

@@ -38,6 +38,9 @@ class Caller:
         self._requests = Requests()
         self.away: dict[str, float] = {}
         """Addresses whose connection broke, and when, on the runtime's clock."""
+        self._posted = 0
+        """The number of what was posted and is waited for."""
+        self._heard: Message | None = None
 
     def start(
         self,
@@ -62,6 +65,25 @@ class Caller:
         """Write a (further) message under a request's number; it leaves as those of `open`."""
         to = request.to
         self._outbox.put(to.address, Envelope(message, to.actor, request.number, self.name, self.incarnation))
+
+    def post(self, to: Ref, message: Message) -> int:
+        """Send a request at once, and once only; returns its number, for `hear`. Does not block."""
+        number = self._requests.numbered()
+        self._outbox.put(to.address, Envelope(message, to.actor, number, self.name, self.incarnation))
+        self._outbox.flush()
+        return number
+
+    def hear(self, number: int, wait_s: float) -> Message | None:
+        """The first answer to what was posted under a number; None when none comes in time. Blocks up to `wait_s`."""
+        self._posted, self._heard = number, None
+        deadline = self.runtime.now() + wait_s
+        try:
+            while self._heard is None and wait_s > 0:
+                self.turn(wait_s)
+                wait_s = deadline - self.runtime.now()
+            return self._heard
+        finally:
+            self._posted, self._heard = 0, None
 
     @property
     def next_number(self) -> int:
@@ -160,7 +182,9 @@ class Caller:
         try:
             for header, frames in unbundle(delivery.header, delivery.frames):
                 envelope = decode(header, frames)
-                if not envelope.actor:
+                if envelope.request == self._posted and not envelope.actor:
+                    self._heard = self._heard or envelope.message
+                elif not envelope.actor:
                     self._requests.answer(envelope.request, envelope.message, now)
         except ProtocolError as error:
             log.debug("%s: refused an answer: %s", self.name, error)

@@ -76,12 +76,17 @@ class Requests:
 
     def open(self, now: float, to: Ref, request: Request, deadline: float, resend_s: float | None = None) -> None:
         """Number a request; the caller sends it. `deadline` is on the clock of `now`, seconds."""
-        self._last = request.number = self._last + 1
+        request.number = self.numbered()
         request.to, request.deadline = to, deadline
         request.resend_s = self.first_resend_s if resend_s is None else resend_s
         request.next_at = now + request.resend_s
         self._open[request.number] = request
         heapq.heappush(self._timers, (min(request.next_at, deadline), request.number))
+
+    def numbered(self) -> int:
+        """A number for a request that is not kept here."""
+        self._last += 1
+        return self._last
 
     def answer(self, number: int, message: Message, now: float) -> None:
         """Feed an answer to its request; answers to requests that are over are dropped."""

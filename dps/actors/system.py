@@ -279,16 +279,23 @@ class Node:
         if actor is None:
             self.answer(sender, Unavailable(f"{self.name} hosts no {envelope.actor!r}, only {sorted(self.actors)}"))
             return
+        self._handle(actor, envelope.message, sender)
+
+    def handle(self, name: str, message: Message, sender: Sender) -> None:
+        """Have an actor here handle a message as if it had just come."""
+        self._handle(self.actors[name], message, sender)
+
+    def _handle(self, actor: Actor, message: Message, sender: Sender) -> None:
         try:
-            actor.handle(envelope.message, sender)
+            actor.handle(message, sender)
         except DpsError as error:
             self.answer(sender, error)
         except (ValueError, TypeError) as error:
-            log.debug("%s: refused %s: %s", self.name, type(envelope.message).__name__, error, exc_info=True)
+            log.debug("%s: refused %s: %s", self.name, type(message).__name__, error, exc_info=True)
             self.answer(sender, error)
         except Exception as error:
             text = traceback.format_exc()
-            log.error("%s: %s failed on %s\n%s", self.name, envelope.actor, type(envelope.message).__name__, text)
+            log.error("%s: %s failed on %s\n%s", self.name, actor.name, type(message).__name__, text)
             self.answer(sender, Failed.of(error, self.name, text))
 
     def _envelopes(self, event: Delivery) -> list[Envelope]:

@@ -10,6 +10,7 @@ from dps.errors import ProtocolError
 from dps.ps.rowlists import RowLists
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
+from dps.variables.plan import ShardLayout
 
 KEPT = 32
 """Memories of one session that stay attached."""
@@ -25,6 +26,8 @@ class Borrowed:
         self._attached: OrderedDict[tuple[int, ...], Array] = OrderedDict()
         self._runs: dict[tuple[int, ...], Array] = {}
         """What was named before and is still attached: by memory, offset and length."""
+        self._arrays: dict[tuple[int, ...], list[Array]] = {}
+        """The same, of runs that begin a memory: their arrays, by its name."""
 
     def run(self, parts: list[object], nbytes: int) -> Array:
         """`nbytes` of a memory: `parts` is its name and an offset. ProtocolError for what is not inside it,
@@ -44,6 +47,13 @@ class Borrowed:
             found = self._runs[place] = writable(memory[offset : offset + nbytes])
         return found
 
+    def arrays(self, name: tuple[int, ...], layout: ShardLayout) -> list[Array]:
+        """The gradients of all arenas in the run that a memory begins with, flat. Errors as of `run`."""
+        found = self._arrays.get(name)
+        if found is None:
+            found = self._arrays[name] = layout.flats(self.run([list(name), 0], layout.nbytes))
+        return found
+
     def _memory(self, name: list[int]) -> Array:
         key = tuple(name) if all(type(part) is int for part in name) else None
         found = self._attached.get(key) if key is not None else None
@@ -53,6 +63,7 @@ class Borrowed:
             self._attached[key] = found
             while len(self._attached) > KEPT:
                 gone, _ = self._attached.popitem(last=False)
+                self._arrays.pop(gone, None)
                 self._runs = {place: run for place, run in self._runs.items() if place[: len(gone)] != gone}
         else:
             self._attached.move_to_end(tuple(name))

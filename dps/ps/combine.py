@@ -9,7 +9,7 @@ import numpy as np
 from dps.kernels import rows as row_kernels
 from dps.kernels.halves import widened
 from dps.ps.arena import Mean
-from dps.ps.staging import Staged, run_arrays
+from dps.ps.staging import Staged
 from dps.ps.store import RowGradient, Update
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
@@ -23,7 +23,7 @@ def mean(pushes: Sequence[Staged], layout: ShardLayout) -> Update:
     """
     pushes = [p for p in sorted(pushes, key=lambda p: p.id) if p.run is not None or p.parts]
     if pushes and all(p.run is not None for p in pushes):
-        runs = [run_arrays(p.run, layout) for p in pushes if p.run is not None]
+        runs = [layout.flats(p.run) for p in pushes if p.run is not None]
         return Update(runs[0] if len(runs) == 1 else [Mean(gs) for gs in zip(*runs, strict=True)], {})
     gradients: dict[int, list[Array | RowGradient]] = {}
     for push in pushes:
@@ -42,7 +42,7 @@ def _wide(gradient: Array | RowGradient) -> Array | RowGradient:
 def _parts(push: Staged, layout: ShardLayout) -> dict[int, Array | RowGradient]:
     if push.run is None:
         return push.parts
-    arrays = run_arrays(push.run, layout)
+    arrays = layout.flats(push.run)
     return {
         part.index: arrays[a][start : start + part.size]
         for a, arena in enumerate(layout.arenas)

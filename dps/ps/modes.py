@@ -10,7 +10,7 @@ import numpy as np
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.kernels.halves import widened
-from dps.protocol import APPLIED, DROPPED, REFUSED, RUN, Members, Pull, Pushed, Token
+from dps.protocol import APPLIED, DROPPED, REFUSED, RUN, Members, Pull, Push, Pushed, Step, Token
 from dps.ps.ahead import Ahead, Worth
 from dps.ps.arena import Mean, Pieces
 from dps.ps.clocks import Clocks
@@ -67,6 +67,12 @@ class AsyncMode:
             return
         self._senders[sender.incarnation, number] = sender
         self.shard.node.answer(sender, Waiting(f"push {number} waits for push {ledger.done + 1} of {ledger.name}"))
+
+    def step(self, step: Step, sender: Sender) -> bool:
+        return False
+
+    def taken_back(self) -> list[tuple[Push, Sender]]:
+        return []
 
     def enter(self, sender: Sender) -> None:
         self.shard.node.answer(sender, Token(self.shard.store.step))

@@ -35,6 +35,7 @@ from dps.protocol import (
     RowsUnknown,
     SaveShard,
     Stats,
+    Step,
 )
 from dps.ps.memory import check_device
 from dps.ps.modes import AsyncMode, BoundedMode
@@ -42,9 +43,11 @@ from dps.ps.parts import unknown_list
 from dps.ps.saving import restore
 from dps.ps.shard import Mode, Shard
 from dps.ps.staging import Staged
+from dps.ps.stepping import as_push
 from dps.ps.sync import SyncMode
 from dps.ps.warm import warm
 from dps.transport.endpoint import Memory
+from dps.transport.message import Message
 from dps.transport.probing import marked, starts_with
 from dps.update import Async, Bounded, SyncReplicas, Update, from_wire
 from dps.variables.plan import Plan
@@ -247,6 +250,22 @@ class PsActor(Actor):
         elif staged.whole:
             shard.mode.whole(staged, sender)
             self._release_credit(key)  # not before its memory has gone, or is on its way into a step
+
+    def on_Step(self, message: Step, sender: Sender) -> None:
+        shard = self._shard(message.epoch)
+        if not shard.ready or not shard.mode.step(message, sender):
+            self._take_back(shard)
+            self.on_Push(as_push(message, shard.layout.gradient_nbytes), sender)
+
+    def handle(self, message: Message, sender: Sender) -> None:
+        """All but a Step finds the steps that are kept on the ordinary way."""
+        if message.__class__ is not Step and self.shard is not None:
+            self._take_back(self.shard)
+        super().handle(message, sender)
+
+    def _take_back(self, shard: Shard) -> None:
+        for push, sender in shard.mode.taken_back():
+            self.node.handle(self.name, push, sender)
 
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)

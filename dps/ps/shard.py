@@ -21,9 +21,11 @@ from dps.protocol import (
     Members,
     NotNewer,
     Pull,
+    Push,
     Pushed,
     Release,
     SharedValues,
+    Step,
     Values,
 )
 from dps.ps.borrowed import Borrowed
@@ -69,6 +71,12 @@ class Mode(Protocol):
 
     def waiting_for(self) -> str:
         """Who is waited for now, for errors and status; "" when nobody is."""
+
+    def step(self, step: Step, sender: Sender) -> bool:
+        """Take a push that may be part of a step at once; False where it is for the ordinary way."""
+
+    def taken_back(self) -> list[tuple[Push, Sender]]:
+        """The pushes that `step` took and that have no answer yet: they are for the ordinary way now."""
 
 
 ROOM_S = 0.05
@@ -241,7 +249,7 @@ class Shard:
             self._send_packed(read, read.packed)
             return
         arenas = store.refresh(read.pull.parts)
-        if read.pull.shared and not read.pull.parts and (lease := self._lend(sender)) is not None:
+        if read.pull.shared and not read.pull.parts and (lease := self.lend(sender)) is not None:
             self.node.answer(sender, SharedValues(self.epoch, lease.counter, lease.step, lease.memories))
             return
         lease = store.lease(arenas=arenas)
@@ -283,7 +291,7 @@ class Shard:
             self._copied = weakref.ref(found)
         return found
 
-    def _lend(self, sender: Sender) -> Lease | None:
+    def lend(self, sender: Sender) -> Lease | None:
         """Let a reader on this machine read in place; None when it has to be sent the values."""
         lease = self.lending.lend(sender.incarnation, sender.request)
         if lease is not None:
@@ -296,7 +304,7 @@ class Shard:
             lease = self.lending.lent(sender.incarnation, sender.request)
             if lease is None:
                 self.store.refresh([])
-                lease = self._lend(sender)
+                lease = self.lend(sender)
             if lease is not None:
                 result = changed(result, lent=[lease.counter, lease.step, lease.memories])
         self.node.answer(sender, result)

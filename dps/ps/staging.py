@@ -115,7 +115,7 @@ class Staged:
     def look(self, store: Store) -> None:
         """Look for NaN and infinity where nobody has; a bad gradient sets `problem`."""
         if self.unchecked and self.run is not None and not self.problem:
-            self.problem = store.look(run_arrays(self.run, store.layout))
+            self.problem = store.look(store.layout.flats(self.run))
         self.unchecked = False
 
     def own(self) -> None:
@@ -206,7 +206,7 @@ class Staged:
     def update(self, layout: ShardLayout) -> Update:
         """What the store applies for this push alone."""
         if self.run is not None:
-            return Update(run_arrays(self.run, layout), {})
+            return Update(layout.flats(self.run), {})
         if self.pieces:
             return Update([self._of_arena(arena) for arena in layout.arenas], {})
         return Update(None, self.parts)
@@ -216,11 +216,6 @@ class Staged:
         first = bisect_left(self._got, (arena.offset, 0))
         last = bisect_left(self._got, (arena.offset + arena.nbytes, 0))
         return Pieces(tuple(self.pieces[first:last]))
-
-
-def run_arrays(run: Array, layout: ShardLayout) -> list[Array]:
-    """The gradients of all arenas in a run of bytes, flat."""
-    return [run[a.offset : a.offset + a.nbytes].view(a.dtype) for a in layout.arenas]
 
 
 def elements(data: Array, arena: Arena) -> Array:

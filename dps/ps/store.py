@@ -184,8 +184,11 @@ class Store:
 
     def look(self, run: Sequence[Array]) -> str:
         """The first variable that has NaN or infinity in a gradient of all of the shard, as a sentence; or ""."""
-        good = all(_is_finite(memory, run[a]) for a, memory in self._trained)
-        return "" if good else self._problem(Update(run, {}))
+        return "" if self.is_finite(run) else self._problem(Update(run, {}))
+
+    def is_finite(self, run: Sequence[Array]) -> bool:
+        """Whether there is no NaN and no infinity in a gradient of all of the shard."""
+        return all(_is_finite(memory, run[a]) for a, memory in self._trained)
 
     # all of the shard
 

@@ -7,11 +7,26 @@ from typing import Any
 
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
-from dps.protocol import APPLIED, DROPPED, REFUSED, WINDOW, Decide, Members, Pull, Pushed, PushHeld, Report, Token
+from dps.protocol import (
+    APPLIED,
+    DROPPED,
+    REFUSED,
+    WINDOW,
+    Decide,
+    Members,
+    Pull,
+    Push,
+    Pushed,
+    PushHeld,
+    Report,
+    Step,
+    Token,
+)
 from dps.ps.combine import mean
 from dps.ps.quorum import Decision, Grant, Member, PushId, Quorum
 from dps.ps.shard import Shard
 from dps.ps.staging import Ledger, Staged
+from dps.ps.stepping import Stepping
 from dps.transport.message import Message
 from dps.update import SyncReplicas
 
@@ -41,6 +56,7 @@ class SyncMode:
         self._askers: dict[tuple[int, int], Sender] = {}
         self._granted: dict[tuple[int, int], Pushed] = {}
         self._cuts: list[str] = []
+        self._stepping = Stepping(shard, self.quorum, self._note) if self.quorum and not self._others else None
         self._accepted: list[tuple[int, int]] = []
         """Pushes that count, by incarnation and number, whose askers do not know it yet."""
 
@@ -97,6 +113,12 @@ class SyncMode:
             return f"{self.shard.node.name} waits for the step ps, ps:{self.shard.step_ps}"
         missing = self.quorum.missing()
         return f"step {self.quorum.step + 1} waits for " + (", ".join(missing) if missing else "its turn")
+
+    def step(self, step: Step, sender: Sender) -> bool:
+        return self._stepping is not None and self._stepping.take(step, sender)
+
+    def taken_back(self) -> list[tuple[Push, Sender]]:
+        return [] if self._stepping is None else self._stepping.taken_back()
 
     # -- decisions --------------------------------------------------------------------------------------------
 
@@ -216,10 +238,14 @@ class SyncMode:
         if ledger is not None and (staged := ledger.staged.get(grant.number)) is not None:
             staged.own()  # a token that comes before the step
         result = Pushed(grant.number, grant.status, grant.step, 0, self.shard.store.counter, grant.reason)
-        self._granted[grant.incarnation, grant.number] = result
-        self._granted.pop((grant.incarnation, grant.number - WINDOW), None)
+        self._note(grant.incarnation, result)
         if asker is not None:
             self.shard.answer_push(asker, result)
+
+    def _note(self, incarnation: int, result: Pushed) -> None:
+        """Keep what a session was granted: it may ask again."""
+        self._granted[incarnation, result.number] = result
+        self._granted.pop((incarnation, result.number - WINDOW), None)
 
     def _forget(self, incarnation: int) -> None:
         self.shard.forget(incarnation)

@@ -6,6 +6,7 @@ thousands of times a second.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
@@ -33,6 +34,8 @@ class Form(NamedTuple):
     """The fields of a message, without `arrays`."""
     usual: tuple[type | None, ...]
     """The classes that the fields have most of the time, for one comparison."""
+    plain: struct.Struct | None
+    """Of messages of whole numbers alone: what they are on the wire, behind three bytes: request, incarnation, fields."""
 
 
 FORMS: dict[int, Form] = {}
@@ -57,9 +60,10 @@ class Message:
         names = tuple(name for name in fields if name != "arrays")
         types = tuple(_TYPES[cls.__annotations__[name].partition("[")[0]] for name in names)
         usual = tuple(None if t is None else next(iter(t)) if len(t) == 1 else float for t in types)
+        plain = struct.Struct(f"<3B{2 + len(names)}q") if names == fields and set(usual) <= {int} else None
         given = {name: cls.__dict__[name] for name in fields if name in cls.__dict__}
         cls.__init__ = constructor(cls, fields, given, frozen=False)  # type: ignore[method-assign]
-        cls.form_of = FORMS[kind] = Form(cls, kind, names, types, "arrays" in fields, getter(names), usual)
+        cls.form_of = FORMS[kind] = Form(cls, kind, names, types, "arrays" in fields, getter(names), usual, plain)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._fields)})"

@@ -1,8 +1,9 @@
-"""Messages as bytes: a msgpack header, then the raw bytes of the arrays, one frame each.
+"""Messages as bytes: a header, then the raw bytes of the arrays, one frame each.
 
-The header is a list: protocol version, kind of message, request number, sender, its incarnation, the actor it
+The header is a msgpack list: protocol version, kind of message, request number, sender, its incarnation, the actor it
 is for, the message's fields, and dtype and shape of each array. The field `arrays`, where a class of messages has
-it, travels as frames. Everything that comes from outside is checked before it is used: kinds, field types, dtypes,
+it, travels as frames. Messages of whole numbers alone are plain: a first byte that no list has, version, kind, request,
+incarnation and fields of 8 bytes each, then actor and sender, with a 0 between them. Everything that comes from outside is checked before it is used: kinds, field types, dtypes,
 shapes, byte counts.
 """
 
@@ -52,6 +53,12 @@ def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
     """Header bytes and the arrays that follow as frames; arrays are not copied."""
     message, actor, request, sender, incarnation = envelope
     form = message.form_of
+    if form.plain is not None:
+        try:
+            numbers = form.plain.pack(PLAIN, VERSION, form.number, request, incarnation, *form.values(message))
+            return numbers + _names(actor, sender), ()
+        except struct.error:  # a number of more than 8 bytes
+            pass
     arrays: tuple[Array, ...] = message.arrays if form.has_arrays else ()  # type: ignore[attr-defined]
     shapes = [(a.dtype.str, *a.shape) for a in arrays] if arrays else ()
     for shape in shapes:
@@ -63,6 +70,38 @@ def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
 
 
 _pack = msgpack.Packer().pack
+
+PLAIN = 0xC0
+"""First byte of a plain header; msgpack has a nil for it, which is no list."""
+_PLAIN = bytes([PLAIN])
+_NAMES_NBYTES = 256
+
+
+@functools.lru_cache(256)
+def _names(actor: str, sender: str) -> bytes:
+    return f"{actor}\0{sender}".encode()
+
+
+@functools.lru_cache(256)
+def _named(names: bytes) -> tuple[str, str]:
+    """Actor and sender; ValueError for what they cannot be."""
+    actor, between, sender = names.decode().partition("\0")
+    if not between or len(names) > _NAMES_NBYTES:
+        raise ValueError("actor and sender must be text with a 0 between them")
+    return actor, sender
+
+
+def _plain(header: bytes, frames: Sequence[Buffer]) -> Envelope:
+    """The envelope in a plain header."""
+    form = FORMS.get(header[2]) if len(header) > 2 else None
+    if form is None or form.plain is None or header[1] != VERSION or frames:
+        raise ProtocolError("not a plain message of this version of dps; install the same version on all tasks")
+    try:
+        _, _, _, request, incarnation, *fields = form.plain.unpack_from(header)
+        actor, sender = _named(header[form.plain.size :])
+    except (struct.error, ValueError) as error:
+        raise ProtocolError(f"a plain {form.cls.__name__} is cut off or wrong: {error}") from None
+    return Envelope(form.cls(*fields), actor, request, sender, incarnation)
 
 
 _unpack = functools.partial(msgpack.unpackb, strict_map_key=False, use_list=True)
@@ -108,6 +147,8 @@ def decode(header: bytes, frames: Sequence[Buffer]) -> Envelope:
     """
     if len(header) > MAX_HEADER_NBYTES or len(frames) > MAX_FRAMES:
         raise ProtocolError(f"header of {len(header)} bytes and {len(frames)} frames is over the limits")
+    if header[:1] == _PLAIN:
+        return _plain(header, frames)
     try:
         parts = _unpack(header)
     except Exception as error:
@@ -138,6 +179,12 @@ def peek(header: bytes) -> tuple[int, str] | None:
     """Request number and actor of a header that `decode` refused, so that its sender can be told; or None."""
     if len(header) > MAX_HEADER_NBYTES:
         return None
+    if header[:1] == _PLAIN:
+        try:
+            envelope = _plain(header, ())
+        except ProtocolError:
+            return None
+        return envelope.request, envelope.actor
     try:
         parts = _unpack(header)
     except Exception:

@@ -339,6 +339,14 @@ class ShardLayout:
                 at, room = at + n, room - n
         return pieces
 
+    def flats(self, run: Array) -> list[Array]:
+        """The arenas as flat arrays in a run of bytes."""
+        return [run[start:stop].view(dtype) for start, stop, dtype in self._cuts]
+
+    @functools.cached_property
+    def _cuts(self) -> list[tuple[int, int, np.dtype[Any]]]:
+        return [(a.offset, a.offset + a.nbytes, np.dtype(a.dtype)) for a in self.arenas]
+
     def views(self, run: Array) -> dict[int, Array]:
         """The parts as arrays in a run of bytes (uint8, `nbytes` long), by part index."""
         return self.views_of([run[arena.offset : arena.offset + arena.nbytes] for arena in self.arenas])

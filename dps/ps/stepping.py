@@ -1,0 +1,95 @@
+"""Synchronous steps at once: pushes are kept as they came, and all is done together when the last one is there.
+
+What is predicted is the usual: every worker pushes all of the shard out of its own memory and wants the values back. For
+that nothing needs to be staged, reported, decided or granted push by push. Whatever else comes first, down to a question
+about one of the pushes, finds them handed to the ordinary way before it is handled; so this is no second set of rules,
+only their outcome in the one case. Lives on the ps of a cluster with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+
+from dps.actors.ref import Sender
+from dps.protocol import APPLIED, SHARED, Push, Pushed, Step, Stepped
+from dps.ps.arena import Mean
+from dps.ps.quorum import PushId, Quorum
+from dps.ps.shard import Shard
+from dps.ps.store import Update
+from dps.transport.wire import Array
+
+_Kept = tuple[PushId, Step, Sender, list[Array]]
+
+
+class Stepping:
+    """The pushes of the step to come. `granted(incarnation, result)` notes a result that may be asked for again."""
+
+    def __init__(self, shard: Shard, quorum: Quorum, granted: Callable[[int, Pushed], None]) -> None:
+        self._shard, self._quorum, self._granted = shard, quorum, granted
+        self._check = bool(shard.settings.get("check_finite", True))
+        self._kept: dict[int, _Kept] = {}
+        """By incarnation."""
+
+    def take(self, step: Step, sender: Sender) -> bool:
+        """Keep a push, and make the step when it is the last one; False where the push is for the ordinary way.
+
+        Raises ProtocolError and Unavailable for memory that is none, or out of reach."""
+        shard, incarnation = self._shard, sender.incarnation
+        wanted, ledger = self._quorum.undisturbed, shard.ledgers.get(incarnation)
+        if not wanted or ledger is None or incarnation in self._kept or step.number != ledger.done + 1:
+            return False
+        if ledger.staged or not self._quorum.awaits(incarnation, step.number, step.step):
+            return False
+        name = step.process, step.descriptor, step.inode, step.nbytes
+        arrays = shard.borrowed[incarnation].arrays(name, shard.layout)
+        if step.released:
+            shard.released(incarnation, step.released)
+        self._kept[incarnation] = (ledger.task, incarnation, step.number), step, sender, arrays
+        if len(self._kept) == wanted and not self._make():
+            kept = self._kept.pop(incarnation)
+            assert kept[1] is step
+            return False
+        return True
+
+    def taken_back(self) -> list[tuple[Push, Sender]]:
+        """The pushes that are kept, as they would have come, in their order; they are kept no longer."""
+        if not self._kept:
+            return []
+        kept, self._kept = self._kept, {}
+        return [(as_push(step, self._shard.layout.gradient_nbytes), sender) for _, step, sender, _ in kept.values()]
+
+    def _make(self) -> bool:
+        """Make the step; False, and nothing has happened, where a gradient is not finite."""
+        shard, store = self._shard, self._shard.store
+        kept = sorted(self._kept.values(), key=itemgetter(0))
+        if self._check and not all(store.is_finite(arrays) for _, _, _, arrays in kept):
+            return False
+        self._kept = {}
+        pushes = [push for push, *_ in kept]
+        number = self._quorum.step_at_once(pushes)
+        run = kept[0][3] if len(kept) == 1 else [Mean(gs) for gs in zip(*[arrays for *_, arrays in kept], strict=True)]
+        store.apply(Update(run, {}), number)
+        store.step = number
+        shard.node.runtime.record(
+            "applied", epoch=shard.epoch, counter=store.counter, step=number, pushes=tuple(pushes)
+        )
+        for (_, incarnation, push), _, sender, _ in kept:
+            result = Pushed(push, APPLIED, number, 0, store.counter, "")
+            shard.decide(shard.ledgers[incarnation], result)
+            self._granted(incarnation, result)
+            lease = shard.lend(sender)
+            if lease is None or len(lease.memories) != 1:
+                shard.answer_push(sender, result)
+            else:
+                shard.node.answer(sender, Stepped(push, number, lease.counter, *lease.memories[0]))
+        shard.wake_reads()
+        return True
+
+
+def as_push(step: Step, nbytes: int) -> Push:
+    """The push that a Step stands for, to a shard with gradients of so many bytes."""
+    place = [[step.process, step.descriptor, step.inode, step.nbytes], 0]
+    return Push(
+        step.epoch, step.number, step.step, step.counter, SHARED, nbytes, [], place, lend=True, released=step.released
+    )
