@@ -12,7 +12,7 @@ from dps.actors.requests import Feed, Question, Request, Requests
 from dps.errors import DeadlineExceeded, ProtocolError
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Runtime
 from dps.transport.message import Message
-from dps.transport.wire import Envelope, decode, unbundle
+from dps.transport.wire import BUNDLE, Envelope, decode, unbundle
 
 log = logging.getLogger("dps")
 NEVER = float("inf")
@@ -180,14 +180,21 @@ class Caller:
 
     def _take(self, delivery: Delivery, now: float) -> None:
         try:
+            if delivery.header[0] != BUNDLE:
+                self._answered(decode(delivery.header, delivery.frames), now)
+                return
             for header, frames in unbundle(delivery.header, delivery.frames):
-                envelope = decode(header, frames)
-                if envelope.request == self._posted and not envelope.actor:
-                    self._heard = self._heard or envelope.message
-                elif not envelope.actor:
-                    self._requests.answer(envelope.request, envelope.message, now)
+                self._answered(decode(header, frames), now)
         except ProtocolError as error:
             log.debug("%s: refused an answer: %s", self.name, error)
+
+    def _answered(self, envelope: Envelope, now: float) -> None:
+        if envelope.actor:
+            return
+        if envelope.request == self._posted and self._heard is None:
+            self._heard = envelope.message
+        else:
+            self._requests.answer(envelope.request, envelope.message, now)
 
 
 def _nothing() -> None:

@@ -19,7 +19,7 @@ from dps.actors.watch import Watch
 from dps.errors import DeadlineExceeded, DpsError, ProtocolError, Unavailable
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Event, Route, Runtime, Task
 from dps.transport.message import Message
-from dps.transport.wire import Envelope, decode, encode, peek, unbundle
+from dps.transport.wire import BUNDLE, Envelope, decode, encode, peek, unbundle
 
 log = logging.getLogger("dps")
 
@@ -155,6 +155,10 @@ class Node:
         self._endpoint.pair(route, name, False)
         return self._endpoint.direct
 
+    def flush(self) -> None:
+        """Send what was answered and told until now, rather than at the end of the turn: much is still to be done."""
+        self._outbox.flush()
+
     def after(self, seconds: float, call: Callable[[], None]) -> Timer:
         """Call something later on this thread."""
         timer = Timer(self.runtime.now() + seconds, next(self._order), call)
@@ -212,24 +216,32 @@ class Node:
         event = self._endpoint.receive(wait_s)
         if event is not None:
             self._take(event)
-        # A thread that was held up finds news and passed deadlines at once: the news first, or who is there is lost.
-        now = self.runtime.now()
-        for _ in range(DRAINED):
-            if self._judges_at() > now or (event := self._endpoint.receive(0)) is None:
-                break
-            self._take(event)
-            now = self.runtime.now()
+        now, judges = self.runtime.now(), self._judges_at()
+        if judges <= now:
+            now, judges = self._drain(now)
         took_s, self._turned_at = now - self._turned_at, now
         if took_s - wait_s > HELD_UP_S:
             self._watch.forgive(took_s, now)
         while self._posted and not self._stop_asked:
             self._guard(self._posted.popleft())
-        if self._timers or self._judges_at() <= now:
+        if judges <= now or (self._timers and self._timers[0].at <= now):
             self._clockwork()
         self._outbox.flush()
 
+    def _drain(self, now: float) -> tuple[float, float]:
+        """A thread that was held up finds news and passed deadlines at once: the news first, or who is there is lost.
+
+        Returns the time of now, and when somebody is to be judged next."""
+        for _ in range(DRAINED):
+            judges = self._judges_at()
+            if judges > now or (event := self._endpoint.receive(0)) is None:
+                break
+            self._take(event)
+            now = self.runtime.now()
+        return now, self._judges_at()
+
     def _take(self, event: Event) -> None:
-        if isinstance(event, Delivery):
+        if event.__class__ is Delivery:
             self._deliver(event)
         elif isinstance(event, Connected):
             self._connected(event.address)
@@ -264,11 +276,22 @@ class Node:
             self._send(address, Envelope(message, request.to.actor, request.number, self.name, self.incarnation))
 
     def _deliver(self, event: Delivery) -> None:
-        for envelope in self._envelopes(event):
-            if envelope.actor:
-                self._hand_over(event.route, envelope)
-            else:
-                self._answered(envelope)
+        if event.header[0] == BUNDLE:
+            for envelope in self._envelopes(event):
+                self._receive(event.route, envelope)
+            return
+        try:
+            envelope = decode(event.header, event.frames)
+        except ProtocolError as error:
+            self._refuse(event.route, event.header, error)
+            return
+        self._receive(event.route, envelope)
+
+    def _receive(self, route: Route, envelope: Envelope) -> None:
+        if envelope.actor:
+            self._hand_over(route, envelope)
+        else:
+            self._answered(envelope)
 
     def _answered(self, envelope: Envelope) -> None:
         self._guard(lambda: self._requests.answer(envelope.request, envelope.message, self.runtime.now()))

@@ -20,6 +20,7 @@ from dps.kernels.fused import MOST
 from dps.optim import Optimizer
 from dps.ps import optimizers
 from dps.ps.crew import Crew
+from dps.transport.dtypes import HALVES
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, Part
@@ -145,6 +146,9 @@ class ArenaMemory:
         self.counts = self._bound is not None and self._bound.counts
         """Whether `applied` matters to an update."""
         self._scratch: Array | None = None
+        plain = arena.dtype not in HALVES and not self.on_device and not self.by_rows and self._fused()
+        self.small = plain and arena.nbytes < STREAM_NBYTES
+        """Whether gradients of all of it may go the short way: see `update_small`."""
 
     def _initial_slots(self) -> dict[str, Array]:
         if self.optimizer is None:
@@ -298,6 +302,8 @@ class ArenaMemory:
 
     def is_finite(self, gradient: Array | Mean) -> bool:
         """Whether no element is NaN or infinite."""
+        if self.small and not isinstance(gradient, Mean):
+            return bool(cpu.all_finite(gradient))
         if isinstance(gradient, Mean):
             return all(self.is_finite(array) for array in gradient.arrays)
         crew = self._crew
@@ -335,6 +341,21 @@ class ArenaMemory:
             return self._pass(out[begin:end], w[begin:end], cut, gradients, n if one_pass else 0, t, step, scale)
 
         return self._shared(size, piece)
+
+    @property
+    def counts_differ(self) -> bool:
+        """Whether the parts are to be updated with numbers of their own."""
+        return self.counts and len(self.applied) > 1 and not (self.applied == self.applied[0]).all()
+
+    def update_small(self, index: int, gs: tuple[Array, ...], step: int) -> None:
+        """`update` of all elements by the mean of a few gradients, where that is nothing but a call of a kernel."""
+        bound = self._bound
+        assert bound is not None
+        out, w, t = self.buffers[index].values, self.values, int(self.applied[0]) + 1
+        if len(gs) == 1:
+            bound.apply(out, w, self._ordered, gs[0], t, step, 1.0)
+        else:
+            bound.apply_mean(out, w, self._ordered, gs, len(gs), t, step, 1.0)
 
     def _update_rows_of_parts(
         self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float

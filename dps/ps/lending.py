@@ -49,8 +49,12 @@ class Lending:
         """A lease for a request; None when there is none to be had."""
         lease = self._store.lease(shared=True)
         if lease is not None:
-            self._loans(incarnation).open[number] = lease
+            self.note(incarnation, number, lease)
         return lease
+
+    def note(self, incarnation: int, number: int, lease: Lease) -> None:
+        """A request was lent this."""
+        self._loans(incarnation).open[number] = lease
 
     def lent(self, incarnation: int, number: int) -> Lease | None:
         """What a request was lent and has not returned."""

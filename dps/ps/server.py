@@ -259,7 +259,10 @@ class PsActor(Actor):
 
     def handle(self, message: Message, sender: Sender) -> None:
         """All but a Step finds the steps that are kept on the ordinary way."""
-        if message.__class__ is not Step and self.shard is not None:
+        if message.__class__ is Step:
+            self.on_Step(message, sender)
+            return
+        if self.shard is not None:
             self._take_back(self.shard)
         super().handle(message, sender)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -296,6 +297,19 @@ class Shard:
         lease = self.lending.lend(sender.incarnation, sender.request)
         if lease is not None:
             self._note(sender, record=True)
+        return lease
+
+    def lend_all(self, senders: Sequence[Sender]) -> Lease | None:
+        """Let several readers of this machine read the current version; None when they have to be sent the values."""
+        lease = self.store.lease(shared=True, times=len(senders))
+        if lease is not None:
+            self.counts["pulls"] += len(senders)
+            for sender in senders:
+                self.lending.note(sender.incarnation, sender.request, lease)
+                self.ledgers[sender.incarnation].pulled = self.store.counter
+                self.node.runtime.record(
+                    "pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=self.store.counter
+                )  # fmt: skip
         return lease
 
     def answer_push(self, sender: Sender, result: Pushed) -> None:

@@ -13,10 +13,8 @@ from operator import itemgetter
 
 from dps.actors.ref import Sender
 from dps.protocol import APPLIED, SHARED, Push, Pushed, Step, Stepped
-from dps.ps.arena import Mean
 from dps.ps.quorum import PushId, Quorum
 from dps.ps.shard import Shard
-from dps.ps.store import Update
 from dps.transport.wire import Array
 
 _Kept = tuple[PushId, Step, Sender, list[Array]]
@@ -28,6 +26,7 @@ class Stepping:
     def __init__(self, shard: Shard, quorum: Quorum, granted: Callable[[int, Pushed], None]) -> None:
         self._shard, self._quorum, self._granted = shard, quorum, granted
         self._check = bool(shard.settings.get("check_finite", True))
+        self._one_arena = len(shard.layout.arenas) == 1
         self._kept: dict[int, _Kept] = {}
         """By incarnation."""
 
@@ -37,7 +36,13 @@ class Stepping:
         Raises ProtocolError and Unavailable for memory that is none, or out of reach."""
         shard, incarnation = self._shard, sender.incarnation
         wanted, ledger = self._quorum.undisturbed, shard.ledgers.get(incarnation)
-        if not wanted or ledger is None or incarnation in self._kept or step.number != ledger.done + 1:
+        if (
+            not wanted
+            or not self._one_arena
+            or ledger is None
+            or incarnation in self._kept
+            or step.number != ledger.done + 1
+        ):
             return False
         if ledger.staged or not self._quorum.awaits(incarnation, step.number, step.step):
             return False
@@ -63,28 +68,34 @@ class Stepping:
         """Make the step; False, and nothing has happened, where a gradient is not finite."""
         shard, store = self._shard, self._shard.store
         kept = sorted(self._kept.values(), key=itemgetter(0))
-        if self._check and not all(store.is_finite(arrays) for _, _, _, arrays in kept):
+        gradients = tuple([gradient for *_, (gradient,) in kept])
+        if self._check and not store.is_finite(gradients):
             return False
         self._kept = {}
         pushes = [push for push, *_ in kept]
         number = self._quorum.step_at_once(pushes)
-        run = kept[0][3] if len(kept) == 1 else [Mean(gs) for gs in zip(*[arrays for *_, arrays in kept], strict=True)]
-        store.apply(Update(run, {}), number)
-        store.step = number
+        store.apply_mean(gradients, number)
         shard.node.runtime.record(
             "applied", epoch=shard.epoch, counter=store.counter, step=number, pushes=tuple(pushes)
         )
-        for (_, incarnation, push), _, sender, _ in kept:
+        self._answer(kept, number)
+        for _, incarnation, push in pushes:
             result = Pushed(push, APPLIED, number, 0, store.counter, "")
             shard.decide(shard.ledgers[incarnation], result)
             self._granted(incarnation, result)
-            lease = shard.lend(sender)
-            if lease is None or len(lease.memories) != 1:
-                shard.answer_push(sender, result)
-            else:
-                shard.node.answer(sender, Stepped(push, number, lease.counter, *lease.memories[0]))
         shard.wake_reads()
         return True
+
+    def _answer(self, kept: list[_Kept], number: int) -> None:
+        """Lend the values to all and tell them at once: the books can wait until they have left."""
+        shard, node = self._shard, self._shard.node
+        leases = shard.lend_all([sender for _, _, sender, _ in kept])
+        for (_, _, push), _, sender, _ in kept:
+            if leases is None:
+                node.answer(sender, Pushed(push, APPLIED, number, 0, shard.store.counter, ""))
+            else:
+                node.answer(sender, Stepped(push, number, leases.counter, *leases.memories[0]))
+        node.flush()
 
 
 def as_push(step: Step, nbytes: int) -> Push:

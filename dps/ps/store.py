@@ -10,6 +10,7 @@ import numpy as np
 
 from dps.config import AUTO, cores
 from dps.kernels import rows as row_kernels
+from dps.kernels.fused import MOST
 from dps.ps.arena import WHOLE, ArenaMemory, Buffer, Mean, Pieces, is_finite
 from dps.ps.crew import Crew
 from dps.ps.memory import memory_of
@@ -47,16 +48,18 @@ class Update:
 class Lease:
     """One version of a shard, held still: the values may be read until `release`. Any thread may release."""
 
-    def __init__(self, store: Store, arrays: list[Array], buffers: list[Buffer], memories: list[list[int]]) -> None:
+    def __init__(
+        self, store: Store, arrays: list[Array], buffers: list[Buffer], memories: list[list[int]], times: int = 1
+    ) -> None:
         self.counter, self.step = store.counter, store.step
         self.arrays, self.memories = arrays, memories
-        self._store, self._buffers, self._open = store, buffers, True
+        self._store, self._buffers, self._open = store, buffers, times
 
     def release(self, abandon: bool = False) -> None:
-        """Give the buffers back; a second call does nothing. `abandon`: the reader cannot be asked whether it is done,
-        so what it may still read is left as it is, and other memory takes its place."""
+        """Give the buffers back, as often as they were leased; a further call does nothing. `abandon`: the reader cannot
+        be asked whether it is done, so what it may still read is left as it is, and other memory takes its place."""
         if self._open:
-            self._open = False
+            self._open -= 1
             self._store.give_back(self._buffers, abandon)
 
 
@@ -99,12 +102,12 @@ class Store:
             self.arenas[number].refresh()
         return arenas
 
-    def lease(self, shared: bool = False, arenas: list[int] | None = None) -> Lease | None:
+    def lease(self, shared: bool = False, arenas: list[int] | None = None, times: int = 1) -> Lease | None:
         """Hold the current version; None when it is being written in place, no buffer would remain free, or it is
         on a GPU alone (see `refresh`).
 
         `shared`: for others of this machine, by the names of its memories; only where they can read all of it in place.
-        `arenas`: only these, by number; what the lease has of the others is empty.
+        `arenas`: only these, by number; what the lease has of the others is empty. `times`: for so many readers.
         """
         held = self.arenas if arenas is None else [self.arenas[number] for number in arenas]
         with self._lock:
@@ -116,12 +119,12 @@ class Store:
                 return None
             if self.leases_on:
                 for buffer in buffers:
-                    buffer.leases += 1
+                    buffer.leases += times
             arrays = [] if shared else [_read_only(b.values) for b in buffers]
             if arenas is not None:
                 found = dict(zip(arenas, arrays, strict=True))
                 arrays = [found.get(number, NOTHING) for number in range(len(self.arenas))]
-            return Lease(self, arrays, buffers, names)
+            return Lease(self, arrays, buffers, names, times)
 
     def give_back(self, buffers: list[Buffer], abandon: bool = False) -> None:
         """End a lease on these buffers; `abandon`: somebody may read them all the same."""
@@ -187,8 +190,29 @@ class Store:
         return "" if self.is_finite(run) else self._problem(Update(run, {}))
 
     def is_finite(self, run: Sequence[Array]) -> bool:
-        """Whether there is no NaN and no infinity in a gradient of all of the shard."""
+        """Whether there is no NaN and no infinity in a gradient of all of the shard, or of its one arena in several."""
+        if len(self.arenas) == 1:
+            return all(map(self.arenas[0].is_finite, run))
         return all(_is_finite(memory, run[a]) for a, memory in self._trained)
+
+    def apply_mean(self, gradients: tuple[Array, ...], step: int) -> None:
+        """`apply` of the mean of gradients of all of a shard with one arena, which were looked at."""
+        (_, memory), *_ = self._trained
+        if len(gradients) > MOST or not memory.small or memory.counts_differ or self.runtime.simulated:
+            self._apply_run([Mean(gradients) if len(gradients) > 1 else gradients[0]], step, step - 1, 1.0, False)
+            return
+        with self._lock:
+            index = memory.target(False) if self.leases_on else memory.current
+            self._writing = index == memory.current
+        try:
+            memory.update_small(index, gradients, step - 1)
+        finally:
+            with self._lock:
+                memory.applied += 1
+                memory.wrote(index, _ALL)
+                self._writing = False
+                self.counter += 1
+                self.step = step
 
     # all of the shard
 
@@ -251,10 +275,10 @@ class Store:
         """Update all of an arena into buffer `index`; False for a gradient that was found not to be finite."""
         counts = memory.applied
         if isinstance(gradient, Pieces):
-            if not memory.by_rows and not memory.on_device and (not memory.counts or (counts == counts[0]).all()):
+            if not memory.by_rows and not memory.on_device and not memory.counts_differ:
                 return self._pass_pieces(memory, index, gradient, step, scale)
             gradient = gradient.array()
-        if not memory.counts or len(counts) == 1 or (counts == counts[0]).all():
+        if not memory.counts_differ:
             return self._pass(memory, index, 0, gradient, int(counts[0]) + 1, step, scale)
         for part, start, t in zip(memory.arena.parts, memory.arena.starts, counts, strict=True):
             self._pass(memory, index, start, _cut(gradient, start, start + part.size), int(t) + 1, step, scale)

@@ -22,6 +22,8 @@ PEERS = 4096
 """Peers that an endpoint knows at one time; the one that was made known first goes."""
 
 _COUNT = struct.Struct("<H")
+_ALONE = struct.Struct("<HI")
+"""Before a header without frames: 1 and its length."""
 
 
 class Direct:
@@ -77,6 +79,11 @@ class Direct:
 
     def send(self, route: Route, header: bytes, frames: Sequence[Buffer]) -> bool:
         """Hand a message over; False where it has to go through ZeroMQ. Never blocks."""
+        if self._socket is None:
+            return False
+        if not frames:
+            nbytes = len(header)
+            return nbytes <= LONGEST_NBYTES - 6 and self._sent(route, _ALONE.pack(1, nbytes) + header)
         parts: list[Buffer] = [header]
         lengths = [len(header)]
         nbytes = lengths[0]
@@ -87,11 +94,15 @@ class Direct:
             lengths.append(view.nbytes)
             nbytes += view.nbytes
             parts.append(view.cast("B") if view.nbytes else b"")
-        if nbytes > LONGEST_NBYTES - 4 * len(parts) - 2 or self._socket is None:
+        if nbytes > LONGEST_NBYTES - 4 * len(parts) - 2:
             return False
         prefix = struct.pack(f"<H{len(parts)}I", len(parts), *lengths)
+        return self._sent(route, b"".join((prefix, *parts)))
+
+    def _sent(self, route: Route, data: bytes) -> bool:
+        assert self._socket is not None
         try:
-            self._socket.sendto(b"".join((prefix, *parts)), self._names[route])
+            self._socket.sendto(data, self._names[route])
         except BlockingIOError:
             return False
         except OSError:
@@ -113,6 +124,8 @@ class Direct:
                 continue
             if route not in self._names:
                 self._names[route] = name
+            if nbytes > 6 and self._buffer[:6] == _ALONE.pack(1, nbytes - 6):
+                return Delivery(route, bytes(self._buffer[6:nbytes]), [])
             parts = _parts(self._buffer, nbytes)
             if parts is not None:
                 return Delivery(route, parts[0], [memoryview(part) for part in parts[1:]])

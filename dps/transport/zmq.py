@@ -6,7 +6,6 @@ heartbeats and tells by a socket monitor when a connection comes or breaks, howe
 
 from __future__ import annotations
 
-import math
 import selectors
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from dps.transport.incoming import Malformed, take
 from dps.transport.inproc import Names
 from dps.transport.listener import Listener
 from dps.transport.outgoing import Loans, finish, large_frames
+from dps.transport.poller import Poller
 from dps.transport.wake import Wake
 
 _LONGEST_POLL_S = 3600.0
@@ -58,14 +58,14 @@ class ZmqEndpoint:
         self._wake = Wake()
         self._signals = selectors.DefaultSelector()  # the wake and all monitors: one entry in the poller
         self._signals.register(self._wake.fd, selectors.EVENT_READ, None)
-        self._poller = zmq.Poller()
-        self._poller.register(cast(Any, self._signals).fileno(), zmq.POLLIN)  # epoll and kqueue have one
+        self._poller = Poller()
+        self._poller.register_fd(cast(Any, self._signals).fileno())  # epoll and kqueue have one
         if self._direct.fd >= 0:
-            self._poller.register(self._direct.fd, zmq.POLLIN)
+            self._poller.register_fd(self._direct.fd)
         self._inproc = self._listener is not None and self._listener.inproc
         if self._listener is not None:
             self.address = self._listener.address
-            self._poller.register(self._listener.socket, zmq.POLLIN)
+            self._poller.register(self._listener.socket)
 
     def connect(self, address: str) -> None:
         """Open a connection to a node and watch it; a second call does nothing.
@@ -134,10 +134,13 @@ class ZmqEndpoint:
             if not dealer.up:
                 self._attend()
             dealer.send(header, frames, large, done, self._loans)
+            if dealer.socket is not None:
+                self._poller.used(dealer.socket)
             return
         self._check_open()
         if self._listener is None:
             raise ValueError(f"route {route!r} is not from this endpoint, which is not bound; answer by address")
+        self._poller.used(self._listener.socket)
         taken = self._loans.send(self._listener.socket, (route, header), frames, large, done)
         if not taken and done is not None:
             finish(done)
@@ -187,11 +190,12 @@ class ZmqEndpoint:
 
     def _poll(self, wait_s: float) -> None:
         """Wait for anything; fills `_ready` with readable sockets and `_events` with what the monitors say."""
-        for socket, _ in self._poller.poll(math.ceil(1000 * wait_s) if wait_s > 0 else 0):
-            if isinstance(socket, int):
-                if socket != self._direct.fd:
-                    self._attend()
-            elif not socket.closed:  # looking at the monitors may have replaced it
+        fds, sockets = self._poller.wait(wait_s)
+        for fd in fds:
+            if fd != self._direct.fd:
+                self._attend()
+        for socket in sockets:
+            if not socket.closed:  # looking at the monitors may have replaced it
                 self._ready.append(socket)
 
     def _attend(self, wait_s: float = 0.0) -> None:
@@ -228,6 +232,8 @@ class ZmqEndpoint:
         if up:
             self._events.append(Connected(dealer.address))
             dealer.rise(self._loans)
+            if dealer.socket is not None:
+                self._poller.used(dealer.socket)
             return
         self._direct.forget(dealer.address)
         dealer.fall()
@@ -241,7 +247,7 @@ class ZmqEndpoint:
     def _open(self, dealer: Dealer) -> None:
         socket = dealer.open()
         self._by_socket[socket] = dealer
-        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(socket)
         if dealer.monitor is not None:
             self._signals.register(dealer.monitor.fileno(), selectors.EVENT_READ, dealer)
             self._look(dealer)  # the descriptor tells of new events only after a first look found none
@@ -259,6 +265,8 @@ class ZmqEndpoint:
     def _take(self, socket: zmq.Socket[bytes]) -> Delivery | None:
         """One message from a readable socket; None when it is malformed."""
         dealer = self._by_socket.get(socket)
+        if not socket.closed:
+            self._poller.used(socket)
         try:
             if dealer is not None:
                 return take(socket, dealer.address, dealer.inproc)
