@@ -196,9 +196,9 @@ class Push(Message, kind=20):
 
 
 class Step(Message, kind=32):
-    """A push of form SHARED of all of a shard, from the beginning of the memory that the last four numbers name, which
-    wants values with its result. Answered with Stepped at once where nothing but such messages made the step; else it is
-    to the ps the Push that it stands for, and its sender sends that Push, too, when it has waited for a moment."""
+    """A push of form SHARED, of all of a shard, from the beginning of the memory that the last four numbers name, which
+    wants values with its result. Answered with Stepped where nothing but such messages made the step; else it is to the
+    ps the Push that it stands for. Its sender, when it has waited for a moment, sends that Push."""
 
     epoch: int
     number: int

@@ -301,11 +301,11 @@ def test_another_protocol_version_is_told(server: dps.Server) -> None:
     import msgpack
 
     from dps.actors.messages import Failed
-    from dps.protocol import CHIEF, AskStats
+    from dps.protocol import CHIEF, CloseSession
     from dps.transport.endpoint import Delivery
     from dps.transport.wire import decode
 
-    header, _ = encode(Envelope(AskStats(), CHIEF, 5, "old", 0))
+    header, _ = encode(Envelope(CloseSession(1, "", "worker", 0, ""), CHIEF, 5, "old", 0))
     parts = msgpack.unpackb(header)
     parts[0] = 99
     endpoint = runtime().endpoint(None)

@@ -147,7 +147,7 @@ class ArenaMemory:
         """Whether `applied` matters to an update."""
         self._scratch: Array | None = None
         plain = arena.dtype not in HALVES and not self.on_device and not self.by_rows and self._fused()
-        self.small = plain and arena.nbytes < STREAM_NBYTES
+        self.small = plain and arena.nbytes < min(STREAM_NBYTES, 4 * PIECE_NBYTES, LOOK_NBYTES)
         """Whether gradients of all of it may go the short way: see `update_small`."""
 
     def _initial_slots(self) -> dict[str, Array]:

@@ -1,9 +1,9 @@
 """Synchronous steps at once: pushes are kept as they came, and all is done together when the last one is there.
 
-What is predicted is the usual: every worker pushes all of the shard out of its own memory and wants the values back. For
-that nothing needs to be staged, reported, decided or granted push by push. Whatever else comes first, down to a question
-about one of the pushes, finds them handed to the ordinary way before it is handled; so this is no second set of rules,
-only their outcome in the one case. Lives on the ps of a cluster with one.
+What is foreseen is the usual: every worker pushes all of the shard out of its own memory and wants the values back. For
+that nothing needs to be staged, reported, decided or granted push by push. Whatever else comes first, down to a
+question about one of the pushes, finds them handed to the ordinary way before it is handled. So this is no second set
+of rules, only their outcome in the one case. For a cluster with one ps.
 """
 
 from __future__ import annotations

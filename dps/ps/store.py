@@ -56,8 +56,9 @@ class Lease:
         self._store, self._buffers, self._open = store, buffers, times
 
     def release(self, abandon: bool = False) -> None:
-        """Give the buffers back, as often as they were leased; a further call does nothing. `abandon`: the reader cannot
-        be asked whether it is done, so what it may still read is left as it is, and other memory takes its place."""
+        """Give the buffers back, as often as they were leased; a further call does nothing. `abandon`: the reader
+        cannot be asked whether it is done, so what it may still read is left as it is, and other memory takes its
+        place."""
         if self._open:
             self._open -= 1
             self._store.give_back(self._buffers, abandon)

@@ -35,7 +35,7 @@ class Form(NamedTuple):
     usual: tuple[type | None, ...]
     """The classes that the fields have most of the time, for one comparison."""
     plain: struct.Struct | None
-    """Of messages of whole numbers alone: what they are on the wire, behind three bytes: request, incarnation, fields."""
+    """Of messages of whole numbers alone, what they are on the wire: three bytes, then request, incarnation, fields."""
 
 
 FORMS: dict[int, Form] = {}

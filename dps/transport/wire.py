@@ -1,10 +1,10 @@
 """Messages as bytes: a header, then the raw bytes of the arrays, one frame each.
 
 The header is a msgpack list: protocol version, kind of message, request number, sender, its incarnation, the actor it
-is for, the message's fields, and dtype and shape of each array. The field `arrays`, where a class of messages has
-it, travels as frames. Messages of whole numbers alone are plain: a first byte that no list has, version, kind, request,
-incarnation and fields of 8 bytes each, then actor and sender, with a 0 between them. Everything that comes from outside is checked before it is used: kinds, field types, dtypes,
-shapes, byte counts.
+is for, the message's fields, and dtype and shape of each array. The field `arrays`, where a class of messages has it,
+travels as frames. Messages of whole numbers alone are plain: a first byte that no list has, version, kind, request,
+incarnation and fields of 8 bytes each, then actor and sender, with a 0 between them. Everything that comes from outside
+is checked before it is used: kinds, field types, dtypes, shapes, byte counts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
         try:
             numbers = form.plain.pack(PLAIN, VERSION, form.number, request, incarnation, *form.values(message))
             return numbers + _names(actor, sender), ()
-        except struct.error:  # a number of more than 8 bytes
+        except (struct.error, ValueError):  # a number of more than 8 bytes, or a name that is too long
             pass
     arrays: tuple[Array, ...] = message.arrays if form.has_arrays else ()  # type: ignore[attr-defined]
     shapes = [(a.dtype.str, *a.shape) for a in arrays] if arrays else ()
@@ -73,13 +73,16 @@ _pack = msgpack.Packer().pack
 
 PLAIN = 0xC0
 """First byte of a plain header; msgpack has a nil for it, which is no list."""
-_PLAIN = bytes([PLAIN])
+_PLAIN, _VERSION = bytes([PLAIN]), bytes([VERSION])
 _NAMES_NBYTES = 256
 
 
 @functools.lru_cache(256)
 def _names(actor: str, sender: str) -> bytes:
-    return f"{actor}\0{sender}".encode()
+    names = f"{actor}\0{sender}".encode()
+    if _named(names) != (actor, sender):
+        raise ValueError("these are for a list")
+    return names
 
 
 @functools.lru_cache(256)
@@ -93,9 +96,13 @@ def _named(names: bytes) -> tuple[str, str]:
 
 def _plain(header: bytes, frames: Sequence[Buffer]) -> Envelope:
     """The envelope in a plain header."""
+    if header[1:2] != _VERSION:
+        raise ProtocolError(_wrong(list(header[1:2])))
     form = FORMS.get(header[2]) if len(header) > 2 else None
-    if form is None or form.plain is None or header[1] != VERSION or frames:
-        raise ProtocolError("not a plain message of this version of dps; install the same version on all tasks")
+    if form is None or form.plain is None:
+        raise ProtocolError(f"unknown message kind {list(header[2:3])}, or one that is not plain")
+    if frames:
+        raise ProtocolError(f"{form.cls.__name__} carries no arrays, got {len(frames)}")
     try:
         _, _, _, request, incarnation, *fields = form.plain.unpack_from(header)
         actor, sender = _named(header[form.plain.size :])

@@ -15,7 +15,7 @@ from dps.protocol import APPLIED, DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, RUN
 from dps.ps import rowlists
 from dps.ps.borrowed import Borrowed
 from dps.ps.parts import unknown_list
-from dps.ps.staging import Ledger, Staged, run_arrays
+from dps.ps.staging import Ledger, Staged
 from dps.ps.store import RowGradient
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
@@ -70,7 +70,7 @@ def test_a_dense_push_is_whole_when_every_piece_is_there_in_any_order_and_double
             push.add(again, LAYOUT, True)
     assert push.whole and push.problem == "" and push.run is not None
     for got, wanted, arena in zip(
-        run_arrays(push.run, LAYOUT), run_arrays(run_of(), LAYOUT), LAYOUT.arenas, strict=True
+        LAYOUT.flats(push.run), LAYOUT.flats(run_of()), LAYOUT.arenas, strict=True
     ):
         if arena.optimizer is not None:
             np.testing.assert_array_equal(got, wanted)

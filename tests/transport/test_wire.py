@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import sys
 from typing import Any
 
@@ -10,14 +11,14 @@ import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import dps.actors.messages
 import dps.protocol  # noqa: F401  registers the kinds
-from dps.actors.messages import Done
+from dps.actors.messages import Done, Waiting
 from dps.errors import ProtocolError
-from dps.protocol import Lookup, Pull, Push, Stats, Values
+from dps.protocol import Credit, Lookup, Pull, Push, Stats, Values
 from dps.transport import wire
 from dps.transport.message import FORMS, Message, changed
 from dps.transport.wire import Envelope, decode, encode, peek
@@ -113,6 +114,7 @@ def test_a_mutated_header_is_decoded_or_refused_with_ProtocolError(envelope: Env
 @given(envelopes, st.data())
 def test_a_header_with_a_part_of_another_kind_is_decoded_or_refused(envelope: Envelope, data: st.DataObject) -> None:
     header, arrays = encode(envelope)
+    assume(header[0] != 0xC0)  # plain ones have parts of one kind
     parts = msgpack.unpackb(header, strict_map_key=False)
     where = parts
     while isinstance(where, list) and where:
@@ -203,13 +205,50 @@ def test_too_many_frames_and_too_long_headers_are_refused_unread(monkeypatch: py
 
 
 def test_a_message_without_arrays_takes_none() -> None:
-    done = encode(Envelope(Done()))[0]
-    parts = msgpack.unpackb(done)
-    with pytest.raises(ProtocolError, match="Done carries no arrays, got 1"):
-        decode(done, [memoryview(b"")])
+    waiting = encode(Envelope(Waiting("for worker:1")))[0]
+    parts = msgpack.unpackb(waiting)
+    for message in (waiting, encode(Envelope(Done()))[0]):
+        with pytest.raises(ProtocolError, match="carries no arrays, got 1"):
+            decode(message, [memoryview(b"")])
     parts[7] = [["<f4", 0]]
-    with pytest.raises(ProtocolError, match="Done carries no arrays"):
+    with pytest.raises(ProtocolError, match="Waiting carries no arrays"):
         decode(msgpack.packb(parts), [])
+
+
+PLAIN_CREDIT = encode(Envelope(Credit(3, 1 << 62), "ps", 7, "worker:0", 5))[0]
+
+
+def test_whole_numbers_travel_as_they_are() -> None:
+    assert struct.pack("<3B4q", 0xC0, 1, 25, 7, 5, 3, 1 << 62) + b"ps\0worker:0" == PLAIN_CREDIT
+    assert decode(PLAIN_CREDIT, []) == Envelope(Credit(3, 1 << 62), "ps", 7, "worker:0", 5)
+    assert peek(PLAIN_CREDIT) == (7, "ps")
+
+
+@pytest.mark.parametrize(
+    "envelope", [Envelope(Credit(3, 1 << 63)), Envelope(Credit(3, 1), "p\0s"), Envelope(Done(), "x" * 300)]
+)
+def test_what_does_not_fit_into_a_plain_message_travels_as_a_list(envelope: Envelope) -> None:
+    header, _ = encode(envelope)
+    assert header[0] != 0xC0 and decode(header, []) == envelope
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        (PLAIN_CREDIT[:1], "got protocol version something else"),
+        (b"\xc0\x02" + PLAIN_CREDIT[2:], "got protocol version 2, this task speaks 1; install the same dps version"),
+        (b"\xc0\x01\x0b" + PLAIN_CREDIT[3:], r"unknown message kind \[11\], or one that is not plain"),
+        (b"\xc0\x01\xff" + PLAIN_CREDIT[3:], r"unknown message kind \[255\]"),
+        (PLAIN_CREDIT[:30], "a plain Credit is cut off or wrong"),
+        (PLAIN_CREDIT[:35] + b"ps", "with a 0 between them"),
+        (PLAIN_CREDIT[:35] + b"ps\0\xff", "a plain Credit is cut off or wrong"),
+        (PLAIN_CREDIT + b"x" * 300, "with a 0 between them"),
+    ],
+)
+def test_a_malformed_plain_message_is_refused(header: bytes, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        decode(header, [])
+    assert peek(header) is None
 
 
 def test_a_whole_number_may_stand_for_a_float_and_any_key_for_a_maps() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from dps.protocol import RUN
-from dps.ps.staging import Staged, run_arrays
+from dps.ps.staging import Staged
 from dps.variables.layout import fill_run, split
 from dps.variables.pieces import gather_pieces, own_pieces
 from dps.variables.plan import Plan, VariableSpec, make_plan
@@ -45,7 +45,7 @@ def test_the_pieces_make_the_run_and_none_is_longer_than_it_may_be(plan: Plan, s
             assert not staged.whole
             staged.add(piece, layout, True)
         assert staged.whole and staged.run is not None
-        for arena, got in zip(layout.arenas, run_arrays(staged.run, layout), strict=True):
+        for arena, got in zip(layout.arenas, layout.flats(staged.run), strict=True):
             for part, start in zip(arena.parts, arena.starts, strict=True):
                 if arena.optimizer is not None:
                     wanted = split(gradients[part.variable], part, len(plan.parts_of[part.variable]))
