@@ -41,6 +41,8 @@ class History:
     next_cell: dict[int, int] = field(default_factory=dict)
     plan: Any = None
     names: tuple[str, ...] = NAMES
+    steps: bool = False
+    """Nearly all pushes are steps, else every second one."""
     """The variables."""
 
     @property
@@ -106,7 +108,7 @@ def train(
             server.runtime.record("sending", incarnation=connection.caller.incarnation, cell=cell)
             notes.cell = cell
             gradients = {**dict.fromkeys(dense, gradient), **({} if marks is None else marks.gradient(k, cell))}
-            if k % 2:
+            if k % 6 if history.steps else k % 2:
                 values = session.step(gradients)
                 # with quotas of their own a token may come before the push's step is made
                 seen.take(session, values, dense if session._pulls.may_follow_a_push else (), cell)

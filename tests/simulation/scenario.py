@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from dps import stepping
 from dps.launch.simulate import SimulatedCluster
 from dps.ps import rowlists
-from dps.transport.sim import Compute, Kill, Network, Partition, Pause
+from dps.transport.sim import Compute, Kill, Network, Partition, Pause, runtime
 from dps.transport.sim.faults import DiskFull, Fault, SlowDisk
 from dps.update import Async, Bounded, SyncReplicas, Update
 from tests.simulation.checker import violations
@@ -32,6 +33,8 @@ class Scenario:
     killed: set[str]
     checkpointed: bool
     update: Update
+    patience_s: float | None = None
+    """How long workers wait for a step at once. None: some pushes are steps, and few of these may be made at once."""
 
 
 def update_of(mode: str, workers: int, draw: random.Random) -> Update:
@@ -47,9 +50,14 @@ def update_of(mode: str, workers: int, draw: random.Random) -> Update:
 
 
 def scenario(mode: str, seed: int) -> Scenario:
-    """Half of the seeds have a whole network, all have other faults; kills of ps and chief need checkpoints."""
+    """Half of the seeds have a whole network, all have other faults; kills of ps and chief need checkpoints.
+
+    The mode "steps" is sync as steps at once want it, with more or less time for them to be made.
+    """
     draw = random.Random(f"{mode} {seed}")
     ps, workers = draw.randint(1, 3), draw.randint(1, 4)
+    if mode == "steps":
+        ps = 1
     rough = draw.random() < 0.5
     network = Network(
         latency_s=draw.choice([1e-4, 1e-3, 1e-2]), loss=draw.choice([0.01, 0.05]) if rough else 0.0,
@@ -77,6 +85,9 @@ def scenario(mode: str, seed: int) -> Scenario:
             faults.append(Kill(task, at, draw.choice([0.1, 1.0])))
     if not checkpointed:
         faults = [f for f in faults if isinstance(f, Kill) or f.seconds < 1.0]
+    if mode == "steps":
+        patience_s, update = draw.choice([0.02, 0.3, 3.0]), SyncReplicas()
+        return Scenario("sync", seed, ps, workers, 6, network, faults, killed, checkpointed, update, patience_s)
     update = update_of(mode, workers, draw)
     return Scenario(mode, seed, ps, workers, 6, network, faults, killed, checkpointed, update)
 
@@ -87,20 +98,26 @@ def run(
 ) -> list[str]:  # fmt: skip
     """Run a scenario; the promises that it broke. Some seeds have tables that are read and pushed by rows: whole, in
     parts, and on ps that forget nearly every list of rows. With fewer `variables` than ps, some ps hold none."""
-    history = History(chosen.workers, chosen.pushes, names=NAMES[:variables])
+    steps = chosen.patience_s is not None
+    history = History(chosen.workers, chosen.pushes, names=NAMES[:variables], steps=steps)
     rows, parts = variables == len(NAMES) and chosen.seed % 8 in (1, 5, 6), 2 if chosen.seed % 8 == 5 else 1
     cluster = SimulatedCluster(
         train, history, chosen.checkpointed, chosen.seed % 5 == 0, compression, deltas, rows, parts, ps=chosen.ps,
         workers=chosen.workers, seed=chosen.seed, update=chosen.update, network=chosen.network, faults=chosen.faults,
-        compute=Compute(0.1, 0.5), piece_nbytes=64, shared_memory=chosen.seed % 5 in (0, 2, 4),
+        compute=Compute(0.1, 0.5), piece_nbytes=64, 
+        shared_memory=steps or chosen.seed % 5 in (0, 2, 4),
     )  # fmt: skip
     kept = 1 if chosen.seed % 8 == 6 else rowlists.KEPT_BY_PS
-    with cluster, patch.object(rowlists, "KEPT_BY_PS", kept):
+    small = (1 << 18,) if steps else runtime.SMALL_NBYTES
+    with (
+        patch.object(rowlists, "KEPT_BY_PS", kept), patch.object(runtime, "SMALL_NBYTES", small), cluster,
+        patch.object(stepping, "PATIENCE_S", chosen.patience_s or stepping.PATIENCE_S),
+    ):  # fmt: skip
         cluster.run(until_s=900.0)
         found = violations(cluster, history, chosen.mode, BOUND, chosen.killed, chosen.update)
         if keep is not None:
             keep.append(cluster)
         if found:
-            found.append(f"replay: run(scenario({chosen.mode!r}, {chosen.seed})); {chosen}")
+            found.append(f"replay: run(scenario({'steps' if steps else chosen.mode!r}, {chosen.seed})); {chosen}")
             found.append(cluster.world.trace_text(last=200))
     return found

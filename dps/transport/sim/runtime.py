@@ -46,6 +46,10 @@ class Setting:
     """None: messages and computing need no cores."""
 
 
+SMALL_NBYTES = (0, 1 << 18)
+"""A world has one of these for `Runtime.small_nbytes`."""
+
+
 class SimRuntime(Group):
     """As `dps.transport.endpoint.Runtime`, in virtual time; one for each life of a process."""
 
@@ -59,7 +63,7 @@ class SimRuntime(Group):
         self.piece_nbytes = setting.piece_nbytes
         self.together = Random(f"{setting.seed}/together").choice((1, 64))
         """In half of all worlds messages travel one by one, and are lost and reordered one by one."""
-        self.small_nbytes = Random(f"{setting.seed}/small").choice((0, 1 << 18))
+        self.small_nbytes = Random(f"{setting.seed}/small").choice(SMALL_NBYTES)
         self.storage: Storage = ProcessDisk(setting.storage, self)
         self.endpoints: list[SimEndpoint] = []
         self.work: Work | None = None
