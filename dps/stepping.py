@@ -14,10 +14,11 @@ from dps.actors.ref import Ref
 from dps.connection import Connection
 from dps.errors import DpsError
 from dps.lanes import Lane, ShardRun
-from dps.protocol import Step, Stepped
+from dps.protocol import APPLIED, Pushed, Step, Stepped
 from dps.pulling import Pulls
 from dps.pushes import Pushes
 from dps.transport.endpoint import Memory
+from dps.transport.message import Message
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
 from dps.variables.plan import ShardLayout
@@ -88,8 +89,8 @@ class Stepping:
         lane.reads(request)
         try:
             run, tree = self._pulls.prepared(way.layout)
-            answer = connection.caller.hear(request, PATIENCE_S)
-            if answer.__class__ is not Stepped or not self._read(way, answer, run):
+            answer = _as_stepped(connection.caller.hear(request, PATIENCE_S))
+            if answer is None or not self._read(way, answer, run):
                 return None
         finally:
             lane.over(request)
@@ -108,3 +109,16 @@ class Stepping:
             return False
         copy_steadily(self._connection.runtime, run[: len(memory)], memory)
         return True
+
+
+def _as_stepped(answer: Message | None) -> Stepped | None:
+    """What a step was answered with; None for anything but values after it.
+
+    A step that went the ordinary way on the ps, because another worker's did, has the same answer in other words. If it
+    were sent again for that, it would in turn take the next step of the others from their way."""
+    if isinstance(answer, Stepped):
+        return answer
+    if isinstance(answer, Pushed) and answer.status == APPLIED and len(answer.lent) == 3 and len(answer.lent[2]) == 1:
+        counter, _, ((process, descriptor, inode, nbytes),) = answer.lent
+        return Stepped(answer.number, answer.step, counter, process, descriptor, inode, nbytes)
+    return None

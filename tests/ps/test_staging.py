@@ -69,9 +69,7 @@ def test_a_dense_push_is_whole_when_every_piece_is_there_in_any_order_and_double
         for again in [*doubled, piece]:
             push.add(again, LAYOUT, True)
     assert push.whole and push.problem == "" and push.run is not None
-    for got, wanted, arena in zip(
-        LAYOUT.flats(push.run), LAYOUT.flats(run_of()), LAYOUT.arenas, strict=True
-    ):
+    for got, wanted, arena in zip(LAYOUT.flats(push.run), LAYOUT.flats(run_of()), LAYOUT.arenas, strict=True):
         if arena.optimizer is not None:
             np.testing.assert_array_equal(got, wanted)
 

@@ -160,7 +160,7 @@ def test_the_books_are_those_of_the_ordinary_way() -> None:
 
 def test_what_is_read_is_given_back_with_the_next_step() -> None:
     ps = Ps()
-    for number in range(2, 6):
+    for _ in range(4):
         ps.steps({1: 1.0, 2: 1.0})
     held = ps.shard.store.leased()
     assert [ps.shard.lending.is_over(i, 20) for i in (1, 2)] == [False, False]
@@ -175,7 +175,7 @@ def test_a_question_finds_the_push_on_the_ordinary_way() -> None:
     ps.node.handle("ps", PushStatus(1, 2), sender(1, 21))
     assert [(to, type(answer)) for to, answer in ps.node.take()] == [(1, PushHeld)]
     answers = dict(ps.step(2, 4.0))
-    assert {to: (a.number, a.status, a.step) for to, a in answers.items()} == {i: (2, APPLIED, 2) for i in (1, 2)}
+    assert {to: (a.number, a.status, a.step) for to, a in answers.items()} == dict.fromkeys((1, 2), (2, APPLIED, 2))
     assert ps.values == [-3.0] * 6 and ps.shard.store.counter == 2
     ps.number += 1
     assert all(isinstance(a, Stepped) for (a,) in ps.steps({1: 0.0, 2: 0.0}).values())  # and back again
@@ -279,7 +279,7 @@ def test_a_stranger_is_no_part_of_a_step() -> None:
     ps = Ps()
     ps.memories[7] = runtime().share(LAYOUT.nbytes)
     ps.step(1, 2.0)
-    ((to, error),) = [a for a in ps.step(7, 1.0) if a[0] == 7]
+    ((_, error),) = [a for a in ps.step(7, 1.0) if a[0] == 7]
     assert isinstance(error, Aborted) and "has not admitted incarnation 7" in str(error)
 
 

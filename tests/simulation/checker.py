@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,6 +45,7 @@ def violations(
     found = [*history.torn[:3], *history.backwards[:3]]
     found += ended(cluster, killed)
     found += applied_once(applied)
+    found += no_more_than_sent(cluster, applied)
     found += acknowledged(cluster, applied, history, mode)
     if mode == "sync":
         found += same_sets(applied)
@@ -103,6 +105,19 @@ def applied_once(applied: Applied) -> Iterator[str]:
                 if (incarnation, number) in seen:
                     yield f"{ps} epoch {epoch}: push {number} of incarnation {incarnation} was applied twice"
                 seen.add((incarnation, number))
+
+
+def no_more_than_sent(cluster: SimulatedCluster, applied: Applied) -> Iterator[str]:
+    """A gradient that is sent again keeps its number. (One may be sent under the incarnation after its record.)"""
+    sent = Counter(e.detail["incarnation"] for e in cluster.world.trace if e.what == "sending")
+    highest: dict[int, int] = {}
+    for rows in applied.of.values():
+        for _, _, pushes in rows:
+            for _, incarnation, number in pushes:
+                highest[incarnation] = max(number, highest.get(incarnation, 0))
+    for incarnation, number in highest.items():
+        if number > sent[incarnation] + 1:
+            yield f"push {number} of incarnation {incarnation} was applied, which sent {sent[incarnation]}"
 
 
 def acknowledged(cluster: SimulatedCluster, applied: Applied, history: History, mode: str) -> Iterator[str]:

@@ -104,7 +104,7 @@ def run(
     cluster = SimulatedCluster(
         train, history, chosen.checkpointed, chosen.seed % 5 == 0, compression, deltas, rows, parts, ps=chosen.ps,
         workers=chosen.workers, seed=chosen.seed, update=chosen.update, network=chosen.network, faults=chosen.faults,
-        compute=Compute(0.1, 0.5), piece_nbytes=64, 
+        compute=Compute(0.1, 0.5), piece_nbytes=64,
         shared_memory=steps or chosen.seed % 5 in (0, 2, 4),
     )  # fmt: skip
     kept = 1 if chosen.seed % 8 == 6 else rowlists.KEPT_BY_PS

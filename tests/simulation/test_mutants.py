@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from dps import pushing
+from dps import pushing, stepping
 from dps.ps import ahead, answers, clocks, modes, quorum, rowlists, saving, server, staging, store, sync
+from dps.ps import stepping as ps_stepping
 from dps.reply import Push
 from tests.simulation.scenario import run, scenario
 
@@ -132,3 +133,31 @@ def test_a_reader_that_is_let_in_one_step_too_far_ahead_is_caught(monkeypatch: p
 
     monkeypatch.setattr(clocks.Clocks, "may_read", wider)
     caught("bounded", "ahead of the slowest")
+
+
+def test_a_step_that_goes_the_ordinary_way_under_another_number_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = stepping.Stepping._at_once
+
+    def renumbered(self: stepping.Stepping, way: Any, memory: Any, number: int) -> Any:
+        values = at_once(self, way, memory, number)
+        self._pushes.numbers[way.ps] = number
+        return values
+
+    monkeypatch.setattr(stepping.Stepping, "_at_once", renumbered)
+    caught("steps", "was applied, which sent")
+
+
+def test_a_push_that_is_on_both_ways_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken_back = ps_stepping.Stepping.taken_back
+    back: list[Any] = []
+
+    def copied(self: ps_stepping.Stepping) -> Any:
+        kept = {i: one for i, one in self._kept.items() if not any(one[1] is known for known in back)}
+        back.extend(one[1] for one in kept.values())
+        self._kept, now = kept, self._kept
+        found = taken_back(self)
+        self._kept = now
+        return found
+
+    monkeypatch.setattr(ps_stepping.Stepping, "taken_back", copied)
+    caught("steps", "applied twice")

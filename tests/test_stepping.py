@@ -1,0 +1,212 @@
+"""Synchronous steps at once, through sessions: the same bits, whatever comes in between."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from dps import stepping
+from dps.actors.caller import Caller
+from dps.errors import Unavailable
+from dps.lanes import Lane
+from dps.protocol import Step, Stepped
+from tests.in_process import cluster, on_all
+
+STEPS = 8
+
+
+def first_values() -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    return {"w": rng.normal(size=(100, 170)).astype(np.float32), "b": {"c": rng.normal(size=77).astype(np.float32)}}
+
+
+def gradients(step: int) -> dict[str, Any]:
+    rng = np.random.default_rng(100 + step)
+    return {"w": rng.normal(size=(100, 170)).astype(np.float32), "b": {"c": rng.normal(size=77).astype(np.float32)}}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each step that was begun this way whether it was made at once."""
+    made: list[bool] = []
+    at_once = stepping.Stepping._at_once
+
+    def noted(self: stepping.Stepping, *arguments: Any) -> Any:
+        values = at_once(self, *arguments)
+        made.append(values is not None)
+        return values
+
+    monkeypatch.setattr(stepping.Stepping, "_at_once", noted)
+    monkeypatch.setattr(stepping, "PATIENCE_S", 5.0)
+    return made
+
+
+def session(server: Any, **settings: Any) -> dps.Session:
+    return dps.Session(
+        server,
+        **{"params": first_values(), "optimizer": dps.optim.Adam(0.1), "update": "sync", "timeout": 20} | settings,
+    )
+
+
+def trained(workers: int = 2, in_place: bool = False, **settings: Any) -> Any:
+    begin = threading.Barrier(workers)
+
+    def work(server: dps.Server) -> Any:
+        with session(server, **settings) as s:
+            begin.wait(20)
+            values = s.pull()
+            given = s.gradients() if in_place else None
+            for step in range(STEPS):
+                new = gradients(10 * step + server.task)
+                if given is not None:
+                    given["w"][...], given["b"]["c"][...] = new["w"], new["b"]["c"]
+                values = s.step(given or new)
+                assert s.global_step == step + 1 and s.version.counters == ((0, step + 1),)
+            np.testing.assert_array_equal(s.pull()["w"], values["w"])
+            return values
+
+    with cluster(1, workers, "ipc", Path(os.environ.get("TMPDIR", "/tmp"))) as servers:
+        return on_all(servers, work)
+
+
+def assert_same(first: Any, second: Any) -> None:
+    np.testing.assert_array_equal(first["w"], second["w"])
+    np.testing.assert_array_equal(first["b"]["c"], second["b"]["c"])
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_bits_are_those_of_the_ordinary_way(workers: int, made: list[bool]) -> None:
+    at_once = trained(workers)
+    assert sum(made) >= workers * (STEPS - 2)  # but for those until all have found the ps on their machine
+    made.clear()
+    ordinary = trained(workers, shared_memory=False)
+    assert not made
+    for values in at_once:
+        assert_same(values, ordinary[0])
+
+
+def test_gradients_in_place_are_not_copied_and_make_the_same_steps(made: list[bool]) -> None:
+    in_place = trained(in_place=True)
+    assert any(made)
+    assert_same(in_place[0], trained()[0])
+
+
+def test_a_step_that_takes_too_long_goes_the_ordinary_way(made: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "PATIENCE_S", 0.0)
+    late = trained()
+    assert made and not any(made)
+    monkeypatch.setattr(stepping, "PATIENCE_S", 5.0)
+    assert_same(late[0], trained()[0])
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(made: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    hear, lost = Caller.hear, []
+
+    def forgetful(self: Caller, number: int, wait_s: float) -> Any:
+        answer = hear(self, number, wait_s)
+        lost.append(type(answer))
+        return None if len(lost) % 3 == 0 else answer
+
+    monkeypatch.setattr(Caller, "hear", forgetful)
+    values = trained()
+    assert lost.count(Stepped) > made.count(True) > 0
+    monkeypatch.setattr(Caller, "hear", hear)
+    assert_same(values[0], trained()[0])
+
+
+def test_a_step_that_is_interrupted_counts_once(made: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0)) as s:
+        ones = {"w": np.ones((100, 170), np.float32), "b": {"c": np.ones(77, np.float32)}}
+        before = s.pull()["w"]
+        for interrupted in (False, True, False):
+            with monkeypatch.context() as patch:
+                if interrupted:
+                    patch.setattr(Caller, "hear", _interrupted)
+                    with pytest.raises(KeyboardInterrupt):
+                        s.step(ones)
+                    s.pull()  # what is computed before that is of an older step
+                else:
+                    s.step(ones)
+        np.testing.assert_allclose(s.pull()["w"], before - 3.0, rtol=1e-5)
+        assert s.global_step == 3
+    assert made == [True]  # the third waits for the result of the second
+
+
+def _interrupted(self: Caller, number: int, wait_s: float) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_where_the_values_cannot_be_read_sockets_are_used(made: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0)) as s:
+        ones = {"w": np.ones((100, 170), np.float32), "b": {"c": np.ones(77, np.float32)}}
+        before = s.pull()["w"]
+
+        def gone(self: Lane, name: list[int]) -> Any:
+            raise Unavailable("the memory of process 1 cannot be reached from here: no such process")
+
+        monkeypatch.setattr(Lane, "attach", gone)
+        for count in (1, 2):
+            np.testing.assert_allclose(s.step(ones)["w"], before - count, rtol=1e-5)
+    assert made == [False]
+
+
+def test_a_refused_gradient_is_told_and_the_next_step_is_made(made: list[bool]) -> None:
+    with cluster(1, 1) as (server,), session(server) as s:
+        bad = gradients(0)
+        bad["b"]["c"][3] = np.nan
+        with pytest.raises(ValueError, match="the gradient of b/c has NaN or infinite values"):
+            s.step(bad)
+        assert s.step(gradients(1))["w"].shape == (100, 170) and s.global_step == 1
+    assert made == [False, True]
+
+
+def test_hooks_hear_of_every_step_once(made: list[bool]) -> None:
+    heard: list[tuple[int, Any]] = []
+
+    class Listens(dps.Hook):
+        def after_run(self, session: Any, result: Any, loss: Any) -> None:
+            assert result.accepted and result.staleness == 0
+            heard.append((result.step, loss))
+
+    with cluster(1, 1) as (server,), session(server, hooks=[Listens()]) as s:
+        for step in range(3):
+            s.step(gradients(step), loss=float(step))
+    assert heard == [(1, 0.0), (2, 1.0), (3, 2.0)] and made == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"update": "async"},
+        {"update": dps.SyncReplicas(1, 1, initial_tokens=1)},
+        {"compression": dps.compress.Float16()},
+    ],
+    ids=["async", "quotas", "compressed"],
+)
+def test_other_runs_go_the_ordinary_way(settings: dict[str, Any], made: list[bool]) -> None:
+    with cluster(1, 1) as (server,), session(server, **settings) as s:
+        s.step(gradients(0))
+        assert np.isfinite(s.step(gradients(1))["w"]).all()
+    assert not made
+
+
+def test_what_a_pulled_tree_holds_is_the_callers_own(made: list[bool]) -> None:
+    with cluster(1, 1) as (server,), session(server) as s:
+        s.step(gradients(9))
+        first = s.step(gradients(0))
+        kept = first["w"].copy()
+        first["b"]["c"][...] = 9.0
+        second = s.step(gradients(1))
+        np.testing.assert_array_equal(first["w"], kept)
+        assert not np.shares_memory(first["w"], second["w"]) and not (second["b"]["c"] == 9.0).any()
+    assert made == [True, True, True]
+
+
+def test_a_step_is_a_message_of_whole_numbers() -> None:
+    assert Step.form_of.plain is not None and Stepped.form_of.plain is not None
