@@ -267,6 +267,11 @@ class Pulls:
         tree = self.tree(views, operation.names)
         return tree if out is None else _filled(out, tree)
 
+    def of_memory(self, layout: ShardLayout, memory: Array, out: Any = None) -> Any:
+        """The nested arrays of a plan with one shard of one arena, over its bytes; or `out`, filled with them."""
+        tree = self.tree(layout.views_of([memory]), None)
+        return tree if out is None else _filled(out, tree)
+
     @contextmanager
     def held(self, timeout: float | None) -> Iterator[Any]:
         """The nested arrays, read-only; what ps on this machine have is read where it lies, inside the block."""

@@ -64,12 +64,11 @@ class Pushes:
         """A run with a shard's gradients in it; None where not all are there, as arrays."""
         return filled_run(self._connection, gradients, ps, self._runs, self._buffers)
 
-    def made(self, ps: int, number: int, step: int, counter: int) -> None:
-        """A synchronous step was made at once: the push has this number, the shard this version now."""
+    def made(self, ps: int, number: int, step: int) -> None:
+        """A push, which has this number, was part of a step at once."""
         connection = self._connection
         connection.step, connection.local_step = max(connection.step, step), max(connection.local_step, step)
         self.acknowledged += 1
-        self.pulled[ps] = counter
         self.numbers[ps] = number
 
     def start(

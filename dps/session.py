@@ -186,6 +186,9 @@ class Session:
         `if_newer_than`: a `session.version`; None comes back when nothing changed since. In sync the values are at
         least of the session's local step; in bounded mode the call waits while this worker is too far ahead.
         """
+        self._waiter.check_open()
+        if names is None and if_newer_than is None and (lent := self._stepping.lent()) is not None:
+            return self._stepping.read(lent, out)
         in_place = out is not None and if_newer_than is None  # straight from the ps's memory into the caller's arrays
         operation = self._pulls.start(names, if_newer_than, after=False, hold=in_place)
         try:
@@ -221,6 +224,12 @@ class Session:
         self._waiter.check_open()
         packed = self._compression is not None and self._compression.pulls  # the same values wherever the ps are
         leases = None if packed else local_leases(self._connection)
+        if leases is None and (lent := self._stepping.lent()) is not None:
+            try:
+                yield self._pulls.of_memory(lent.way.layout, lent.memory)
+            finally:
+                lent.release()
+            return
         if leases is None:
             with self._pulls.held(None) as tree:
                 yield tree
@@ -263,7 +272,11 @@ class Session:
         change once the result is there; after DeadlineExceeded the push is still on its way, and reads them. Raises
         ValueError naming the variable for a wrong name, shape, dtype or NaN; nothing is applied then.
         """
-        operation = self._pushes.start(self._gradients(grads), loss, timeout)
+        gradients = self._gradients(grads)
+        made, filled = self._stepping.push(gradients, loss)
+        if made:
+            return self._made(loss)
+        operation = self._pushes.start(gradients, loss, timeout, filled=filled)
         return self._pushes.finish(operation, timeout)
 
     def push_async(self, grads: Any, loss: Any = None) -> Reply[Push]:
@@ -284,7 +297,7 @@ class Session:
         gradients = self._gradients(grads)
         values, filled = self._stepping.step(gradients, loss)
         if values is not None:
-            self._settled(Push(self._connection.local_step, True), loss)
+            self._made(loss)
             return values
         pushing = self._pushes.start(gradients, loss, timeout, self._pulls.may_come_with_a_push, filled)
         if not self._pulls.may_follow_a_push:
@@ -313,6 +326,12 @@ class Session:
         self._hooks.call("before_run", self)
         self._connection.runtime.compute()
         return gradients
+
+    def _made(self, loss: Any) -> Push:
+        """A step was made at once."""
+        result = Push(self._connection.local_step, True)
+        self._settled(result, loss)
+        return result
 
     def _settled(self, result: Push, loss: Any) -> None:
         """A push has its result: tell who listens."""

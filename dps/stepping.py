@@ -7,7 +7,7 @@ ordinary way under the same number, of which the ps carries out one: nothing dep
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from dps.actors.ref import Ref
@@ -26,15 +26,34 @@ from dps.variables.transfers import copy_steadily
 
 PATIENCE_S = 0.02
 """How long an answer may take; then the push goes the ordinary way, too, on which it is waited for as ever."""
+KEPT_S = 0.5
+"""How long after a push the values that came with it serve a pull."""
 
 
 class Way(NamedTuple):
     """What stays the same from step to step, as long as the session's incarnation does."""
 
+    incarnation: int
     ps: int
     ref: Ref
     lane: Lane
     layout: ShardLayout
+
+
+class Lent(NamedTuple):
+    """One version of the shard, as it lies in the ps's memory until `release`: bytes, to read only."""
+
+    way: Way
+    request: int
+    push: int
+    """The number of the push that it came with."""
+    counter: int
+    memory: Array
+    until: float
+
+    def release(self) -> None:
+        """It is read: the ps hears of it with the next step."""
+        self.way.lane.over(self.request)
 
 
 class Stepping:
@@ -45,11 +64,54 @@ class Stepping:
         self._way: Way | None = None
         self._known = -1
         """The incarnation that `_way` was looked for in."""
+        self._unread: Lent | None = None
+        """What came with the last push."""
 
     def step(self, gradients: Mapping[int, Gradient], loss: Any) -> tuple[Any, dict[int, ShardRun]]:
         """The values after the step, None where it has to go the ordinary way; then also, by ps, the run that the
         gradients were gathered in, if they were. Blocks for a moment."""
+        return self._try(gradients, loss, self._read_at_once)
+
+    def push(self, gradients: Mapping[int, Gradient], loss: Any) -> tuple[Any, dict[int, ShardRun]]:
+        """As `step`, but the values are left where they are: True, if it was made."""
+        return self._try(gradients, loss, self._keep)
+
+    def lent(self) -> Lent | None:
+        """The values that came with the last push, if they are those of now; they are the caller's to release."""
+        lent, self._unread = self._unread, None
+        connection = self._connection
+        if lent is None:
+            return None
+        same = lent.way.incarnation == connection.caller.incarnation and not connection.aborted
+        if not same or self._pushes.numbers[lent.way.ps] != lent.push or connection.runtime.now() > lent.until:
+            lent.release()
+            return None
+        self._note(lent)
+        return lent
+
+    def read(self, lent: Lent, out: Any) -> Any:
+        """The nested arrays of what was lent, the caller's own, or `out`, filled with their values."""
+        try:
+            if out is not None:
+                return self._pulls.of_memory(lent.way.layout, lent.memory, out)
+            return self._copied(lent, *self._pulls.prepared(lent.way.layout))
+        finally:
+            lent.release()
+
+    def _copied(self, lent: Lent, run: Array, tree: Any) -> Any:
+        """`tree`, which lies in `run`, once the values are there."""
+        copy_steadily(self._connection.runtime, run[: len(lent.memory)], lent.memory)
+        lent.release()
+        return tree
+
+    def _try(
+        self, gradients: Mapping[int, Gradient], loss: Any, use: Callable[[Way, Memory, int], Any]
+    ) -> tuple[Any, dict[int, ShardRun]]:
+        """`use(way, memory of the gradients, number of the push)`, where everything is as foreseen."""
         connection, pushes = self._connection, self._pushes
+        if self._unread is not None:
+            self._unread.release()
+            self._unread = None
         if self._known != connection.caller.incarnation:
             self._way, self._known = self._found(), connection.caller.incarnation
         way = self._way
@@ -62,7 +124,7 @@ class Stepping:
             return None, {way.ps: run}
         number = pushes.numbers[way.ps] + 1
         try:
-            return self._at_once(way, run.memory, number), {way.ps: run}
+            return use(way, run.memory, number), {way.ps: run}
         except BaseException:  # Ctrl-C: the ps may have the push, which has to be known
             if pushes.numbers[way.ps] < number:
                 pushes.start(gradients, loss, None, filled={way.ps: run})
@@ -76,39 +138,56 @@ class Stepping:
         small = layout.nbytes <= connection.runtime.small_nbytes
         if not (connection.sync and one and small and self._pulls.may_come_with_a_push):
             return None
-        return Way(ps, connection.refs[ps], connection.lanes[ps], layout)
+        return Way(connection.caller.incarnation, ps, connection.refs[ps], connection.lanes[ps], layout)
 
-    def _at_once(self, way: Way, memory: Memory, number: int) -> Any:
-        """Make a step; the values, or None."""
-        connection, pushes, lane = self._connection, self._pushes, way.lane
+    def _read_at_once(self, way: Way, memory: Memory, number: int) -> Any:
+        """Make a step and copy the values; they, or None."""
+        prepared: list[tuple[Array, Any]] = []
+        lent = self._lend(way, memory, number, lambda: prepared.append(self._pulls.prepared(way.layout)))
+        if lent is None:
+            return None
+        self._note(lent)
+        return self._copied(lent, *prepared[0])
+
+    def _keep(self, way: Way, memory: Memory, number: int) -> Any:
+        """Make a step and keep where the values are; None where it was not made."""
+        self._unread = self._lend(way, memory, number, lambda: None)
+        return None if self._unread is None else True
+
+    def _lend(self, way: Way, memory: Memory, number: int, meanwhile: Callable[[], None]) -> Lent | None:
+        """Make a step; what it is answered with. `meanwhile` is called before the answer is waited for."""
+        connection, lane = self._connection, way.lane
         step = Step(
-            connection.epoch, number, connection.local_step, pushes.pulled[way.ps], lane.all_released_below(),
+            connection.epoch, number, connection.local_step, self._pushes.pulled[way.ps], lane.all_released_below(),
             *memory.name,
         )  # fmt: skip
         request = connection.caller.post(way.ref, step)
         lane.reads(request)
+        lent: Lent | None = None
         try:
-            run, tree = self._pulls.prepared(way.layout)
+            meanwhile()
             answer = _as_stepped(connection.caller.hear(request, PATIENCE_S))
-            if answer is None or not self._read(way, answer, run):
-                return None
+            if answer is not None and (values := self._attached(way, answer)) is not None:
+                lent = Lent(way, request, number, answer.counter, values, connection.runtime.now() + KEPT_S)
+                self._pushes.made(way.ps, number, answer.step)
         finally:
-            lane.over(request)
-        pushes.made(way.ps, number, answer.step, answer.counter)
-        self._pulls.read = connection.epoch, {way.ps: answer.counter}
-        return tree
+            if lent is None:
+                lane.over(request)
+        return lent
 
-    def _read(self, way: Way, answer: Stepped, run: Array) -> bool:
-        """Copy the values out of the ps's memory; False where that cannot be."""
+    def _attached(self, way: Way, answer: Stepped) -> Array | None:
+        """The values in the ps's memory; None where they cannot be read."""
         try:
             memory = way.lane.attach([answer.process, answer.descriptor, answer.inode, answer.nbytes])
         except DpsError as error:
             way.lane.give_up(error)
-            return False
-        if len(memory) != way.layout.arenas[0].nbytes:
-            return False
-        copy_steadily(self._connection.runtime, run[: len(memory)], memory)
-        return True
+            return None
+        return memory if len(memory) == way.layout.arenas[0].nbytes else None
+
+    def _note(self, lent: Lent) -> None:
+        """These values have been pulled."""
+        self._pulls.read = self._connection.epoch, {lent.way.ps: lent.counter}
+        self._pushes.pulled[lent.way.ps] = lent.counter
 
 
 def _as_stepped(answer: Message | None) -> Stepped | None:

@@ -136,14 +136,14 @@ def test_a_reader_that_is_let_in_one_step_too_far_ahead_is_caught(monkeypatch: p
 
 
 def test_a_step_that_goes_the_ordinary_way_under_another_number_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once = stepping.Stepping._at_once
+    lend = stepping.Stepping._lend
 
-    def renumbered(self: stepping.Stepping, way: Any, memory: Any, number: int) -> Any:
-        values = at_once(self, way, memory, number)
+    def renumbered(self: stepping.Stepping, way: Any, memory: Any, number: int, meanwhile: Any) -> Any:
+        lent = lend(self, way, memory, number, meanwhile)
         self._pushes.numbers[way.ps] = number
-        return values
+        return lent
 
-    monkeypatch.setattr(stepping.Stepping, "_at_once", renumbered)
+    monkeypatch.setattr(stepping.Stepping, "_lend", renumbered)
     caught("steps", "was applied, which sent")
 
 
