@@ -27,6 +27,8 @@ def own_pieces(
     the bytes are in small variables: those are better gathered into a run that is used again.
     """
     small = smallest // SMALL
+    if layout.gradient_nbytes < small:
+        return None
     sizes = layout.gradient_sizes
     large = int(sizes[sizes >= small].sum())
     if not large or 2 * large < layout.gradient_nbytes:
