@@ -4,8 +4,8 @@
     python benchmarks/predict.py --most 100             # nothing beyond 100 workers; 3 minutes
     python benchmarks/predict.py --plot FILE.json       # draw again
 
-1. Measures with one worker what a push costs: CPU of ps and worker, the rest of a round trip; and how much slower a
-   core is beside busy ones.
+1. Measures with one worker what a push costs: CPU of ps and worker, the rest of a round trip; and what it costs more
+   when they have rested.
 2. Lets the real chief, ps and sessions run in the simulator on a machine with as many cores, where messages cost that.
 3. Holds pushes per second of 1, 2, 4 and 8 workers, over those of one, against the real thing in the same rounds. Cores
    that programs of others took meanwhile are taken from the simulated machine, too.
@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import service_times  # noqa: E402
 from benchmarks.scaling_plot import draw  # noqa: E402
-from benchmarks.service_times import ALONE, CROWDED  # noqa: E402
+from benchmarks.service_times import RESTS  # noqa: E402
 from benchmarks.simulating import Model, messages_of_a_push, simulated  # noqa: E402
 from dps.monitor.setting import Setting  # noqa: E402
 from dps.monitor.works import nbytes  # noqa: E402
@@ -43,6 +43,7 @@ from dps.transport.sim import Handling, Machines  # noqa: E402
 Row = dict[str, Any]
 Costed = Mapping[str, float]
 """Medians as `service_times.medians` gives them."""
+Rested = tuple[tuple[float, float], ...]
 
 PICTURE = ROOT / "docs" / "pictures" / "prediction.svg"
 SIZES = ("4k", "small", "1m")
@@ -105,10 +106,12 @@ def main(argv: Sequence[str]) -> int:
     found: Row = {"machine": about, "results": rows}
     if args.most:
         spread = service_times.measured(Setting("dense", "socket", "small", ps=4), [1], args.rounds, args.seconds)[1]
-        costs = fitted([row for row in rows if row["transport"] == "socket" and row["x"] == 1], spread)
-        found["costs"] = asdict(costs)
-        print(costs, flush=True)
-        for row in growth(costs, args.most):
+        ones = [row for row in rows if row["transport"] == "socket" and row["x"] == 1]
+        costs = fitted(ones, spread)
+        rested = next(row["rested"] for row in ones if row["size"] == "small")
+        found |= {"costs": asdict(costs), "rested": rested}
+        print(costs, rested, flush=True)
+        for row in growth(costs, args.most, rested):
             rows.append(row)
             print(growth_line(row), flush=True)
     out = args.out or ROOT / "benchmarks" / "results" / time.strftime("prediction-%Y-%m-%d.json")
@@ -128,18 +131,18 @@ def checked(setting: Setting, counts: Sequence[int], args: argparse.Namespace) -
     there is the simulator's, and the rest is that a push costs more, or less, when there are more workers.
     """
     print(f"{setting} ...", file=sys.stderr, flush=True)
-    real = service_times.measured(setting, [ALONE, CROWDED, *counts], args.rounds, args.seconds)
+    real = service_times.measured(setting, [*RESTS, *counts], args.rounds, args.seconds)
     one, rows = real[1], list[Row]()
-    crowded = max(1.0, _cpu_s(real[CROWDED]) / _cpu_s(real[ALONE]))
+    rested = rested_of(real)
     for count in counts:
         here = real[count]
         measured = here["per_s"] / one["per_s"]
-        outcome, _ = simulated(like_here(setting, one, one, here, crowded, count, args.pushes))
-        known, _ = simulated(like_here(setting, one, here, here, 1.0, count, args.pushes))
+        outcome, _ = simulated(like_here(setting, one, one, here, rested, count, args.pushes))
+        known, _ = simulated(like_here(setting, one, here, here, (), count, args.pushes))
         row = {
             "sweep": "check", "x": count, "transport": setting.transport, "size": setting.size,
             "nbytes": setting.nbytes, "measured": measured, "simulated_per_s": outcome.per_s,
-            "with_own_costs_per_s": known.per_s, **here, "crowded": crowded,
+            "with_own_costs_per_s": known.per_s, **here, "rested": rested,
         }  # fmt: skip
         rows.append(row)
         for name, per_s in (("predicted", outcome.per_s), ("with_own_costs", known.per_s)):
@@ -149,11 +152,11 @@ def checked(setting: Setting, counts: Sequence[int], args: argparse.Namespace) -
 
 
 def like_here(
-    setting: Setting, one: Costed, costs: Costed, now: Costed, crowded: float, workers: int, pushes: int
+    setting: Setting, one: Costed, costs: Costed, now: Costed, rested: Rested, workers: int, pushes: int
 ) -> Model:
     """This machine. What a worker does lies half before and half after the trip, whose rest takes what `one` says.
 
-    `costs`: CPU seconds of a push. `now`: how many cores others took while it was measured. `crowded`: as Machines
+    `costs`: CPU seconds of a push. `now`: how many cores others took while it was measured. `rested`: as Machines
     have it.
     """
     cores = os.cpu_count() or 1
@@ -164,10 +167,19 @@ def like_here(
         "worker": Handling(received_s=costs["worker_s"] / 2, sent_s=costs["worker_s"] / 2 / messages),
     }
     return replace(
-        model, machines=Machines(cores, True, handling, crowded=crowded),
+        model, machines=Machines(cores, True, handling, rested=rested),
         latency_s=max(SHORTEST_S, (one["p50_s"] - one["worker_s"] - one["ps_s"]) / 2),
         others_cores=min(now["others_cores"], cores - 0.5),
     )  # fmt: skip
+
+
+def rested_of(real: Mapping[int, Costed]) -> Rested:
+    """What a process's work takes more after a rest, of worker and ps the mean. One worker rests between pushes, too,
+    while its ps works; that costs nothing more here: it is in what a push costs."""
+    one = real[1]
+    least = max(0.0, one["p50_s"] - _cpu_s(one) / 2)
+    more = {rest_s: max(0.0, _cpu_s(real[number]) - _cpu_s(one)) / 2 for number, rest_s in RESTS.items()}
+    return ((least, 0.0), *((least + rest_s, more[rest_s]) for rest_s in sorted(more)))
 
 
 def _cpu_s(costs: Costed) -> float:
@@ -194,9 +206,9 @@ def fitted(ones: Sequence[Row], spread: Mapping[str, float]) -> Costs:
     return Costs(*ps, worker[0] - each, each, worker[1])
 
 
-def growth(costs: Costs, most: int) -> Iterator[Row]:
+def growth(costs: Costs, most: int, rested: Rested = ()) -> Iterator[Row]:
     """Predicted: 1 to 1,000 workers that compute 0.1 s between pushes, on 1, 10 and 100 ps, a core and a card each."""
-    machines = Machines(1, False, costs.handling(), NETWORK_BYTES_PER_S)
+    machines = Machines(1, False, costs.handling(), NETWORK_BYTES_PER_S, rested)
     points = [(ps, workers, GROWTH_SIZE) for ps in (1, 10, 100) for workers in (1, 10, 30, 100, 300, 1000)]
     points += [(ps, workers, "100x2621") for ps in (1, 10) for workers in (1, 10, 30, 100)]
     for ps, workers, size in points:

@@ -1,8 +1,8 @@
 """What a push costs on this machine: CPU seconds of worker and ps, seconds of a round trip, pushes/s of 1 to 8 workers.
 
 CPU seconds are those of all threads of a process, read from /proc (Linux). One cluster holds all workers; in each round
-1, 2, 4, ... of them push in turn, so that all figures see the same machine. Two samples a round have one worker
-and the ps on one core, alone and beside a program that keeps another core busy: cores are not as fast together.
+1, 2, 4, ... of them push in turn, so that all figures see the same machine. In two samples a round one worker
+rests between pushes: what a push takes more then is what caches lose, and many workers wait as long for their turns.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +25,8 @@ QUIET_CORES = 0.3
 LEAST_QUIET = 3
 """Rounds; with fewer undisturbed ones all are taken."""
 WORK = "push"
-ALONE, CROWDED = 0, -1
-"""Stand for one worker on the same core as the ps, the other cores at rest or busy, where numbers of workers are
-asked for."""
+RESTS = {-1: 1e-3, -4: 4e-3}
+"""Seconds of rest between pushes of one worker, by what stands for it where numbers of workers are asked for."""
 
 
 @dataclass(frozen=True)
@@ -58,24 +55,29 @@ class Cluster:
     """Process ids."""
 
     def sample(self, count: int, at_least_s: float) -> Sample:
-        """Let `count` workers push for a while; or ALONE, CROWDED. Blocks."""
-        if count in (ALONE, CROWDED):
-            with on_one_core([os.getpid(), *self.ps], count == CROWDED):
-                return replace(self.sample(1, at_least_s), workers=count)
+        """Let `count` workers push for a while; or one of RESTS. Blocks."""
+        rest_s, number = RESTS.get(count, 0.0), count
+        count = max(1, count)
         for beside in self.others[: count - 1]:
             beside.begin(WORK)
         for _ in range(5):
             self.push()
         busy, ours, own, theirs = _busy_s(), _ours_s(), cpu_s(os.getpid()), sum(map(cpu_s, self.ps))
         began, took = time.perf_counter(), list[float]()
+        resting = 0.0
         while (at := time.perf_counter()) < began + at_least_s or len(took) < 5:
+            if rest_s:
+                before = time.thread_time()
+                time.sleep(rest_s)
+                resting += time.thread_time() - before
+                at = time.perf_counter()
             self.push()
             took.append(time.perf_counter() - at)
         wall = time.perf_counter() - began
-        own, theirs = cpu_s(os.getpid()) - own, sum(map(cpu_s, self.ps)) - theirs
+        own, theirs = cpu_s(os.getpid()) - own - resting, sum(map(cpu_s, self.ps)) - theirs
         taken = max(0.0, _busy_s() - busy - (_ours_s() - ours)) / wall
         per_s = len(took) / wall + sum([beside.idle() for beside in self.others[: count - 1]])
-        return Sample(count, per_s, statistics.median(took), own / len(took), theirs / wall / per_s, taken)
+        return Sample(number, per_s, statistics.median(took), own / len(took), theirs / wall / per_s, taken)
 
 
 @contextlib.contextmanager
@@ -112,31 +114,6 @@ def medians(samples: Sequence[Sample]) -> dict[str, Any]:
     names = ("per_s", "p50_s", "worker_s", "ps_s", "others_cores")
     found: dict[str, Any] = {name: statistics.median(getattr(s, name) for s in chosen) for name in names}
     return {**found, "rounds": len(samples), "quiet": len(quiet)}
-
-
-@contextlib.contextmanager
-def on_one_core(pids: Sequence[int], crowded: bool) -> Iterator[None]:
-    """Keep all threads of some processes on one core meanwhile; `crowded`: and all other cores busy."""
-    cores = os.sched_getaffinity(0)
-    busy: list[subprocess.Popen[bytes]] = []
-    try:
-        for core in sorted(cores)[1:] if crowded else ():
-            busy.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
-            os.sched_setaffinity(busy[-1].pid, {core})
-        _allow(pids, {min(cores)})
-        yield
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
-        _allow(pids, cores)
-
-
-def _allow(pids: Sequence[int], cores: set[int]) -> None:
-    for pid in pids:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(int(task), cores)
 
 
 def cpu_s(pid: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf
 
 from dps.transport.sim.network import Card
@@ -35,24 +36,36 @@ class Machines:
     """What processes run on. `shared`: all on one machine with so many `cores`; else each has a machine of its own.
 
     A task that computes, receives or sends waits its turn for a core and holds it until it is done. `handling` is what
-    messages cost, by task ("ps:0") or job ("ps"); who is not named handles them at once. Cores share caches,
-    memory and often more: what is begun while all others are busy takes `crowded` times as long as alone, in between
-    with some of them. `bytes_per_s` is what a machine's network card takes and, at the same time, gives: all of its
-    links queue there. Messages within a process or machine do not pass it.
+    messages cost, by task ("ps:0") or job ("ps"); who is not named handles them at once. A process that
+    has rested finds its memory in no cache any more: `rested` says by points (seconds off the cores, seconds more) how
+    long its next piece of work takes beside, on straight lines between them. `bytes_per_s` is what a machine's network
+    card takes and, at the same time, gives: all of its links queue there. Messages within a process or machine do not
+    pass it.
     """
 
     cores: int = 1
     shared: bool = False
     handling: Mapping[str, Handling] = field(default_factory=dict)
     bytes_per_s: float = inf
-    crowded: float = 1.0
+    rested: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.cores < 1 or self.bytes_per_s <= 0 or self.crowded < 1.0:
+        if self.cores < 1 or self.bytes_per_s <= 0:
             raise ValueError(
-                f"Machines(cores={self.cores}, bytes_per_s={self.bytes_per_s}, crowded={self.crowded}): wanted at "
-                "least one core, bytes_per_s > 0 and crowded >= 1"
+                f"Machines(cores={self.cores}, bytes_per_s={self.bytes_per_s}): wanted more than 0 of each"
             )
+        times = [time_s for time_s, _ in self.rested]
+        if times != sorted(set(times)) or min(map(min, self.rested), default=0) < 0:
+            raise ValueError(f"Machines(rested={self.rested}): wanted rising times, and nothing below 0")
+
+    def after_rest(self, rest_s: float) -> float:
+        """Seconds that work takes beside, after so many seconds off the cores."""
+        if not self.rested or rest_s <= self.rested[0][0]:
+            return self.rested[0][1] if self.rested else 0.0
+        for (x0, y0), (x1, y1) in pairwise(self.rested):
+            if rest_s <= x1:
+                return y0 + (y1 - y0) * (rest_s - x0) / (x1 - x0)
+        return self.rested[-1][1]
 
     def of(self, task: str) -> Handling:
         """What messages cost a task."""
@@ -79,7 +92,9 @@ class Cores:
         self.used_s = 0.0
         """Seconds of cores that were spent so far, over all."""
         self._scheduler = scheduler
-        self._slower = machines.crowded - 1.0
+        self._machines = machines
+        self._last: dict[str, float] = {}
+        """When each process was on a core last."""
         self._cores = [Core() for _ in range(machines.cores)]
         self._waiting: deque[tuple[SimTask, float]] = deque()
 
@@ -100,8 +115,8 @@ class Cores:
         core = next((core for core in free if core.process == process), free[0])
         if core.process != process or core.free_since < now:
             core.process, core.since = process, now
-        if self._slower and len(self._cores) > 1:
-            seconds *= 1.0 + self._slower * (len(self._cores) - len(free)) / (len(self._cores) - 1)
+        seconds += self._machines.after_rest(now - self._last.get(process, now))
+        self._last[process] = now + seconds
         core.busy = True
         self.used_s += seconds
         self._scheduler.push(now + seconds, self._over, (core, task))

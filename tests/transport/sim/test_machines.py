@@ -119,11 +119,22 @@ def test_a_killed_process_gives_up_its_turn() -> None:
     assert world.core_s("worker:0") == pytest.approx(2.0)
 
 
-def test_what_is_begun_beside_busy_cores_takes_longer() -> None:
-    """The second of three begins beside one of two other cores, the third beside both."""
-    assert computed(Machines(cores=3, shared=True, crowded=2.0), 3) == [1.0, 1.5, 2.0]
-    assert computed(Machines(cores=1, shared=True, crowded=2.0), 2) == [1.0, 2.0]
-    assert computed(Machines(cores=3, crowded=2.0), 3) == [1.0] * 3
+def test_who_has_rested_takes_longer() -> None:
+    """Steps of 1 s after rests of 0, 1, 2, 3 and 9 s: nothing more up to 1 s, 0.5 s after 3, half of that after 2."""
+    ended: list[float] = []
+
+    def main() -> int:
+        for rest_s in (0.0, 1.0, 2.0, 3.0, 9.0):
+            runtime().sleep(rest_s)
+            began = world.now
+            runtime().compute()
+            ended.append(world.now - began)
+        return 0
+
+    with World(compute=Compute(1.0), machines=Machines(rested=((1.0, 0.0), (3.0, 0.5)))) as world:
+        world.process("worker:0", main)
+        world.run()
+    assert ended == [pytest.approx(took) for took in (1.0, 1.0, 1.25, 1.5, 1.5)]
 
 
 @pytest.mark.parametrize(("step_s", "turns"), [(1e-3, "AAABBBAB"), (2e-3, "AABBAABB"), (4e-3, "ABABABAB")])
@@ -149,6 +160,8 @@ def test_a_process_keeps_its_core_for_a_slice(step_s: float, turns: str) -> None
 def test_what_nobody_can_have_is_refused() -> None:
     with pytest.raises(ValueError, match="cores=0"):
         Machines(cores=0)
+    with pytest.raises(ValueError, match="wanted rising times"):
+        Machines(rested=((2.0, 0.0), (1.0, 0.5)))
     with pytest.raises(ValueError, match="wanted 0 or more"):
         Handling(received_s=-1.0)
     assert Machines().bytes_per_s == inf
