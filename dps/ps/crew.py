@@ -16,7 +16,9 @@ MOST = 4
 GRAIN = 1024
 """Pieces begin at multiples of as many elements, so that no two threads write to one cache line."""
 ALONE = 16
-"""As many smallest pieces the caller takes at first where no core is free; shorter passes are not shared then."""
+"""A pass of no more than as many smallest pieces is one piece where no core is free when it begins."""
+CROWDED = 2
+"""How often in turn a helper finds others waiting for a core before it goes: most that wake up run for less long."""
 
 
 class Crew:
@@ -118,9 +120,10 @@ class _Pass:
             self.helpers += 1
 
     def help(self, free: Callable[[], int] | None) -> None:
-        """Work on pieces until none is left, or others wait for a core."""
-        while self.work_on_one() and (free is None or free() >= 0):
-            pass
+        """Work on pieces until none is left, or others have waited for a core for more than a moment."""
+        crowded = 0
+        while crowded < CROWDED and self.work_on_one():
+            crowded = crowded + 1 if free is not None and free() < 0 else 0
         with self._lock:
             self.helpers -= 1
 
@@ -148,10 +151,14 @@ class _Pass:
         """Where the next piece ends.
 
         Pieces become smaller, so that all end at about the same time: before the caller waits for a helper that has
-        lost its core to others, that one must have become three times slower. Where nobody helps they become larger:
-        each costs some 60 µs, for Python has left the caches by then.
+        lost its core to others, that one must have become three times slower. Where nobody helps they are larger, for
+        each costs some 60 µs: Python has left the caches by then. The first ones are not, for whoever asked for the pass
+        may only be about to wait for it.
         """
-        wanted = self.left // (2 * (1 + self.helpers)) if self.helpers else max(ALONE * self._least, 3 * self._next)
+        if self.helpers:
+            wanted = self.left // (2 * (1 + self.helpers))
+        else:
+            wanted = min(max(ALONE // 4 * self._least, 3 * self._next), 2 * ALONE * self._least)
         return min(self._size, self._next + -(-max(self._least, wanted) // GRAIN) * GRAIN)
 
     def wait(self) -> None:

@@ -54,8 +54,8 @@ def test_two_threads_work_at_the_same_time(free: Callable[[], int] | None) -> No
 
 def test_pieces_get_smaller_while_somebody_helps_and_larger_while_nobody_does() -> None:
     crew, sizes = Crew(2, free=nobody), list[int]()
-    assert crew.share(1000, 1, lambda start, stop: sizes.append(stop - start) is None)
-    assert sizes == [16, 48, 192, 744]  # 16 of the smallest; then three times what is done
+    assert crew.share(100, 1, lambda start, stop: sizes.append(stop - start) is None)
+    assert sizes == [4, 12, 32, 32, 20]  # 4 of the smallest, then three times what is done, but at most 32
     sizes.clear()
     helped = Crew(2, free=lambda: 1)
     helped._start = lambda: None  # type: ignore[method-assign]  # it is called and does not come
@@ -104,7 +104,7 @@ def test_a_helper_goes_when_others_wait_for_a_core() -> None:
 
     crew = Crew(2, free=lambda: said["free"])
     assert crew.share(1000, 1, work)
-    assert worked[False] == 1 and worked[True] >= 2
+    assert worked[False] == 2 and worked[True] >= 2
     crew.close()
 
 
