@@ -152,8 +152,8 @@ class _Pass:
 
         Pieces become smaller, so that all end at about the same time: before the caller waits for a helper that has
         lost its core to others, that one must have become three times slower. Where nobody helps they are larger, for
-        each costs some 60 µs: Python has left the caches by then. The first ones are not, for whoever asked for the pass
-        may only be about to wait for it.
+        each costs some 60 µs: Python has left the caches by then. The first ones are not, for whoever asked for the
+        pass may only be about to wait for it.
         """
         if self.helpers:
             wanted = self.left // (2 * (1 + self.helpers))
