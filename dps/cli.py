@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dps import __version__
+from dps.config import parse_threads
 from dps.errors import ConfigError, DeadlineExceeded, DpsError
 from dps.role import DEFAULT_CHIEF, EXIT_CODES, Parser, guarded
 
@@ -41,6 +42,8 @@ def parser() -> argparse.ArgumentParser:
         "--restarts", type=int, default=1, help="how often a ps or chief that died is restarted (default 1)"
     )
     launch.add_argument("--pin", action="store_true", help="keep each ps and worker on processors of its own")
+    launch.add_argument("--threads", default="", help="how many share an update on a ps, or auto (the default)")
+    launch.add_argument("--device", default="", help="where on a ps variables live that say nothing of it, as gpu:0")
     launch.add_argument("program", help="FILE or package.module, run on every worker; then -- and its arguments")
     launch.set_defaults(run=run_launch)
     status = commands.add_parser("status", help="what a running cluster does")
@@ -86,7 +89,10 @@ def run_launch(args: argparse.Namespace) -> int:
         from dps.update import parse
 
         parse(args.update)
-    return launch(args.ps, args.workers, args.program, args.arguments, args.update, args.restarts, args.pin)
+    if args.threads:
+        parse_threads(args.threads)
+    own = [f"--{name}={value}" for name in ("threads", "device") if (value := getattr(args, name))]
+    return launch(args.ps, args.workers, args.program, args.arguments, args.update, args.restarts, args.pin, own)
 
 
 def run_status(args: argparse.Namespace) -> int:

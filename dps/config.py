@@ -114,7 +114,7 @@ def format_cpus(cpus: Iterable[int]) -> str:
 
 
 AUTO = 0
-"""Threads of a ps: one, and a second one only for what it can help with without ever being waited for."""
+"""Threads of a ps: its own, and more for a long pass while processors are free."""
 
 
 def parse_threads(given: int | str) -> int:

@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     add("--workers", type=int, help="on the chief: how many workers are expected")
     add("--ps", type=int, help="on the chief: how many ps are expected")
     add("--device", default="", help="on a ps: where variables live that say nothing of it, as gpu:0")
-    add("--threads", default="", help="on a ps: how many share updates of 8 MB and more (default 1), or auto")
+    add("--threads", default="", help="on a ps: how many share updates of 8 MB and more, or auto (the default)")
     add("--update", help="async, sync or bounded:S; sessions that say nothing take it")
     add("--cpus", help="keep this task on these processors, as 0,2-3")
     add(

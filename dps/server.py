@@ -52,7 +52,7 @@ class Server:
     `chief` is the chief's address and `bind` this task's own; the chief tells the rest, and a task left out is
     given. `workers` and `ps` are how many the chief expects. `update` is the switch ("async", "sync", "bounded:S"
     or an instance). `device`: where on a ps the variables live that say nothing of it, as "gpu:0". `threads`: how many
-    share a ps's updates of 8 MB and more; "auto" adds one that only looks for NaN, of 64 MB and more.
+    share a ps's updates of 8 MB and more; "auto": as many as cores are free at that moment, at most 4.
     `device_filters`: the other tasks that this one may use, such as ["/job:ps"]; it knows itself and the chief anyhow,
     and connects to nobody else but ps in any case: no worker waits for another one to be there. `owned`: only `stop`
     ends this chief's run. `restarted`: a chief that takes the place of one that died. Raises Unavailable for a taken
@@ -71,7 +71,7 @@ class Server:
         update: update_modes.Update | str | None = None,
         bind: str = "127.0.0.1:0",
         device: str = "",
-        threads: int | str = 1,
+        threads: int | str = "auto",
         device_filters: Sequence[str | Device] | None = None,
         owned: bool = False,
         restarted: bool = False,

@@ -32,6 +32,7 @@ def exit_code(*argv: str) -> int:
         (["launch", "nowhere.py"], "nowhere.py: no such file"),
         (["launch", __file__, "--steps", "3"], "--steps"),
         (["launch", "--update", "often", __file__], "--update 'often' is not known"),
+        (["launch", "--threads", "all", __file__], "got 'all' threads"),
         (["simulate", "nowhere:train"], "no module 'nowhere'"),
         (["status", "--chief", "nonsense"], "nonsense"),
         (["keys", "new", "folder"], "not there yet"),

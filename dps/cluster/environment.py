@@ -32,7 +32,7 @@ def server_arguments(environ: Mapping[str, str]) -> dict[str, Any]:
         "update": environ.get("DPS_UPDATE") or None,
         "bind": environ.get("DPS_BIND", "127.0.0.1:0"),
         "device": environ.get("DPS_DEVICE", ""),
-        "threads": environ.get("DPS_THREADS") or 1,
+        "threads": environ.get("DPS_THREADS") or "auto",
     }
 
 

@@ -73,8 +73,10 @@ class Supervisor:
         line: Print | None = None,
         extra: Mapping[str, str] | None = None,
         pin: bool = False,
+        ps_flags: Sequence[str] = (),
     ) -> None:
-        """`pin`: each ps and worker keeps to processors of its own; ConfigError where that cannot be."""
+        """`pin`: each ps and worker keeps to processors of its own; ConfigError where that cannot be. `ps_flags`: more
+        flags of each ps's role, as --threads."""
         self.ps, self.workers, self.update, self.owned = ps, workers, update, owned
         self.children: dict[str, Child] = {}
         self.states: dict[str, str] = {}
@@ -85,7 +87,7 @@ class Supervisor:
         self._restarts = restarts
         self._left: dict[str, int] = {}
         self._print = line or Output().line
-        self._extra = dict(extra or {})
+        self._extra, self._ps_flags = dict(extra or {}), list(ps_flags)
         tasks = [*(f"ps:{task}" for task in range(ps)), *(f"worker:{task}" for task in range(workers))]
         self.cpus = deal_cpus(tasks, allowed_cpus()) if pin else {}
         self._events: queue.Queue[Child] = queue.Queue()
@@ -127,7 +129,8 @@ class Supervisor:
         return [*flags, "--program", program, "--", *arguments]
 
     def _ps_arguments(self, task: int, chief: str) -> list[str]:
-        return ["--job", "ps", "--task", str(task), "--chief", chief, *self._pinned(f"ps:{task}")]
+        flags = ["--job", "ps", "--task", str(task), "--chief", chief, *self._pinned(f"ps:{task}")]
+        return [*flags, *self._ps_flags]
 
     def _pinned(self, name: str) -> list[str]:
         """The flags that keep a task on its processors. The chief has none: it does next to nothing."""
@@ -334,10 +337,10 @@ def describe(code: int) -> str:
 
 def launch(
     ps: int, workers: int, program: str, arguments: Sequence[str], update: str | None = None, restarts: int = 1,
-    pin: bool = False,
+    pin: bool = False, ps_flags: Sequence[str] = (),
 ) -> int:  # fmt: skip
     """`dps launch`: run a program on every worker of a cluster on this machine; its exit code. Blocks."""
-    supervisor = Supervisor(ps, workers, update, restarts=restarts, pin=pin)
+    supervisor = Supervisor(ps, workers, update, restarts=restarts, pin=pin, ps_flags=ps_flags)
     with Interrupts() as interrupts:
         try:
             supervisor.start(os.fspath(program), arguments)

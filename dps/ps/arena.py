@@ -38,10 +38,13 @@ STREAM_NBYTES = 1 << 19
 HERE_NBYTES = 1 << 20
 """From this size on an update in place asks for memory ahead, as `dps.kernels.fused` does."""
 LOOK_NBYTES = 64 << 20
-"""From this size on a second thread helps with the look for NaN, where a core is free. To wake it costs 50 µs and more:
-with all cores busy 5 to 20 % of the look at 32 MB, up to 3 % at 48 and 98 MB."""
-PIECE_NBYTES = 2 << 20
-"""What a thread of a crew takes at a time; passes of less than four of them are not shared."""
+"""From this size on a second thread is woken for the look for NaN where it is not known whether a core is free. That
+costs 50 µs and more: with all cores busy 5 to 20 % of the look at 32 MB, up to 3 % at 48 and 98 MB."""
+SHARED_NBYTES = 8 << 20
+"""From this size on a crew shares a pass: two threads take 0.7 of the time at 8 MB, 0.55 at 102. At 4 MB it is 0.9, and
+to ask whether a core is free costs as much where none is."""
+PIECE_NBYTES = 1 << 20
+"""The least that a thread of a crew takes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +210,8 @@ class ArenaMemory:
 
         `check`: the gradient has not been looked at; see ASIDE_NBYTES.
         """
-        helped = self._crew is not None and not self._crew.waits  # then two passes, one of them shared, are faster
+        # Two passes, the first of them shared, are faster; but with both of them shared one pass is faster still.
+        helped = self._crew is not None and not self._crew.waits
         aside = check and self._looks() and self.arena.nbytes >= ASIDE_NBYTES and not helped
         if not self.buffers or not (aside or self.is_still()):
             return self.current
@@ -412,14 +416,13 @@ class ArenaMemory:
         return (Mean(gs).array(scratch),)
 
     def _is_shared(self, size: int) -> bool:
-        return self._crew is not None and self._crew.waits and size * self._item >= 4 * PIECE_NBYTES
+        return self._crew is not None and self._crew.waits and size * self._item >= SHARED_NBYTES
 
     def _shared(self, size: int, work: Callable[[int, int], bool]) -> bool:
         """`work(start, stop)` on all of `size` elements, by the crew where they are many."""
         if self._crew is None or not self._is_shared(size):
             return work(0, size)
-        each = PIECE_NBYTES // self._item
-        return self._crew.share(-(-size // each), lambda k: work(k * each, min(size, (k + 1) * each)))
+        return self._crew.share(size, PIECE_NBYTES // self._item, work)
 
     def update_rows(
         self, index: int, part: Part, start: int, rows: Array, gradient: Array, t: int, step: int, scale: float

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dps.config import AUTO, cores
 from dps.kernels import rows as row_kernels
 from dps.kernels.fused import MOST
 from dps.ps.arena import WHOLE, ArenaMemory, Buffer, Mean, Pieces, is_finite
-from dps.ps.crew import Crew
+from dps.ps.crew import crew_of
 from dps.ps.memory import memory_of
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
@@ -73,14 +72,12 @@ class Store:
     def __init__(self, layout: ShardLayout, runtime: Runtime, device: str = "", threads: int = 1) -> None:
         """`device`: where variables live whose placement says nothing of it: "GPU:0", else this process's memory.
 
-        `threads`: how many share a long pass on the CPU. 2 make it nearly twice as fast where a core is free, and up to
-        twice as slow where none is. AUTO: one, but for a second one that looks for NaN as long as a core is free.
+        `threads`: how many share a long pass on the CPU. AUTO: as many as cores are free at that moment; see `crew_of`.
 
         Raises ConfigError for a GPU that cannot be used."""
         self.layout, self.runtime = layout, runtime
         shared = runtime if layout.nbytes >= runtime.shared_nbytes else None
-        several = threads > 1 or (threads == AUTO and cores() > 1)
-        self._crew = Crew(max(2, threads), waits=threads > 1) if several and not runtime.simulated else None
+        self._crew = None if runtime.simulated else crew_of(threads)
         self.arenas = [memory_of(arena, shared, device, self._crew) for arena in layout.arenas]
         self._trained = [(a, memory) for a, memory in enumerate(self.arenas) if memory.optimizer is not None]
         self._on_device = any(memory.on_device for memory in self.arenas)

@@ -22,7 +22,7 @@ def test_the_launchers_variables_name_everything() -> None:
 def test_what_is_left_out_or_empty_is_not_given() -> None:
     found = server_arguments({"DPS_JOB": "worker", "DPS_TASK": "", "DPS_CHIEF": "", "DPS_CLUSTER": ""})
     assert [found[name] for name in ("cluster", "task", "chief", "workers", "ps", "update")] == [None] * 6
-    assert (found["bind"], found["device"], found["threads"]) == ("127.0.0.1:0", "", 1)
+    assert (found["bind"], found["device"], found["threads"]) == ("127.0.0.1:0", "", "auto")
 
 
 def test_a_cluster_is_read_and_task_0_is_a_task() -> None:

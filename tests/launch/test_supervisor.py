@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from dps import cli
 from dps.config import THREADS, environment
+from dps.errors import DeadlineExceeded
+from dps.launch import supervisor
 from dps.launch.supervisor import Interrupts, Output, Supervisor, describe
 from tests.launch.test_local import until
 
@@ -90,6 +93,30 @@ def test_tasks_get_one_thread_where_nothing_else_is_said_and_no_cluster(monkeypa
     assert [made[name] for name in THREADS] == ["3", "1", "1", "1"]
     assert "TF_CONFIG" not in made and "DPS_CHIEF" not in made
     assert (made["DPS_LAUNCHED"], made["DPS_LAUNCHER"], made["DPS_RUN_FDS"]) == ("1", str(os.getpid()), "3,4")
+
+
+def test_what_a_ps_is_told_more_the_other_tasks_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, list[str]] = {}
+    monkeypatch.setattr(supervisor, "START_S", 0.0)
+    monkeypatch.setattr(supervisor.Supervisor, "_spawn", lambda self, name, flags, **_: told.update({name: flags}))
+    with pytest.raises(DeadlineExceeded):
+        supervisor.launch(2, 1, "program.py", [], ps_flags=["--threads=2", "--device=gpu:1"])
+    assert {name: flags[-2:] == ["--threads=2", "--device=gpu:1"] for name, flags in told.items()} == {
+        "chief": False, "ps:0": True, "ps:1": True, "worker:0": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [([], []), (["--threads", "3"], ["--threads=3"]), (["--device", "gpu:1", "--threads", "auto"], None)],
+)
+def test_launch_passes_on_what_only_the_ps_use(
+    given: list[str], told: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[list[str]] = []
+    monkeypatch.setattr(supervisor, "launch", lambda *arguments: heard.append(arguments[-1]) or 0)
+    assert cli.main(["launch", *given, __file__]) == 0
+    assert heard == [["--threads=auto", "--device=gpu:1"] if told is None else told]
 
 
 def test_an_exit_code_for_people() -> None:

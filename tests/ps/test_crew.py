@@ -1,49 +1,147 @@
-"""Threads that share a pass: every piece once, errors, and an end."""
+"""Threads that share a pass: every element once, who helps when, errors, and an end."""
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Callable
 
 import pytest
 
-from dps.ps.crew import Crew
+from dps.config import AUTO
+from dps.ps import crew as crews
+from dps.ps.crew import Crew, crew_of
+
+COME_S = 10
 
 
+@pytest.fixture(autouse=True)
+def elements_are_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crews, "GRAIN", 1)
+
+
+def nobody() -> int:
+    return 0
+
+
+@pytest.mark.parametrize("free", [None, nobody, lambda: 1, lambda: -3, lambda: 100])
 @pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize("pieces", [0, 1, 2, 50])
-def test_every_piece_is_worked_on_once(threads: int, pieces: int) -> None:
-    crew, done = Crew(threads), set[int]()
-    assert crew.share(pieces, lambda k: k not in done and not done.add(k))  # type: ignore[func-returns-value]
-    assert sorted(done) == list(range(pieces))
+@pytest.mark.parametrize("size", [0, 1, 2, 50, 1001])
+def test_every_element_is_in_one_piece(threads: int, size: int, free: Callable[[], int] | None) -> None:
+    crew, done = Crew(threads, free=free), list[int]()
+    for least in (1, 3, 7):
+        done.clear()
+        assert crew.share(size, least, lambda start, stop: done.extend(range(start, stop)) is None)
+        assert sorted(done) == list(range(size))
     crew.close()
 
 
-def test_two_threads_work_at_the_same_time() -> None:
-    crew, both = Crew(2), threading.Barrier(2)
-    assert crew.share(2, lambda k: both.wait(timeout=10) >= 0)
+def test_pieces_begin_where_cache_lines_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crews, "GRAIN", 16)
+    crew, starts = Crew(3), list[int]()
+    assert crew.share(1000, 5, lambda start, stop: starts.append(start) is None)
+    assert len(starts) > 3 and all(start % 16 == 0 for start in starts)
     crew.close()
 
 
-def test_one_piece_that_is_not_good_spoils_the_pass_and_the_rest_is_worked_on() -> None:
-    crew, done = Crew(2), list[int]()
-    assert not crew.share(9, lambda k: done.append(k) is None and k != 4)  # type: ignore[func-returns-value]
-    assert len(done) == 9
-    assert crew.share(3, lambda k: True)
+@pytest.mark.parametrize("free", [None, lambda: 1])
+def test_two_threads_work_at_the_same_time(free: Callable[[], int] | None) -> None:
+    crew, both = Crew(2, free=free), threading.Barrier(2)
+    pieces = itertools.count()
+    assert crew.share(8, 1, lambda start, stop: next(pieces) > 1 or both.wait(COME_S) >= 0)
     crew.close()
 
 
-def test_what_a_piece_raises_comes_out_when_all_have_ended() -> None:
-    crew, done = Crew(2), list[int]()
+def test_pieces_get_smaller_while_somebody_helps_and_larger_while_nobody_does() -> None:
+    crew, sizes = Crew(2, free=nobody), list[int]()
+    assert crew.share(100, 1, lambda start, stop: sizes.append(stop - start) is None)
+    assert sizes == [4, 12, 32, 32, 20]  # 4 of the smallest, then three times what is done, but at most 32
+    sizes.clear()
+    helped = Crew(2, free=lambda: 1)
+    helped._start = lambda: None  # type: ignore[method-assign]  # it is called and does not come
+    assert helped.share(100, 8, lambda start, stop: sizes.append(stop - start) is None)
+    assert sizes == [25, 18, 14, 10, 8, 8, 8, 8, 1]  # a quarter of what is left, but at least 8
 
-    def work(k: int) -> bool:
-        done.append(k)
-        if k == 1:
-            raise ValueError("piece 1")
+
+def test_a_pass_is_not_held_up_by_a_helper_that_never_gets_to_run() -> None:
+    crew, mine = Crew(2, free=lambda: 1), set[int]()
+    crew._start = lambda: None  # type: ignore[method-assign]
+    for _ in range(3):
+        assert crew.share(100, 1, lambda start, stop: mine.add(threading.get_ident()) is None)
+    assert mine == {threading.get_ident()}
+    assert crew._orders.qsize() == 1  # nobody is called again who has not come yet
+
+
+def test_no_helper_is_woken_where_no_core_is_free() -> None:
+    crew = Crew(4, free=nobody)
+    assert crew.share(10_000, 1, lambda start, stop: True)
+    assert crew.share(16, 1, lambda start, stop: (start, stop) == (0, 16))  # in one piece
+    assert crew._helpers == [] and crew._orders.empty()
+
+
+def test_a_helper_comes_as_soon_as_a_core_is_free() -> None:
+    asked = itertools.count()
+    crew, both = Crew(2, free=lambda: int(next(asked) >= 2)), threading.Barrier(2)
+    pieces = itertools.count()
+    assert crew.share(1000, 1, lambda start, stop: next(pieces) not in (2, 3) or both.wait(COME_S) >= 0)
+    crew.close()
+
+
+def test_a_helper_goes_when_others_wait_for_a_core() -> None:
+    caller, said = threading.get_ident(), {"free": 1}
+    worked: dict[bool, int] = {True: 0, False: 0}
+    came = threading.Event()
+
+    def work(start: int, stop: int) -> bool:
+        mine = threading.get_ident() == caller
+        worked[mine] += 1
+        if mine:
+            assert came.wait(COME_S)
+        else:
+            said["free"] = -1  # somebody else wants to run
+            came.set()
         return True
 
-    with pytest.raises(ValueError, match="piece 1"):
-        crew.share(6, work)
-    assert sorted(done) == list(range(6))
+    crew = Crew(2, free=lambda: said["free"])
+    assert crew.share(1000, 1, work)
+    assert worked[False] == 2 and worked[True] >= 2
+    crew.close()
+
+
+def test_as_many_are_called_as_cores_are_free() -> None:
+    crew, meeting = Crew(4, free=lambda: 2), threading.Barrier(3)
+    pieces = itertools.count()
+    assert crew.share(1000, 100, lambda start, stop: next(pieces) > 2 or meeting.wait(COME_S) >= 0)
+    crew.close()
+
+
+@pytest.mark.parametrize("free", [None, nobody, lambda: 1])
+def test_a_piece_that_is_not_good_spoils_the_pass_and_the_rest_is_worked_on(free: Callable[[], int] | None) -> None:
+    crew, done = Crew(2, free=free), list[int]()
+
+    def work(start: int, stop: int) -> bool:
+        done.extend(range(start, stop))
+        return not start <= 40 < stop
+
+    assert not crew.share(90, 1, work)
+    assert sorted(done) == list(range(90))
+    assert crew.share(3, 1, lambda start, stop: True)
+    crew.close()
+
+
+@pytest.mark.parametrize("free", [None, nobody, lambda: 1])
+def test_what_a_piece_raises_comes_out_when_all_have_ended(free: Callable[[], int] | None) -> None:
+    crew, done = Crew(2, free=free), list[int]()
+
+    def work(start: int, stop: int) -> bool:
+        done.extend(range(start, stop))
+        if start <= 40 < stop:
+            raise ValueError("element 40")
+        return True
+
+    with pytest.raises(ValueError, match="element 40"):
+        crew.share(90, 1, work)
+    assert sorted(done) == list(range(90))
     crew.close()
 
 
@@ -51,35 +149,52 @@ def test_work_beside_is_done_by_a_helper_and_nobody_waits_for_it() -> None:
     crew, asked, ended = Crew(2, waits=False), threading.Event(), threading.Event()
 
     def work() -> None:
-        asked.wait(timeout=10)
+        asked.wait(timeout=COME_S)
         ended.set()
 
     crew.beside(work)
     assert not ended.is_set()
     asked.set()
-    assert ended.wait(timeout=10)
+    assert ended.wait(timeout=COME_S)
     crew.close()
 
 
 def test_a_helper_that_is_behind_is_not_given_more_and_more() -> None:
     crew, begun, asked, done = Crew(2, waits=False), threading.Event(), threading.Event(), list[int]()
-    crew.beside(lambda: (begun.set(), asked.wait(timeout=10)))
-    assert begun.wait(timeout=10)
+    crew.beside(lambda: (begun.set(), asked.wait(timeout=COME_S)))
+    assert begun.wait(timeout=COME_S)
     for number in range(5):
         crew.beside(lambda number=number: done.append(number))  # type: ignore[misc]
     asked.set()
     (helper,) = crew._helpers
     crew.close()
-    helper.join(timeout=10)
+    helper.join(timeout=COME_S)
     assert done == [0]
 
 
 def test_helpers_go_when_the_crew_closes() -> None:
     crew = Crew(3)
-    crew.share(8, lambda k: True)
+    crew.share(8, 1, lambda start, stop: True)
     helpers = list(crew._helpers)
     assert len(helpers) == 2
     crew.close()
     for helper in helpers:
-        helper.join(timeout=10)
+        helper.join(timeout=COME_S)
         assert not helper.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("cores", "count", "threads", "waits"), [(2, nobody, 2, True), (64, nobody, 4, True), (64, None, 2, False)]
+)
+def test_auto_takes_a_few_cores_and_never_waits_for_helpers_where_free_cores_cannot_be_counted(
+    cores: int, count: Callable[[], int] | None, threads: int, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crews, "cores", lambda: cores)
+    monkeypatch.setattr(crews, "free_cores", lambda: count)
+    crew = crew_of(AUTO)
+    assert crew is not None and (crew.threads, crew.waits) == (threads, waits)
+
+
+def test_one_thread_and_auto_on_one_core_have_no_crew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crews, "cores", lambda: 1)
+    assert crew_of(1) is None and crew_of(AUTO) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,8 +12,7 @@ from hypothesis import given, settings
 
 from dps import optim
 from dps.config import AUTO
-from dps.ps import arena
-from dps.ps import store as stores
+from dps.ps import arena, crew
 from dps.ps.arena import Mean
 from dps.ps.store import RowGradient, Store, Update
 from dps.transport.current import runtime
@@ -176,11 +175,16 @@ def test_a_mean_is_applied_with_the_bits_of_a_mean_that_was_made_before(pushes: 
             assert held is None or held.counter == step - 1
 
 
+@pytest.mark.parametrize("free", [None, lambda: 0, lambda: 1, lambda: -1])
 @pytest.mark.parametrize("threads", [2, 3, AUTO])
-def test_a_shared_pass_has_the_bits_of_one_that_is_not(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    monkeypatch.setattr(arena, "PIECE_NBYTES", 64)
+def test_a_shared_pass_has_the_bits_of_one_that_is_not(
+    monkeypatch: pytest.MonkeyPatch, threads: int, free: Callable[[], int] | None
+) -> None:
+    monkeypatch.setattr(arena, "PIECE_NBYTES", 16)
+    monkeypatch.setattr(arena, "SHARED_NBYTES", 64)
     monkeypatch.setattr(arena, "LOOK_NBYTES", 64)
-    monkeypatch.setattr(stores, "cores", lambda: 2)
+    for name, value in (("GRAIN", 1), ("ALONE", 2), ("cores", lambda: 2), ("free_cores", lambda: free)):
+        monkeypatch.setattr(crew, name, value)
     alone, together = Store(LAYOUT, runtime()), Store(LAYOUT, runtime(), threads=threads)
     for seed in range(6):
         for store in (alone, together):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,6 @@ import dps
 from dps import config
 from dps.errors import ConfigError
 from dps.ps import arena, crew
-from dps.ps import store as stores
-from dps.ps.server import PsActor
-from dps.transport.current import runtime
 from tests.in_process import bind
 
 SIZE = (1 << 16) + 7
@@ -23,9 +21,19 @@ OPTIMIZERS = [dps.optim.SGD(0.1), dps.optim.Adam(0.01)]
 @pytest.fixture(autouse=True)
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes are shared as those of large arenas are, also where there is one processor."""
-    monkeypatch.setattr(arena, "PIECE_NBYTES", 1 << 14)
+    monkeypatch.setattr(arena, "PIECE_NBYTES", 1 << 12)
+    monkeypatch.setattr(arena, "SHARED_NBYTES", 1 << 14)
     monkeypatch.setattr(arena, "LOOK_NBYTES", 1 << 14)
-    monkeypatch.setattr(stores, "cores", lambda: 2)
+    monkeypatch.setattr(crew, "cores", lambda: 4)
+
+
+def now_and_then() -> int:
+    """0 to 2 cores are free, and now and then some are missing."""
+    return (1, 2, -1, 0, 1)[next(_moments) % 5]
+
+
+_moments = itertools.count()
+FREE = {"auto": now_and_then, "auto, cores unknown": None}
 
 
 def trained(threads: int | str, optimizer: Any, update: Any, dtype: Any) -> tuple[bytes, int]:
@@ -35,6 +43,8 @@ def trained(threads: int | str, optimizer: Any, update: Any, dtype: Any) -> tupl
     rng = np.random.default_rng(5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(crew.Crew, "_start", lambda self: (orders.append(1), put(self)))
+        patch.setattr(crew, "free_cores", lambda: FREE[str(threads)])
+        threads = str(threads).partition(",")[0]
         with dps.Server(None, "chief", 0, bind=bind("inproc"), ps=1, workers=1, owned=True) as chief:
             own = {"chief": chief.address, "bind": bind("inproc")}
             with dps.Server(None, "ps", 0, threads=threads, **own):
@@ -57,10 +67,10 @@ def trained(threads: int | str, optimizer: Any, update: Any, dtype: Any) -> tupl
 def test_the_bits_of_a_training_do_not_depend_on_the_threads_of_its_ps(optimizer: Any, update: Any, dtype: Any) -> None:
     alone, helped = trained(1, optimizer, update, dtype)
     assert helped == 0
-    for threads in (2, 3, "auto"):
+    for threads in (3, *FREE):
         values, helped = trained(threads, optimizer, update, dtype)
         assert values == alone
-        assert helped >= 4
+        assert helped >= 1
 
 
 @pytest.mark.parametrize(("given", "wanted"), [(1, 1), ("3", 3), (" Auto ", config.AUTO)])
@@ -74,8 +84,9 @@ def test_other_threads_are_refused_in_one_line(given: int | str) -> None:
         dps.Server(None, "ps", 0, chief="127.0.0.1:1", threads=given)
 
 
-def test_one_thread_and_auto_on_one_processor_have_no_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "cores", lambda: 1)
-    assert PsActor().threads == 1
-    crews = [stores.Store(stores.ShardLayout((), 0), runtime(), threads=n)._crew for n in (1, config.AUTO)]
-    assert crews == [None, None]
+def test_a_ps_has_as_many_threads_as_cores_are_free_unless_it_is_told_otherwise() -> None:
+    server = dps.Server(None, "ps", 0, chief="127.0.0.1:1")
+    try:
+        assert server._ps_actor is not None and server._ps_actor.threads == config.AUTO
+    finally:
+        server.stop()
