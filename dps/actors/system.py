@@ -149,6 +149,10 @@ class Node:
         elif done is not None:
             done()
 
+    def flush(self) -> None:
+        """Send now what is written: for a turn that goes on for long."""
+        self._outbox.flush()
+
     def pair(self, route: Route, name: bytes) -> bytes:
         """A peer on this machine may write past the sockets, and is written to so once it has. Returns what this node
         is reached by that way."""
