@@ -11,6 +11,8 @@ from dps.ps.shard import Shard
 
 CREDITS = 2
 """Pushes of several pieces that may be on their way to a ps at one time."""
+SLOW = 2
+"""After so many slow windows nobody waits until another's push is here; until one is brought at a pace."""
 CREDIT_TIMEOUT_S = 5.0
 """A sender that brings no piece for so long loses its credit and its staged pieces."""
 
@@ -32,8 +34,8 @@ class Credits:
         self._since: dict[Key, float] = {}
         """When each got its credit."""
         self._pace: Pace | None = None
-        self._slow = False
-        """Whether pushes are brought slowly: nobody waits for them then."""
+        self._slow = 0
+        """How many windows in a row, since when pushes were last fast, brought too little; see SLOW."""
         self._looks_at = 0.0
         """When a timer looks again at who wants credit."""
 
@@ -45,7 +47,7 @@ class Credits:
         self._held.clear()
         self._wanted.clear()
         self._since.clear()
-        self._slow = False
+        self._slow = 0
 
     def ask(self, shard: Shard, key: Key, sender: Sender) -> None:
         """Somebody wants credit: it is answered now, and again when there is some."""
@@ -63,7 +65,8 @@ class Credits:
         """A push needs its credit no longer."""
         if self._held.pop(key, None) is not None:
             took_s = shard.node.runtime.now() - self._since.pop(key)
-            self._slow = self._slow and shard.layout.gradient_nbytes < SLOW_NBYTES_S * took_s
+            if shard.layout.gradient_nbytes >= SLOW_NBYTES_S * took_s:
+                self._slow = 0
             self.grant(shard)
 
     def half_gone(self, shard: Shard, key: Key) -> None:
@@ -82,15 +85,16 @@ class Credits:
             shard.node.answer(sender)
 
     def _may_grant(self, shard: Shard) -> bool:
-        if not self._held or len(self._held) >= CREDITS or self._slow or not shard.spares:
+        if not self._held or len(self._held) >= CREDITS or self._slow >= SLOW or not shard.spares:
             return len(self._held) < CREDITS
         assert self._pace is not None
         now = shard.node.runtime.now()
-        self._slow = self._pace.is_slow(now, self._here(shard))
-        if not self._slow and self._looks_at <= now:
+        if now >= self._pace.due:
+            self._slow = self._slow + 1 if self._pace.is_slow(now, self._here(shard)) else 0
+        if self._slow < SLOW and self._looks_at <= now:
             self._looks_at = self._pace.due
             shard.node.after(self._pace.due - now, lambda: None if shard.ended else self.grant(shard))
-        return self._slow
+        return self._slow >= SLOW
 
     def _here(self, shard: Shard) -> int:
         """Bytes of the pushes with credit that have come."""

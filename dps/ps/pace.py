@@ -22,10 +22,9 @@ class Pace:
         return self._at + WINDOW_S
 
     def is_slow(self, now: float, moved: int) -> bool:
-        """Whether too little has moved since; if not, another window begins. False before it is `due`."""
+        """Whether too little has moved in a window; another begins then. False before it is `due`."""
         if now < self.due:
             return False
-        if moved - self._moved < SLOW_NBYTES_S * (now - self._at):
-            return True
+        slow = moved - self._moved < SLOW_NBYTES_S * (now - self._at)
         self._at, self._moved = now, moved
-        return False
+        return slow
