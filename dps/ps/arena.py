@@ -202,11 +202,6 @@ class ArenaMemory:
         current = self.buffers[self.current]
         return any(buffer.free for buffer in self.buffers if buffer is not current)
 
-    @property
-    def may_grow(self) -> bool:
-        """Whether there are buffers left that may be made."""
-        return len(self.buffers) < self._most
-
     def free_buffer(self) -> int | None:
         """Index of a buffer to write the next version into, made on demand; None when all are leased."""
         for index, buffer in enumerate(self.buffers):

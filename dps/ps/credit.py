@@ -47,7 +47,7 @@ class Credits:
         self._held.clear()
         self._wanted.clear()
         self._since.clear()
-        self._slow = 0
+        self._slow, self._looks_at = 0, 0.0
 
     def ask(self, shard: Shard, key: Key, sender: Sender) -> None:
         """Somebody wants credit: it is answered now, and again when there is some."""

@@ -139,8 +139,8 @@ class Store:
 
     @property
     def may_grow(self) -> bool:
-        """Whether a lease that is not `sparing` might be had where a sparing one is not."""
-        return self.is_large and any(a.may_grow for a in self.arenas)
+        """Whether a lease that is not `sparing` could be had where a sparing one is not."""
+        return self.is_large and all(a.may_lease() for a in self.arenas)
 
     def leased(self) -> int:
         """Leases held now, over all buffers of the first arena."""
