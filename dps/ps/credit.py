@@ -11,7 +11,7 @@ from dps.ps.shard import Shard
 
 CREDITS = 2
 """Pushes of several pieces that may be on their way to a ps at one time."""
-SLOW = 2
+SLOW = 3
 """After so many slow windows nobody waits until another's push is here; until one is brought at a pace."""
 CREDIT_TIMEOUT_S = 5.0
 """A sender that brings no piece for so long loses its credit and its staged pieces."""

@@ -10,7 +10,7 @@ from dps.ps.store import Lease, Store
 ROOM_S = 0.05
 """How long a pull waits, when all buffers are in use, for another reader to be done; then it gets a copy."""
 MOST_S = 2.0
-"""How long it waits, at most, before a large shard gets a third buffer; as long as others are sent values at a pace."""
+"""How long it waits, at most, before a large shard gets a third buffer, or a copy; as long as others read at a pace."""
 
 
 class Wait:
@@ -31,7 +31,9 @@ class Room:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.sent = 0
-        """Bytes of values that have left, in all."""
+        """Bytes of values that have left, or were read in place and given back, in all."""
+        self._stuck = False
+        """Whether readers last kept all buffers for long: then nobody waits for more than a moment."""
         self.copies = 0
         """Pulls that were answered from a copy."""
         self._copied: weakref.ref[Copy] | None = None
@@ -41,20 +43,26 @@ class Room:
         `wait.until`."""
         store = self._store
         lease = store.lease(arenas=arenas, sparing=True)
-        if lease is None and not self._waits(wait):
-            lease = store.lease(arenas=arenas)
-            if lease is None:
-                self.copies += 1
-                lease = self._copy()
+        if lease is not None:
+            self._stuck = self._stuck and wait.pace is None
+            return lease
+        if self._waits(wait):
+            return None
+        lease = store.lease(arenas=arenas)
+        if lease is None:
+            self.copies += 1
+            lease = self._copy()
         return lease
 
     def _waits(self, wait: Wait) -> bool:
         now, grows = self._store.runtime.now(), self._store.may_grow
         if wait.pace is None:
             wait.pace = Pace(now, self.sent)
-            wait.until, wait.last = (wait.pace.due, now + MOST_S) if grows else (now + ROOM_S, now + ROOM_S)
+            patient = grows or (self._store.is_large and not self._stuck)
+            wait.until, wait.last = (wait.pace.due, now + MOST_S) if patient else (now + ROOM_S, now + ROOM_S)
         elif now >= wait.until:
-            if now >= wait.last or not grows or wait.pace.is_slow(now, self.sent):
+            if now >= wait.last or wait.pace.is_slow(now, self.sent):
+                self._stuck = not grows
                 return False
             wait.until = min(now + WINDOW_S, wait.last)
         return True

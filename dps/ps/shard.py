@@ -221,7 +221,9 @@ class Shard:
 
     def released(self, incarnation: int, number: int) -> None:
         """A session reads nothing under lower numbers any more."""
+        before = self.store.leased()
         self.lending.give_back_below(incarnation, number)
+        self._room.sent += (before - self.store.leased()) * self.layout.nbytes
         if self._reads:
             self.node.post(self._wake)
 
@@ -302,8 +304,10 @@ class Shard:
     def release(self, sender: Sender, message: Release) -> None:
         """A reader is done."""
         self.ledger(sender, message.epoch)
+        before = self.store.leased()
         for number in message.numbers:
             self.lending.give_back(sender.incarnation, number)
+        self._room.sent += (before - self.store.leased()) * self.layout.nbytes
         self.node.answer(sender)
         self.wake_reads()
 

@@ -93,17 +93,21 @@ def test_as_long_as_values_move_it_waits_but_not_for_ever(sent: Sent) -> None:
     assert sent.now == end and asked == MOST_S / WINDOW_S
 
 
-def test_when_all_buffers_are_read_a_copy_follows_after_a_moment_one_for_all(sent: Sent) -> None:
+def test_when_all_buffers_are_read_and_nothing_moves_a_copy_follows_one_for_all(sent: Sent) -> None:
     _, wait = older_and_newer(sent)
     sent.now = wait.until
     held: list[Any] = [sent.lease(wait)]
     sent.update()
     waits = [Wait(), Wait()]
-    assert [sent.lease(wait) for wait in waits] == [None, None] and waits[0].until == sent.now + ROOM_S
-    sent.now += ROOM_S
+    assert [sent.lease(wait) for wait in waits] == [None, None] and waits[0].until == sent.now + WINDOW_S
+    sent.now += WINDOW_S
     copies = [sent.lease(wait) for wait in waits]
     assert copies[0] is copies[1] and isinstance(copies[0], Copy) and copies[0].counter == 2
     assert sent.room.copies == 2 and held[0].counter == 1
+    later = Wait()
+    assert sent.lease(later) is None and later.until == sent.now + ROOM_S  # nobody waits for long once that was in vain
+    held[0].release()
+    assert sent.lease(later) is not None
 
 
 def test_a_small_shard_makes_its_third_buffer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
