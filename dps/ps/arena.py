@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,8 @@ log = logging.getLogger("dps")
 
 BUFFERS, SMALL_BUFFERS = 3, 32
 """The most buffers of one arena; more where they are small, for their readers return them late."""
+SPARING = 2
+"""Buffers that suffice where readers of a large arena wait for one another."""
 WHOLE = (0, -1)
 ASIDE_NBYTES = 24 << 20
 """From this size on an optimizer without slots looks at a gradient while it updates, into another buffer: one pass in
@@ -91,15 +94,26 @@ class Buffer:
         return self.leases == 0 and not self.aside
 
 
-@dataclass(frozen=True, slots=True)
 class Pieces:
-    """A flat gradient of one arena, as it came: one array after the other."""
+    """A flat gradient of one arena, as it came: one array after the other. Its memory goes while it is applied."""
 
-    arrays: tuple[Array, ...]
+    __slots__ = ("_at", "_call", "arrays")
+
+    def __init__(self, arrays: Iterable[Array], at: int = -1, call: Callable[[], None] | None = None) -> None:
+        """`call` is called when so many of them (`at`) have been taken."""
+        self.arrays = deque(arrays)
+        self._at, self._call = at, call
 
     def array(self) -> Array:
         """All of it, in new memory."""
-        return np.concatenate(self.arrays)
+        return np.concatenate(list(self.arrays))
+
+    def taken(self) -> Iterator[Array]:
+        """Each piece in turn, which is let go when the next is asked for."""
+        for number in range(len(self.arrays)):
+            if number == self._at and self._call is not None:
+                self._call()
+            yield self.arrays.popleft()
 
 
 def is_finite(array: Array) -> bool:
@@ -186,9 +200,11 @@ class ArenaMemory:
         """The current values, flat. Read-only for everybody but the ps's thread."""
         return self.buffers[self.current].values
 
-    def may_lease(self) -> bool:
-        """Whether a writer would still find a free buffer with one more lease on the current one."""
-        if len(self.buffers) < self._most:
+    def may_lease(self, sparing: bool = False) -> bool:
+        """Whether a writer would still find a free buffer with one more lease on the current one.
+
+        `sparing`: of those that there are, or of two."""
+        if len(self.buffers) < (min(self._most, SPARING) if sparing else self._most):
             return True
         current = self.buffers[self.current]
         return any(buffer.free for buffer in self.buffers if buffer is not current)

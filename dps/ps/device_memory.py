@@ -59,8 +59,8 @@ class DeviceMemory(ArenaMemory):
             device.to_host(self._values, self.buffers[index].values)
         self.current, self._stale = index, False
 
-    def may_lease(self) -> bool:
-        return not self._stale and super().may_lease()
+    def may_lease(self, sparing: bool = False) -> bool:
+        return not self._stale and super().may_lease(sparing)
 
     def is_still(self) -> bool:
         """Readers have copies: what is on the GPU may always be written."""

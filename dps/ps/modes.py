@@ -31,6 +31,7 @@ class AsyncMode:
 
     def __init__(self, shard: Shard, settings: Async) -> None:
         self.shard, self.settings = shard, settings
+        self.frees = not settings.compensation
         self._senders: dict[tuple[int, int], Sender] = {}
         self._backups: dict[int, list[Array]] = {}
         self._worth = Worth()

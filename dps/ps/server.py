@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from functools import partial
 
 from dps.actors.actor import Actor
-from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.checkpoint import load
 from dps.errors import Aborted, ProtocolError, Unavailable
@@ -37,6 +36,7 @@ from dps.protocol import (
     Stats,
     Step,
 )
+from dps.ps.credit import CREDIT_TIMEOUT_S, Credits
 from dps.ps.memory import check_device
 from dps.ps.modes import AsyncMode, BoundedMode
 from dps.ps.parts import unknown_list
@@ -54,11 +54,6 @@ from dps.variables.plan import Plan
 
 log = logging.getLogger("dps")
 
-CREDITS = 2
-"""Pushes of several pieces that may be on their way to a ps at one time."""
-CREDIT_TIMEOUT_S = 5.0
-"""A sender that brings no piece for so long loses its credit and its staged pieces."""
-
 
 class PsActor(Actor):
     """Serves one shard. Everything it holds belongs to a run epoch; a new epoch starts from nothing."""
@@ -74,8 +69,7 @@ class PsActor(Actor):
         self.epoch = 0
         """The highest run epoch seen."""
         self._probe: Memory | None = None
-        self._credits: OrderedDict[tuple[int, int], float] = OrderedDict()
-        self._wants_credit: OrderedDict[tuple[int, int], Sender] = OrderedDict()
+        self._credits = Credits()
 
     def started(self) -> None:
         self.node.after(CREDIT_TIMEOUT_S / 2, self._expire_credit)
@@ -103,7 +97,6 @@ class PsActor(Actor):
             self.shard.store.close()
         self.epoch, self.shard = message.epoch, None
         self._credits.clear()
-        self._wants_credit.clear()
         addresses = {int(task): str(address) for task, address in message.addresses}
         own = self.device, self.threads
         shard = Shard(self.node, message.epoch, plan, message.shard, addresses, message.settings, *own)
@@ -191,10 +184,7 @@ class PsActor(Actor):
         if key in self._credits or ledger.decided(message.number) or (staged is not None and staged.whole):
             self.node.answer(sender)
             return
-        self._wants_credit[key] = sender
-        self._grant_credit()
-        if key in self._wants_credit:
-            self.node.answer(sender, Waiting(f"{self.node.name} takes {CREDITS} large pushes at a time"))
+        self._credits.ask(shard, key, sender)
 
     def on_Push(self, message: Push, sender: Sender) -> None:
         shard = self._shard(message.epoch)
@@ -222,11 +212,13 @@ class PsActor(Actor):
                     f"a dense push to this shard has {shard.layout.gradient_nbytes} bytes, got {message.nbytes}"
                 )
             borrowed = session.run(message.parts, shard.layout.nbytes)
+        key = (sender.incarnation, message.number)
         if staged is None:
             staged = Staged(
                 ledger.task, sender.incarnation, message.number, message.step, message.counter, message.form,
                 message.nbytes, clock=message.clock,
             )  # fmt: skip
+            staged.half_gone = partial(self._credits.half_gone, shard, key)
             ledger.staged[message.number] = staged
             if message.form == RUN or (message.form == SHARED and message.offsets):
                 shard.mode.begun(ledger, staged)
@@ -234,9 +226,7 @@ class PsActor(Actor):
             shard.mode.again(ledger, message.number, sender)
             return
         staged.touched_at = self.node.runtime.now()
-        key = (sender.incarnation, message.number)
-        if key in self._credits:
-            self._credits[key] = staged.touched_at
+        self._credits.heard(key, staged.touched_at)
         check_finite = bool(shard.settings.get("check_finite", True))
         if borrowed is not None and message.offsets:
             staged.lend(message, borrowed, shard.layout, check_finite)
@@ -249,7 +239,7 @@ class PsActor(Actor):
             self.node.answer(sender, PushMissing(message.number))
         elif staged.whole:
             shard.mode.whole(staged, sender)
-            self._release_credit(key)  # not before its memory has gone, or is on its way into a step
+            self._credits.over(shard, key)  # not before its memory has gone, or is on its way into a step
 
     def on_Step(self, message: Step, sender: Sender) -> None:
         shard = self._shard(message.epoch)
@@ -295,28 +285,9 @@ class PsActor(Actor):
             shard.mode.on_decide(message)
         self.node.answer(sender)
 
-    # -- credit -----------------------------------------------------------------------------------------------
-
-    def _grant_credit(self) -> None:
-        while self._wants_credit and len(self._credits) < CREDITS:
-            key, sender = self._wants_credit.popitem(last=False)
-            self._credits[key] = self.node.runtime.now()
-            self.node.answer(sender)
-
-    def _release_credit(self, key: tuple[int, int]) -> None:
-        if self._credits.pop(key, None) is not None:
-            self._grant_credit()
-
     def _expire_credit(self) -> None:
-        """Take credit and staged pieces from senders that bring nothing."""
         self.node.after(CREDIT_TIMEOUT_S / 2, self._expire_credit)
-        before = self.node.runtime.now() - CREDIT_TIMEOUT_S
-        for key in [k for k, at in self._credits.items() if at < before]:
-            ledger = self.shard.ledgers.get(key[0]) if self.shard is not None else None
-            if ledger is not None and (staged := ledger.staged.get(key[1])) is not None and not staged.whole:
-                ledger.discard(key[1])
-            del self._credits[key]
-        self._grant_credit()
+        self._credits.expire(self.shard, self.node.runtime.now())
 
     def _shard(self, epoch: int) -> Shard:
         if self.shard is None or self.shard.epoch != epoch:

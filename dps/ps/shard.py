@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +33,7 @@ from dps.ps.lending import Lending
 from dps.ps.lookups import Lookups
 from dps.ps.notices import Notices
 from dps.ps.packing import Packing
+from dps.ps.room import Room, Wait
 from dps.ps.saving import Saving
 from dps.ps.staging import Ledger, Staged
 from dps.ps.store import Lease, Store
@@ -45,6 +45,9 @@ from dps.variables.plan import Plan, piece_size
 
 class Mode(Protocol):
     """An update mode on one shard."""
+
+    frees: bool
+    """Whether the memory of a push goes piece by piece while it is applied."""
 
     def begun(self, ledger: Ledger, staged: Staged) -> None:
         """The first piece of a push is there: say what becomes of its pieces."""
@@ -80,17 +83,12 @@ class Mode(Protocol):
         """The pushes that `step` took and that have no answer yet: they are for the ordinary way now."""
 
 
-ROOM_S = 0.05
-"""How long a pull waits, when the memory for versions is full, for another reader to be done; then it gets a copy."""
-
-
 @dataclass
 class _Read:
     sender: Sender
     pull: Pull
     packed: PackedLayout | None
-    until: float = 0.0
-    """On the runtime's clock: how long it waits for room; 0: it has not had to."""
+    wait: Wait
 
 
 class Shard:
@@ -121,12 +119,19 @@ class Shard:
         self.lookups = Lookups(self)
         self.notices = Notices(node)
         self._packing = Packing(self.store)
-        self._copied: weakref.ref[_Copy] | None = None
+        self._room = Room(self.store)
         self._reads: dict[tuple[Any, int], _Read] = {}
+        self._on_their_way: set[tuple[Any, int]] = set()
+        """Reads whose values are being sent."""
 
     @property
     def is_step_ps(self) -> bool:
         return self.ps == self.step_ps
+
+    @property
+    def spares(self) -> bool:
+        """Whether memory is worth that pushes come one after the other."""
+        return self.store.is_large and self.mode.frees
 
     def waiting_for(self) -> str:
         """Who is waited for now, for errors and status; "" when nobody is."""
@@ -182,13 +187,16 @@ class Shard:
         self.ledger(sender, pull.epoch)
         if pull.released:
             self.released(sender.incarnation, pull.released)
-        wanted = pull.packed or pull.base != NO_BASE
-        read = _Read(sender, pull, PackedLayout(self.layout, pull.parts, pull.packed) if wanted else None)
+        key = sender.route, sender.request
+        if key in self._on_their_way:  # a slow answer is not sent twice
+            return
+        wanted, earlier = pull.packed or pull.base != NO_BASE, self._reads.pop(key, None)
+        wait = Wait() if earlier is None else earlier.wait
+        read = _Read(sender, pull, PackedLayout(self.layout, pull.parts, pull.packed) if wanted else None, wait)
         for index in pull.parts:
             if type(index) is not int or index not in self.layout.place:
                 raise ValueError(f"part {index!r} is not on {self.node.name}")
         if self._not_yet(sender, pull):
-            key = sender.route, sender.request
             self._reads[key] = read
             self.notices.add(partial(self._say_why, key))
         else:
@@ -222,7 +230,9 @@ class Shard:
 
     def released(self, incarnation: int, number: int) -> None:
         """A session reads nothing under lower numbers any more."""
+        before = self.store.leased()
         self.lending.give_back_below(incarnation, number)
+        self._room.sent += (before - self.store.leased()) * self.layout.nbytes
         if self._reads:
             self.node.post(self._wake)
 
@@ -253,12 +263,14 @@ class Shard:
         if read.pull.shared and not read.pull.parts and (lease := self.lend(sender)) is not None:
             self.node.answer(sender, SharedValues(self.epoch, lease.counter, lease.step, lease.memories))
             return
-        lease = store.lease(arenas=arenas)
+        asked_at = read.wait.until
+        lease = self._room.lease(read.wait, arenas)
+        self.counts["copied_pulls"] = self._room.copies
         if lease is None:
-            if self._waits_for_room(read):
-                return
-            self.counts["copied_pulls"] += 1
-            lease = self._copy()
+            self._reads[sender.route, sender.request] = read
+            if read.wait.until != asked_at:
+                self.node.after(read.wait.until - self.node.runtime.now(), self._wake)
+            return
         self._note(sender, record=True)
         self._send(sender, lease, self._pieces(read.pull))
 
@@ -272,25 +284,6 @@ class Shard:
             self.node.runtime.record(
                 "pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=self.store.counter
             )  # fmt: skip
-
-    def _waits_for_room(self, read: _Read) -> bool:
-        """Keep a read for which there is no memory now; False once that has been long enough."""
-        now = self.node.runtime.now()
-        if not read.until:
-            read.until = now + ROOM_S
-            self.node.after(ROOM_S, self._wake)
-        elif now >= read.until:
-            return False
-        self._reads[read.sender.route, read.sender.request] = read
-        return True
-
-    def _copy(self) -> _Copy:
-        """The current version copied out, once for all who read it meanwhile."""
-        found = self._copied() if self._copied is not None else None
-        if found is None or found.counter != self.store.counter:
-            found = _Copy(self.store)
-            self._copied = weakref.ref(found)
-        return found
 
     def lend(self, sender: Sender) -> Lease | None:
         """Let a reader on this machine read in place; None when it has to be sent the values."""
@@ -333,8 +326,10 @@ class Shard:
     def release(self, sender: Sender, message: Release) -> None:
         """A reader is done."""
         self.ledger(sender, message.epoch)
+        before = self.store.leased()
         for number in message.numbers:
             self.lending.give_back(sender.incarnation, number)
+        self._room.sent += (before - self.store.leased()) * self.layout.nbytes
         self.node.answer(sender)
         self.wake_reads()
 
@@ -353,13 +348,16 @@ class Shard:
     def _send(self, sender: Sender, lease: Lease, pieces: list[list[tuple[int, int]]]) -> None:
         """All pieces of one version at once; the lease ends when the last has left."""
         nbytes = sum(n for piece in pieces for _, n in piece)
-        left = len(pieces)
+        left, key = len(pieces), (sender.route, sender.request)
+        self._on_their_way.add(key)
 
-        def sent() -> None:
+        def sent(of: int) -> None:
             nonlocal left
             left -= 1
+            self._room.sent += of
             if left == 0:
                 lease.release()
+                self._on_their_way.discard(key)
                 if self._reads:
                     self.node.post(self._wake)
 
@@ -367,7 +365,7 @@ class Shard:
             arrays = tuple(self._bytes(lease, offset, n) for offset, n in piece)
             offsets = [offset for offset, _ in piece]
             values = Values(self.epoch, lease.counter, lease.step, nbytes, offsets, arrays)
-            self.node.answer(sender, values, sent)
+            self.node.answer(sender, values, partial(sent, sum(n for _, n in piece)))
 
     def _send_packed(self, read: _Read, packed: PackedLayout) -> None:
         """One version in fewer bytes, or what changed since the one that the asker has."""
@@ -388,17 +386,6 @@ class Shard:
             if arena.offset <= offset < arena.offset + arena.nbytes:
                 return values.view(np.uint8)[offset - arena.offset : offset - arena.offset + nbytes]
         raise AssertionError(f"no arena at byte {offset}")
-
-
-class _Copy(Lease):
-    """A version copied out, for when no lease can be had."""
-
-    def __init__(self, store: Store) -> None:
-        self.counter, self.step = store.counter, store.step
-        self.arrays = [a.values.copy() for a in store.arenas]
-
-    def release(self, abandon: bool = False) -> None:
-        """Nothing is held."""
 
 
 def cut(ranges: list[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,6 +48,8 @@ class Staged:
     """Whether that was begun."""
     lost: bool = False
     """Pieces that were let go are wanted again."""
+    half_gone: Callable[[], None] | None = None
+    """Called when half of the kept pieces are applied, and their memory has gone."""
     run: Array | None = None
     pieces: list[Array] = field(default_factory=list)
     """Those that are kept, as elements of their arenas, in the order of `_got`."""
@@ -204,18 +207,27 @@ class Staged:
         self.parts, self.problem, self.borrowed = found.gradients, found.problem, found.borrowed
 
     def update(self, layout: ShardLayout) -> Update:
-        """What the store applies for this push alone."""
+        """What the store applies for this push alone. Kept pieces are handed over: they go while they are applied, and
+        a second call raises ProtocolError."""
         if self.run is not None:
             return Update(layout.flats(self.run), {})
         if self.pieces:
-            return Update([self._of_arena(arena) for arena in layout.arenas], {})
+            runs, self.pieces = [self._of_arena(arena) for arena in layout.arenas], []
+            return Update(runs, {})
+        if self._got:
+            raise ProtocolError(f"push {self.number}: its pieces have been applied, or an error came in between")
         return Update(None, self.parts)
+
+    @property
+    def here(self) -> int:
+        """Bytes that have come."""
+        return self._got_nbytes
 
     def _of_arena(self, arena: Arena) -> Pieces:
         """The kept pieces of an arena."""
         first = bisect_left(self._got, (arena.offset, 0))
         last = bisect_left(self._got, (arena.offset + arena.nbytes, 0))
-        return Pieces(tuple(self.pieces[first:last]))
+        return Pieces(self.pieces[first:last], len(self.pieces) // 2 - first, self.half_gone)
 
 
 def elements(data: Array, arena: Arena) -> Array:

@@ -17,6 +17,8 @@ from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, Part, ShardLayout
 
+LARGE = 8
+"""Shards of so many pieces are spared what memory they can be."""
 NOTHING = np.empty(0, np.uint8)
 _ALL = [WHOLE]
 
@@ -80,6 +82,8 @@ class Store:
         self._crew = None if runtime.simulated else crew_of(threads)
         self.arenas = [memory_of(arena, shared, device, self._crew) for arena in layout.arenas]
         self._trained = [(a, memory) for a, memory in enumerate(self.arenas) if memory.optimizer is not None]
+        self.is_large = layout.nbytes >= LARGE * runtime.piece_nbytes
+        """Whether one more copy of the values is worth waiting for."""
         self._on_device = any(memory.on_device for memory in self.arenas)
         self.counter = 0
         self.step = 0
@@ -100,16 +104,21 @@ class Store:
             self.arenas[number].refresh()
         return arenas
 
-    def lease(self, shared: bool = False, arenas: list[int] | None = None, times: int = 1) -> Lease | None:
+    def lease(
+        self, shared: bool = False, arenas: list[int] | None = None, times: int = 1, sparing: bool = False
+    ) -> Lease | None:
         """Hold the current version; None when it is being written in place, no buffer would remain free, or it is
         on a GPU alone (see `refresh`).
 
         `shared`: for others of this machine, by the names of its memories; only where they can read all of it in place.
         `arenas`: only these, by number; what the lease has of the others is empty. `times`: for so many readers.
+        `sparing`: not where the next update might have to make one more buffer than two; only for shards of LARGE
+        pieces and more.
         """
         held = self.arenas if arenas is None else [self.arenas[number] for number in arenas]
+        sparing = sparing and self.is_large
         with self._lock:
-            if self.leases_on and (self._writing or not all(a.may_lease() for a in held)):
+            if self.leases_on and (self._writing or not all(a.may_lease(sparing) for a in held)):
                 return None
             buffers = [a.buffers[a.current] for a in held]
             names = [b.memory.name for b in buffers if b.memory is not None]
@@ -131,6 +140,11 @@ class Store:
                 for buffer in buffers:
                     buffer.leases -= 1
                     buffer.abandoned |= abandon
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether a lease that is not `sparing` could be had where a sparing one is not."""
+        return self.is_large and all(a.may_lease() for a in self.arenas)
 
     def leased(self) -> int:
         """Leases held now, over all buffers of the first arena."""
@@ -263,7 +277,9 @@ class Store:
             else:
                 return None
         for a, memory, index in aside:
-            if not self._pass_over(memory, index, run[a], step, scale):
+            gradient = run[a]
+            gradient = Pieces(gradient.arrays) if isinstance(gradient, Pieces) else gradient  # a bad one is read again
+            if not self._pass_over(memory, index, gradient, step, scale):
                 return None
         return left
 
@@ -284,7 +300,7 @@ class Store:
 
     def _pass_pieces(self, memory: ArenaMemory, index: int, gradient: Pieces, step: int, scale: float) -> bool:
         start, t, good = 0, int(memory.applied[0]) + 1, True
-        for piece in gradient.arrays:
+        for piece in gradient.taken():
             good &= self._pass(memory, index, start, piece, t, step, scale)
             start += piece.size
         return good

@@ -42,7 +42,7 @@ class SyncMode:
     """
 
     def __init__(self, shard: Shard, settings: SyncReplicas) -> None:
-        self.shard = shard
+        self.shard, self.frees = shard, False
         self.quorum: Quorum | None = None
         if shard.is_step_ps:
             self.quorum = Quorum(

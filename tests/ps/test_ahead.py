@@ -14,8 +14,9 @@ from dps import optim, update
 from dps.errors import ProtocolError
 from dps.protocol import APPLIED, REFUSED, RUN, Credit, Members, Push, Pushed, PushMissing
 from dps.ps import ahead, arena
+from dps.ps.credit import CREDIT_TIMEOUT_S
 from dps.ps.modes import AsyncMode
-from dps.ps.server import CREDIT_TIMEOUT_S, PsActor
+from dps.ps.server import PsActor
 from dps.ps.shard import Shard
 from dps.transport.current import runtime
 from dps.update import Async

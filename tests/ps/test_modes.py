@@ -50,6 +50,9 @@ class Desk:
     def post(self, call: Any) -> None:
         call()
 
+    def flush(self) -> None:
+        """All is noted at once."""
+
     def take(self) -> list[tuple[int, Any]]:
         taken, self.answers = self.answers, []
         return taken

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from dps.errors import ProtocolError
 from dps.protocol import APPLIED, DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, RUN, WINDOW, Push, Pushed
 from dps.ps import rowlists
+from dps.ps.arena import Pieces
 from dps.ps.borrowed import Borrowed
 from dps.ps.parts import unknown_list
-from dps.ps.staging import Ledger, Staged
+from dps.ps.staging import KEEPS, Ledger, Staged
 from dps.ps.store import RowGradient
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
@@ -245,6 +246,22 @@ def test_a_list_that_comes_pushes_none_out_that_the_same_message_names(monkeypat
     gradients = [push.parts[index] for index in (A, B)]
     assert push.problem == "" and [g.rows.tolist() for g in gradients if isinstance(g, RowGradient)] == [[0, 2]] * 2
     assert unknown_list(message, session) == 5 and len(session.rows) == 1
+
+
+def test_kept_pieces_are_handed_over_once_and_go_while_they_are_taken() -> None:
+    push = staged(RUN, LAYOUT.gradient_nbytes)
+    push.keeps = KEEPS
+    for one in pieces(16):
+        push.add(one, LAYOUT, True)
+    assert push.whole and push.here == LAYOUT.gradient_nbytes
+    runs = push.update(LAYOUT).run
+    assert runs is not None and push.pieces == []
+    for run in runs:
+        assert isinstance(run, Pieces)
+        left = [len(run.arrays) for _ in run.taken()]
+        assert left == list(range(len(left)))[::-1]
+    with pytest.raises(ProtocolError, match="have been applied"):
+        push.update(LAYOUT)
 
 
 def test_lists_are_kept_up_to_a_number_and_a_size_and_by_their_part() -> None:

@@ -1,0 +1,149 @@
+"""Credit for large pushes: one at a time where memory counts, two where one is slow, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dps.actors.messages import Waiting
+from dps.protocol import APPLIED, Credit
+from dps.ps import store
+from dps.ps.credit import CREDIT_TIMEOUT_S, SLOW
+from dps.ps.pace import SLOW_NBYTES_S, WINDOW_S
+from dps.ps.sync import SyncMode
+from dps.update import SyncReplicas
+from tests.ps.test_ahead import Ps, after, push
+from tests.ps.test_modes import sender
+
+GRANTED = None
+"""What the desk notes of an answer without a message."""
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A large shard, nothing applied ahead, and a clock that stands still unless it is moved."""
+    now = [100.0]
+    monkeypatch.setattr(store, "LARGE", 0)
+    monkeypatch.setattr("dps.ps.ahead.PIECES", 1 << 30)
+    monkeypatch.setattr(type(Ps(1).desk.runtime), "now", lambda self: now[0])
+    return now
+
+
+def ask(ps: Ps, incarnation: int, number: int = 1) -> list[tuple[int, Any]]:
+    ps.actor.on_Credit(Credit(1, number), sender(incarnation))
+    return ps.desk.take()
+
+
+def waits(answers: list[tuple[int, Any]]) -> bool:
+    return len(answers) == 1 and isinstance(answers[0][1], Waiting)
+
+
+def test_the_next_push_of_a_large_shard_begins_while_the_one_before_is_applied() -> None:
+    ps = Ps(1, 2, 3)
+    assert ask(ps, 1) == [(1, GRANTED)]
+    assert waits(ask(ps, 2)) and waits(ask(ps, 3))
+    *first, last = push(1, 2.0)
+    assert ps.bring(1, *first) == []
+    ps.actor.on_Push(last, sender(1))
+    (one, granted), (two, result) = ps.desk.take()
+    assert (one, granted) == (2, GRANTED) and two == 1 and result.status == APPLIED  # credit first, then the result
+    assert ps.values == after(2.0)
+
+
+def test_half_of_the_pieces_have_gone_when_the_next_push_gets_its_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+    ps, left = Ps(1, 2), []
+    ask(ps, 1)
+    ask(ps, 2)
+    *first, last = push(1, 2.0)
+    ps.bring(1, *first)
+    staged = ps.shard.ledgers[1].staged[1]
+    runs: list[Any] = []
+    make = staged._of_arena
+
+    def noted(_: Any, arena: Any) -> Any:
+        runs.append(make(arena))
+        return runs[-1]
+
+    monkeypatch.setattr(type(staged), "_of_arena", noted)
+    monkeypatch.setattr(ps.desk, "flush", lambda: left.append(sum(len(run.arrays) for run in runs)))
+    ps.bring(1, last)
+    assert left == [3] and [len(run.arrays) for run in runs] == [0, 0, 0]  # of five pieces two were applied
+
+
+def test_two_begin_at_once_where_a_shard_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "LARGE", 1 << 30)
+    ps = Ps(1, 2, 3)
+    assert ask(ps, 1) == [(1, GRANTED)] and ask(ps, 2) == [(2, GRANTED)] and waits(ask(ps, 3))
+
+
+def test_two_begin_at_once_in_sync_where_their_memory_stays_until_the_step() -> None:
+    ps = Ps(1, 2, 3)
+    ps.shard.mode = SyncMode(ps.shard, SyncReplicas(3))
+    assert ask(ps, 1) == [(1, GRANTED)] and ask(ps, 2) == [(2, GRANTED)] and waits(ask(ps, 3))
+
+
+def slow(ps: Ps, clock: list[float], windows: int) -> list[tuple[int, Any]]:
+    heard: list[tuple[int, Any]] = []
+    for _ in range(windows):
+        clock[0] += WINDOW_S
+        heard += ps.desk.moment()
+    return heard
+
+
+def test_a_push_that_is_brought_slowly_is_not_waited_for(clock: list[float]) -> None:
+    ps = Ps(1, 2, 3)
+    ask(ps, 1)
+    ask(ps, 2)
+    assert slow(ps, clock, SLOW - 1) == [] and slow(ps, clock, 1) == [(2, GRANTED)]
+    assert waits(ask(ps, 3))  # there are two
+
+
+def test_once_pushes_are_slow_two_begin_at_once_until_one_is_fast(clock: list[float]) -> None:
+    ps = Ps(1, 2, 3)
+    ask(ps, 1)
+    ask(ps, 2)
+    slow(ps, clock, SLOW)
+    ps.bring(1, *push(1, 1.0))
+    assert ask(ps, 3) == [(3, GRANTED)]  # beside that of 2
+    ps.bring(2, *push(1, 1.0))
+    ps.bring(3, *push(1, 1.0))  # took no time at all
+    assert ask(ps, 1, 2) == [(1, GRANTED)] and waits(ask(ps, 2, 2))
+
+
+def test_a_push_that_keeps_its_pace_is_waited_for(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    ps = Ps(1, 2)
+    ask(ps, 1)
+    ask(ps, 2)
+    monkeypatch.setattr("dps.ps.pace.SLOW_NBYTES_S", 16 / WINDOW_S)
+    for piece in push(1, 1.0)[:4]:
+        ps.bring(1, piece)  # 16 bytes
+        assert slow(ps, clock, 1) == []
+    assert slow(ps, clock, SLOW) == [(2, GRANTED)]
+
+
+def test_who_wanted_credit_before_an_epoch_ended_does_not_keep_others_waiting(clock: list[float]) -> None:
+    ps = Ps(1, 2)
+    ask(ps, 1)
+    ask(ps, 2)
+    ps.actor._credits.clear()
+    ps.shard.ended = True
+    new = Ps(1, 2)
+    ps.actor.shard = new.shard
+    new.shard.node = ps.desk  # type: ignore[assignment]
+    assert ask(ps, 1) == [(1, GRANTED)] and waits(ask(ps, 2))
+    assert slow(ps, clock, SLOW) == [(2, GRANTED)]
+
+
+def test_a_sender_that_brings_nothing_loses_its_credit_to_the_next(clock: list[float]) -> None:
+    ps = Ps(1, 2, 3)
+    for incarnation in (1, 2, 3):
+        ask(ps, incarnation)
+    slow(ps, clock, SLOW)
+    clock[0] += CREDIT_TIMEOUT_S + 1
+    ps.actor._expire_credit()
+    assert (3, GRANTED) in ps.desk.take()
+
+
+def test_the_pace_is_more_than_a_gigabit_and_less_than_what_two_and_a_half_bring() -> None:
+    assert 1e9 / 8 < SLOW_NBYTES_S < 2.5e9 / 8
