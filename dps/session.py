@@ -282,11 +282,14 @@ class Session:
     def step(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Any:
         """Push and pull in one round trip; returns the values after the update. Blocks."""
         gradients = self._gradients(grads)
-        values, filled = self._stepping.step(gradients, loss)
+        values, pushing = self._stepping.step(gradients, loss)
         if values is not None:
+            caller = self._connection.caller
+            incarnation = caller.incarnation
             self._settled(Push(self._connection.local_step, True), loss)
-            return values
-        pushing = self._pushes.start(gradients, loss, timeout, self._pulls.may_come_with_a_push, filled)
+            return values if caller.incarnation == incarnation else self.pull(timeout=timeout)  # a hook rolled back
+        if pushing is None:
+            pushing = self._pushes.start(gradients, loss, timeout, self._pulls.may_come_with_a_push)
         if not self._pulls.may_follow_a_push:
             self._pushes.finish(pushing, timeout)
             return self.pull(timeout=timeout)
