@@ -17,6 +17,7 @@ from dps.errors import TaskLost, Unavailable
 from dps.lanes import Lane
 from dps.protocol import Step, Stepped
 from dps.pushes import Pushes
+from dps.variables import transfers
 from tests.in_process import cluster, on_all
 
 STEPS = 8
@@ -165,6 +166,23 @@ def test_an_interrupt_on_the_way_to_the_ordinary_one_loses_nothing(
         s.step(filled(2.0))
         np.testing.assert_allclose(s.pull()["w"], before - 3.0, rtol=1e-5)
     assert made == [True, False]
+
+
+def test_an_interrupt_amid_the_values_that_come_with_a_push_leaves_the_push_to_be_heard_of(
+    made: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0), timeout=5) as s:
+        before = s.step(filled(1.0))["w"]
+        monkeypatch.setattr(stepping, "PATIENCE_S", 0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(transfers, "copy_steadily", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                s.step(filled(1.0))
+        s.step(filled(0.0))  # after the one that was interrupted
+        np.testing.assert_allclose(s.step(filled(2.0))["w"], before - 3.0, rtol=1e-5)
 
 
 def filled(value: float) -> dict[str, Any]:
