@@ -61,11 +61,14 @@ class Stepping:
         if run is None:
             return None, None
         number, filled = pushes.numbers[way.ps] + 1, {way.ps: run}
+        values = None
         try:
-            values = None if run.memory is None else self._at_once(way, run.memory, number)
+            if run.memory is not None:
+                values = self._at_once(way, run.memory, number)
             return values, None if values is not None else pushes.start(gradients, loss, None, True, filled)
         except BaseException:  # Ctrl-C: the ps may have the push, which has to be known
-            if pushes.numbers[way.ps] < number:
+            if values is None and not pushes.under_way:
+                pushes.numbers[way.ps] = number - 1
                 pushes.start(gradients, loss, None, filled=filled)
             raise
 
