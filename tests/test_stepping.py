@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,43 @@ def test_an_interrupt_amid_the_values_that_come_with_a_push_leaves_the_push_to_b
                 s.step(filled(1.0))
         s.step(filled(0.0))  # after the one that was interrupted
         np.testing.assert_allclose(s.step(filled(2.0))["w"], before - 3.0, rtol=1e-5)
+
+
+def test_ctrl_c_at_any_line_of_a_step_neither_loses_nor_doubles(made: list[bool]) -> None:
+    with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0)) as s:
+        before, line, reached = float(s.step(filled(0.0))["b"]["c"][0]), 1, True
+        while reached and line < 700:
+            reached = _interrupted_at(line, lambda: s.step(filled(4.0)))
+            s._pushes.drain()
+            s.pull()
+            for _ in range(2):
+                after = float(s.step(filled(1.0))["b"]["c"][0])
+            assert round(before - after, 2) in (2.0, 6.0), f"at line {line}"
+            before, line = after, line + 7
+
+
+def _interrupted_at(line: int, call: Any) -> bool:
+    """Call with a KeyboardInterrupt at that many lines of the package; False when there are fewer."""
+    left = [line]
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if f"{os.sep}dps{os.sep}" not in frame.f_code.co_filename:
+            return None
+        left[0] -= event == "line"
+        if left[0] == 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
 
 
 def filled(value: float) -> dict[str, Any]:
