@@ -194,7 +194,8 @@ class Pulls:
         return Version(epoch, tuple(sorted(counters.items())))
 
     def prepared(self, layout: ShardLayout) -> tuple[Array, Any]:
-        """Of a plan with one shard: a run of bytes for its values, and the user's nested arrays over it."""
+        """Of a plan with one shard and one part for each variable: a run of bytes for its values, and the user's nested
+        arrays over it."""
         taken = self._recycled.take(layout)
         return taken.bytes, self.tree({index: view.view() for index, view in taken.views.items()}, None)
 

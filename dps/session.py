@@ -273,11 +273,10 @@ class Session:
         ValueError naming the variable for a wrong name, shape, dtype or NaN; nothing is applied then.
         """
         gradients = self._gradients(grads)
-        made, filled = self._stepping.push(gradients, loss)
+        made, operation = self._stepping.push(gradients, loss)
         if made:
             return self._made(loss)
-        operation = self._pushes.start(gradients, loss, timeout, filled=filled)
-        return self._pushes.finish(operation, timeout)
+        return self._pushes.finish(operation or self._pushes.start(gradients, loss, timeout), timeout)
 
     def push_async(self, grads: Any, loss: Any = None) -> Reply[Push]:
         """As `push`, but returns at once with a Reply; the arrays must not change until its result is there.
@@ -295,11 +294,14 @@ class Session:
     def step(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Any:
         """Push and pull in one round trip; returns the values after the update. Blocks."""
         gradients = self._gradients(grads)
-        values, filled = self._stepping.step(gradients, loss)
+        values, pushing = self._stepping.step(gradients, loss)
         if values is not None:
+            incarnation = self._connection.caller.incarnation
             self._made(loss)
-            return values
-        pushing = self._pushes.start(gradients, loss, timeout, self._pulls.may_come_with_a_push, filled)
+            rolled_back = self._connection.caller.incarnation != incarnation  # by a hook
+            return self.pull(timeout=timeout) if rolled_back else values
+        if pushing is None:
+            pushing = self._pushes.start(gradients, loss, timeout, self._pulls.may_come_with_a_push)
         if not self._pulls.may_follow_a_push:
             self._pushes.finish(pushing, timeout)
             return self.pull(timeout=timeout)

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from dps.actors.ref import Ref
 from dps.connection import Connection
 from dps.errors import DpsError
-from dps.lanes import Lane, ShardRun
+from dps.lanes import Lane
 from dps.protocol import APPLIED, Pushed, Step, Stepped
 from dps.pulling import Pulls
 from dps.pushes import Pushes
+from dps.pushing import PushOp
 from dps.transport.endpoint import Memory
 from dps.transport.message import Message
 from dps.transport.wire import Array
@@ -67,14 +68,14 @@ class Stepping:
         self._unread: Lent | None = None
         """What came with the last push."""
 
-    def step(self, gradients: Mapping[int, Gradient], loss: Any) -> tuple[Any, dict[int, ShardRun]]:
-        """The values after the step, None where it has to go the ordinary way; then also, by ps, the run that the
-        gradients were gathered in, if they were. Blocks for a moment."""
-        return self._try(gradients, loss, self._read_at_once)
+    def step(self, gradients: Mapping[int, Gradient], loss: Any) -> tuple[Any, PushOp | None]:
+        """The values after the step, None where it has to go the ordinary way; then also the push, where it is on that
+        way already. Blocks for a moment. Raises TaskLost when this node was told to end."""
+        return self._try(gradients, loss, self._read_at_once, lend=True)
 
-    def push(self, gradients: Mapping[int, Gradient], loss: Any) -> tuple[Any, dict[int, ShardRun]]:
+    def push(self, gradients: Mapping[int, Gradient], loss: Any) -> tuple[Any, PushOp | None]:
         """As `step`, but the values are left where they are: True, if it was made."""
-        return self._try(gradients, loss, self._keep)
+        return self._try(gradients, loss, self._keep, lend=False)
 
     def lent(self) -> Lent | None:
         """The values that came with the last push, if they are those of now; they are the caller's to release."""
@@ -105,8 +106,8 @@ class Stepping:
         return tree
 
     def _try(
-        self, gradients: Mapping[int, Gradient], loss: Any, use: Callable[[Way, Memory, int], Any]
-    ) -> tuple[Any, dict[int, ShardRun]]:
+        self, gradients: Mapping[int, Gradient], loss: Any, use: Callable[[Way, Memory, int], Any], lend: bool
+    ) -> tuple[Any, PushOp | None]:
         """`use(way, memory of the gradients, number of the push)`, where everything is as foreseen."""
         connection, pushes = self._connection, self._pushes
         if self._unread is not None:
@@ -116,18 +117,21 @@ class Stepping:
             self._way, self._known = self._found(), connection.caller.incarnation
         way = self._way
         if way is None or not way.lane.on or pushes.under_way or connection.aborted:
-            return None, {}
+            return None, None
+        connection.check_node()
         run = pushes.filled(way.ps, gradients)
         if run is None:
-            return None, {}
-        if run.memory is None:
-            return None, {way.ps: run}
-        number = pushes.numbers[way.ps] + 1
+            return None, None
+        number, filled = pushes.numbers[way.ps] + 1, {way.ps: run}
+        values = None
         try:
-            return use(way, run.memory, number), {way.ps: run}
+            if run.memory is not None:
+                values = use(way, run.memory, number)
+            return values, None if values is not None else pushes.start(gradients, loss, None, lend, filled)
         except BaseException:  # Ctrl-C: the ps may have the push, which has to be known
-            if pushes.numbers[way.ps] < number:
-                pushes.start(gradients, loss, None, filled={way.ps: run})
+            if values is None and not pushes.under_way:
+                pushes.numbers[way.ps] = number - 1
+                pushes.start(gradients, loss, None, filled=filled)
             raise
 
     def _found(self) -> Way | None:
@@ -135,8 +139,9 @@ class Stepping:
         connection = self._connection
         ps, layout = connection.step_ps, connection.plan.layouts[connection.step_ps]
         one = len(connection.plan.ps) == len(layout.arenas) == 1 and bool(layout.trained)
+        whole = len(connection.plan.parts) == len(connection.plan.variables)  # no array is put together out of parts
         small = layout.nbytes <= connection.runtime.small_nbytes
-        if not (connection.sync and one and small and self._pulls.may_come_with_a_push):
+        if not (connection.sync and one and whole and small and self._pulls.may_come_with_a_push):
             return None
         return Way(connection.caller.incarnation, ps, connection.refs[ps], connection.lanes[ps], layout)
 
@@ -162,9 +167,9 @@ class Stepping:
             *memory.name,
         )  # fmt: skip
         request = connection.caller.post(way.ref, step)
-        lane.reads(request)
         lent: Lent | None = None
         try:
+            lane.reads(request)
             meanwhile()
             answer = _as_stepped(connection.caller.hear(request, PATIENCE_S))
             if answer is not None and (values := self._attached(way, answer)) is not None:

@@ -53,8 +53,11 @@ class Lending:
         return lease
 
     def note(self, incarnation: int, number: int, lease: Lease) -> None:
-        """A request was lent this."""
-        self._loans(incarnation).open[number] = lease
+        """A request was lent this; what it was lent before goes back."""
+        loans = self._loans(incarnation)
+        if number in loans.open:
+            loans.open[number].release()
+        loans.open[number] = lease
 
     def lent(self, incarnation: int, number: int) -> Lease | None:
         """What a request was lent and has not returned."""

@@ -294,6 +294,7 @@ class Shard:
 
     def lend_all(self, senders: Sequence[Sender]) -> Lease | None:
         """Let several readers of this machine read the current version; None when they have to be sent the values."""
+        self.store.refresh([])
         lease = self.store.lease(shared=True, times=len(senders))
         if lease is not None:
             self.counts["pulls"] += len(senders)

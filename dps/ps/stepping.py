@@ -26,7 +26,7 @@ class Stepping:
     def __init__(self, shard: Shard, quorum: Quorum, granted: Callable[[int, Pushed], None]) -> None:
         self._shard, self._quorum, self._granted = shard, quorum, granted
         self._check = bool(shard.settings.get("check_finite", True))
-        self._one_arena = len(shard.layout.arenas) == 1
+        self._one_arena = len(shard.layout.arenas) == 1 and bool(shard.layout.trained)
         self._kept: dict[int, _Kept] = {}
         """By incarnation."""
 
@@ -78,12 +78,14 @@ class Stepping:
         shard.node.runtime.record(
             "applied", epoch=shard.epoch, counter=store.counter, step=number, pushes=tuple(pushes)
         )
-        self._answer(kept, number)
-        for _, incarnation, push in pushes:
-            result = Pushed(push, APPLIED, number, 0, store.counter, "")
-            shard.decide(shard.ledgers[incarnation], result)
-            self._granted(incarnation, result)
-        shard.wake_reads()
+        try:
+            self._answer(kept, number)
+        finally:
+            for _, incarnation, push in pushes:
+                result = Pushed(push, APPLIED, number, 0, store.counter, "")
+                shard.decide(shard.ledgers[incarnation], result)
+                self._granted(incarnation, result)
+            shard.wake_reads()
         return True
 
     def _answer(self, kept: list[_Kept], number: int) -> None:

@@ -43,7 +43,8 @@ class Poller:
         self._used.pop(socket, None)
 
     def used(self, socket: Socket) -> None:
-        """It was read from or written to: its descriptor alone says nothing any more."""
+        """It is read from or written to now: its descriptor alone says nothing any more. To be told before, for Ctrl-C
+        may come in between."""
         self._used[socket] = None
 
     def wait(self, wait_s: float) -> tuple[list[int], list[Socket]]:
@@ -56,9 +57,10 @@ class Poller:
             socket = self._sockets.get(fd)
             if socket is None:
                 fds.append(fd)
-            elif socket not in self._used and _readable(socket):
+            elif socket not in self._used:
                 self._used[socket] = None
-                sockets.append(socket)
+                if _readable(socket):
+                    sockets.append(socket)
         return fds, sockets
 
 

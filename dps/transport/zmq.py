@@ -133,9 +133,9 @@ class ZmqEndpoint:
             dealer = self._dealers.get(route) or self._connect(route)
             if not dealer.up:
                 self._attend()
-            dealer.send(header, frames, large, done, self._loans)
             if dealer.socket is not None:
                 self._poller.used(dealer.socket)
+            dealer.send(header, frames, large, done, self._loans)
             return
         self._check_open()
         if self._listener is None:
@@ -231,9 +231,9 @@ class ZmqEndpoint:
     def _change(self, dealer: Dealer, up: bool) -> None:
         if up:
             self._events.append(Connected(dealer.address))
-            dealer.rise(self._loans)
             if dealer.socket is not None:
                 self._poller.used(dealer.socket)
+            dealer.rise(self._loans)
             return
         self._direct.forget(dealer.address)
         dealer.fall()

@@ -145,7 +145,6 @@ class PullTransfer(Transfer):
 
     def go_on(self, lent: list[Any]) -> None:
         """The push has its result, and with it these values, or none."""
-        self._behind = None
         reader = self._reader
         if lent and reader is not None:
             self.complete = self._read(SharedValues(self._message.epoch, *lent), reader)
@@ -153,6 +152,7 @@ class PullTransfer(Transfer):
             if reader is not None:
                 reader.over(self.number)
             self._ask()
+            self._behind = None  # not before it has a number of its own: that of the push is not its to drop
 
     def again(self) -> Message:
         return self._message

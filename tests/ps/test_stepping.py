@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,7 @@ from tests.variables.models import SGD
 
 PLAN = make_plan([VariableSpec("w", (4,), "<f4", SGD), VariableSpec("b", (2,), "<f4", SGD)], (0,), lambda *_: 0, None)
 LAYOUT = PLAN.layouts[0]
+this = sys.modules[__name__]
 
 
 class Node(Desk):
@@ -308,3 +311,61 @@ def test_a_worker_is_not_let_in_by_a_step() -> None:
     assert [a for a in ps.node.take() if a[0] == 3] == [(3, PushMissing(1))]
     ps.node.handle("ps", Enter(1), sender(3, 6))
     assert not [a for _, a in ps.node.take() if isinstance(a, Token)]  # in the middle of a step that has begun
+
+
+def test_no_numbers_of_a_peer_make_a_step_or_leave_a_trace() -> None:
+    ps, most = Ps(), (1 << 63) - 1
+    before, (process, descriptor, inode, nbytes) = ps.books(), ps.memories[2].name
+    names = [
+        [-1] * 4, [0] * 4, [most] * 4, [process, -1, inode, nbytes], [process, 0, inode, nbytes],
+        [process, descriptor, inode + 1, nbytes], [process, descriptor, inode, most], [process, descriptor, inode, 0],
+    ]  # fmt: skip
+    for name, number, step in itertools.product(names, (2, 1, 0, -1, most), (1, 0, -1, most)):
+        answers = ps.step(2, 1.0, number=number, step=step, released=-most, memory=name)
+        assert not any(isinstance(answer, Stepped) for _, answer in answers)
+    assert ps.books() == before
+
+
+def test_a_shard_of_which_nothing_is_trained_makes_no_steps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan([VariableSpec("w", (6,), "<f4", None)], (0,), lambda *_: 0, None)
+    monkeypatch.setattr(this, "PLAN", plan)
+    monkeypatch.setattr(this, "LAYOUT", plan.layouts[0])
+    ps = Ps(workers=1)
+    answers = [answer for _, answer in ps.step(1, 1.0)]
+    assert [(a.status, a.step, bool(a.lent)) for a in answers] == [(APPLIED, 2, True)] and ps.values == [0.0] * 6
+
+
+def test_values_that_were_lent_under_one_number_again_and_again_all_come_back() -> None:
+    ps = Ps(workers=1)
+    for number in range(2, 8):
+        message = Step(1, number, number - 1, 0, 0, *ps.memories[1].name)
+        ps.node.handle("ps", message, sender(1, 99))
+        assert [type(answer) for _, answer in ps.node.take()] == [Stepped]
+    ps.members()
+    assert ps.shard.store.leased() == 0
+
+
+def test_a_step_whose_answers_do_not_leave_was_made_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    ps = Ps()
+    ps.step(1, 2.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ps.node, "flush", _no_way_out)
+        with pytest.raises(OSError, match="no way out"):
+            ps.step(2, 4.0)
+    ps.node.take()
+    ((_, again),) = ps.step(1, 2.0, ordinary=True, step=1)
+    assert (again.number, again.status, again.step) == (2, APPLIED, 2) and ps.values == [-3.0] * 6
+
+
+def _no_way_out() -> None:
+    raise OSError("no way out")
+
+
+def test_values_are_made_ready_to_be_read_before_they_are_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those on a GPU have to be."""
+    ps = Ps()
+    store, ready = ps.shard.store, []
+    lease = store.lease
+    monkeypatch.setattr(store, "refresh", lambda parts: ready.append(store.counter))
+    monkeypatch.setattr(store, "lease", lambda **how: lease(**how) if store.counter in ready else None)
+    assert all(isinstance(answer, Stepped) for (answer,) in ps.steps({1: 1.0, 2: 1.0}).values())

@@ -22,7 +22,7 @@ from dps.errors import ConfigError, NotAuthenticated, Unavailable
 from dps.transport import dealer as dealer_module
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Event
 from dps.transport.inproc import Names
-from dps.transport.outgoing import CUT
+from dps.transport.outgoing import CUT, Loans
 from dps.transport.zmq import ZmqEndpoint
 
 PATIENCE_S = 10.0
@@ -532,6 +532,26 @@ def test_a_message_that_its_sender_gave_up_is_dropped(make: Make, monkeypatch: p
     client.send(node.address, b"whole", [b"1"])
     assert delivery(node).header == b"whole"
     assert node.dropped == 1
+
+
+def test_an_interrupted_send_loses_no_message_that_came_meanwhile(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, client = make("127.0.0.1:0"), make()
+    client.send(node.address, b"hello")
+    until(client, Connected)
+    assert client.receive(0) is None
+    route = until(node, Delivery).route
+    node.send(route, b"answer")
+
+    def interrupted(self: Loans, socket: zmq.Socket[bytes], *_: Any) -> bool:
+        while not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:  # libzmq takes note of what comes while it sends
+            pass
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loans, "send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.send(node.address, b"more")
+    assert until(client, Delivery).header == b"answer"
 
 
 def test_ten_thousand_blobs_of_random_bytes_do_not_stop_a_node(make: Make) -> None:
