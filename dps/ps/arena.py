@@ -228,7 +228,7 @@ class ArenaMemory:
         """
         # Two passes, the first of them shared, are faster; but with both of them shared one pass is faster still.
         helped = self._crew is not None and not self._crew.waits
-        aside = check and self._looks() and self.arena.nbytes >= ASIDE_NBYTES and not helped
+        aside = check and self.looks() and self.arena.nbytes >= ASIDE_NBYTES and not helped
         if not self.buffers or not (aside or self.is_still()):
             return self.current
         free = self.free_buffer()
@@ -242,19 +242,20 @@ class ArenaMemory:
         """A buffer for an update that comes piece by piece; None where it has to be one pass, or one buffer that is
         free would not be left to others."""
         left = self._most - len(self.buffers) + sum(b.free for i, b in enumerate(self.buffers) if i != self.current)
-        if self.on_device or not self._looks() or left < 1 + self.is_still():
+        if self.on_device or not self.looks() or left < 1 + self.is_still():
             return None
         index = self.free_buffer()
         if index is not None:
             self.buffers[index].aside, self.buffers[index].missed = True, [WHOLE]
         return index
 
-    def _looks(self) -> bool:
+    def looks(self) -> bool:
+        """Whether a pass over all values may find what is not finite while it updates."""
         return self._bound is not None and self._bound.fused is not None and not self.slots
 
     def looks_itself(self, index: int) -> bool:
         """Whether `update` of all values into buffer `index` finds what is not finite, and leaves all else as it is."""
-        return index != self.current and self._looks() and self.arena.nbytes >= STREAM_NBYTES
+        return index != self.current and self.looks() and self.arena.nbytes >= STREAM_NBYTES
 
     def spoilt(self, index: int) -> None:
         """What was written to a buffer that is not current is of no use."""

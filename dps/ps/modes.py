@@ -52,6 +52,7 @@ class AsyncMode:
         Where no other session can come in between, pieces that were applied are not kept (those in the session's own
         memory are): in the seldom case that one does, this session is asked for them again.
         """
+        staged.looks = self.shard.store.looks_first
         if self.settings.compensation:
             return
         staleness, limit = self._staleness(staged), self.settings.max_staleness

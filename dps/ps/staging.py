@@ -41,6 +41,8 @@ class Staged:
     unchecked: bool = False
     """Nobody has looked for NaN and infinity in the run."""
     touched_at: float = 0.0
+    looks: bool = False
+    """Ranges of the session's memory are looked at when they are told of, not with the update."""
     keeps: int = GATHERS
     ahead: Ahead | None = None
     """Where the pieces are applied as they come."""
@@ -93,7 +95,7 @@ class Staged:
     def lend(self, piece: Push, run: Array, layout: ShardLayout, check_finite: bool) -> None:
         """Take ranges of such a run that are ready; `piece.offsets` is where each begins and its bytes, in turn.
 
-        They are read where they are applied ahead; else once, when all are there.
+        They are read where they are applied ahead or looked at; else once, when all are there.
         """
         if self.whole:
             return
@@ -104,10 +106,10 @@ class Staged:
             raise ProtocolError(f"{piece.offsets!r:.100} are no ranges of a run")
         for offset, nbytes in zip(piece.offsets[::2], piece.offsets[1::2], strict=True):
             number, start = layout.check_range(offset, nbytes, trained_only=True)
-            if self._new(offset, nbytes) >= 0 and self.ahead is not None:
+            if self._new(offset, nbytes) >= 0 and (self.looks or self.ahead is not None):
                 self._read(run[offset : offset + nbytes], layout.arenas[number], number, start, check_finite)
         self.whole = self._got_nbytes == self.nbytes
-        self.unchecked = check_finite and self.ahead is None
+        self.unchecked = check_finite and not self.looks and self.ahead is None
 
     def _begin_anew(self, run: Array | None) -> None:
         """Forget what is here: all of the gradient lies, or is to come to lie, in this run of the session's own."""

@@ -92,12 +92,12 @@ class Stepping:
         """Lend the values to all and tell them at once: the books can wait until they have left."""
         shard, node = self._shard, self._shard.node
         leases = shard.lend_all([sender for _, _, sender, _ in kept])
-        for (_, _, push), _, sender, _ in kept:
+        for (_, _, push), _, sender, _ in kept:  # one by one: the first are at work again while the last are told
             if leases is None:
                 node.answer(sender, Pushed(push, APPLIED, number, 0, shard.store.counter, ""))
             else:
                 node.answer(sender, Stepped(push, number, leases.counter, *leases.memories[0]))
-        node.flush()
+            node.flush()
 
 
 def as_push(step: Step, nbytes: int) -> Push:

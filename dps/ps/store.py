@@ -84,6 +84,8 @@ class Store:
         self._trained = [(a, memory) for a, memory in enumerate(self.arenas) if memory.optimizer is not None]
         self.is_large = layout.nbytes >= LARGE * runtime.piece_nbytes
         """Whether one more copy of the values is worth waiting for."""
+        self.looks_first = not all(memory.looks() for _, memory in self._trained)
+        """Whether some gradients are looked at before they are applied, and not by the same pass."""
         self._on_device = any(memory.on_device for memory in self.arenas)
         self.counter = 0
         self.step = 0

@@ -63,7 +63,9 @@ class SyncMode:
     # -- Mode -------------------------------------------------------------------------------------------------
 
     def begun(self, ledger: Ledger, staged: Staged) -> None:
-        """Its pieces go into one run, for the pass that sums it with others."""
+        """Its pieces go into one run, for the pass that sums it with others. What lies in memory is looked at as it
+        comes."""
+        staged.looks = True
 
     def whole(self, staged: Staged, sender: Sender) -> None:
         staged.look(self.shard.store)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 
 from dps.errors import ProtocolError
-from dps.protocol import APPLIED, DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, RUN, WINDOW, Push, Pushed
+from dps.protocol import APPLIED, DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, RUN, SHARED, WINDOW, Push, Pushed
 from dps.ps import rowlists
 from dps.ps.arena import Pieces
 from dps.ps.borrowed import Borrowed
 from dps.ps.parts import unknown_list
 from dps.ps.staging import KEEPS, Ledger, Staged
-from dps.ps.store import RowGradient
+from dps.ps.store import RowGradient, Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
 from dps.variables.transfers import About, run_pieces
@@ -196,6 +196,22 @@ def test_a_bad_gradient_is_whole_with_a_problem_that_names_the_variable(part: in
 def test_an_empty_push_is_whole_at_once() -> None:
     push = take([piece(EMPTY, 0)])
     assert push.whole and push.update(LAYOUT).empty
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_ranges_of_memory_are_looked_at_as_they_come_where_no_pass_will(looks: bool) -> None:
+    run = run_of()
+    first, *others = [(arena.offset, arena.nbytes) for arena in LAYOUT.arenas if arena.optimizer is not None]
+    run[first[0] : first[0] + first[1]].view(LAYOUT.arenas[0].dtype)[1] = np.nan
+    push = staged(SHARED, LAYOUT.gradient_nbytes)
+    push.looks = looks
+    push.lend(piece(SHARED, LAYOUT.gradient_nbytes, first), run, LAYOUT, check_finite=True)
+    assert not push.whole and ("has NaN or infinite values" in push.problem) == looks
+    for one in others:
+        push.lend(piece(SHARED, LAYOUT.gradient_nbytes, one), run, LAYOUT, check_finite=True)
+    assert push.whole and push.unchecked == (not looks)
+    push.look(Store(LAYOUT, runtime()))
+    assert "has NaN or infinite values" in push.problem
 
 
 def test_the_order_of_summation_is_task_incarnation_number() -> None:

@@ -145,7 +145,7 @@ def test_a_step_at_once_is_the_mean_of_all_and_tells_where_the_values_are() -> N
     assert ps.values == [-4.0] * 6  # a rate of 1, and the mean of 2 and 6
     (memory,) = ps.shard.store.lease(shared=True).memories
     assert answers == {i: Stepped(2, 2, 2, *memory) for i in (1, 2)}
-    assert ps.node.flushes == 1
+    assert ps.node.flushes == 2
 
 
 def test_the_books_are_those_of_the_ordinary_way() -> None:
