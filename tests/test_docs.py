@@ -135,6 +135,7 @@ def run_page(page: Path, folder: Path) -> None:
         text = on_free_ports(block.text)
         if block.note.startswith("file: "):
             (folder / block.note[6:]).write_text(text)
+            sys.modules.pop(Path(block.note[6:]).stem, None)  # of another test
         elif block.note.startswith("skip: "):
             continue
         elif block.language == "bash":

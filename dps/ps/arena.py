@@ -108,12 +108,16 @@ class Pieces:
         """All of it, in new memory."""
         return np.concatenate(list(self.arrays))
 
-    def taken(self) -> Iterator[Array]:
-        """Each piece in turn, which is let go when the next is asked for."""
+    def taken(self, nbytes: int) -> Iterator[list[Array]]:
+        """All pieces in turn, so many bytes of them and more at a time, which go when the next are asked for."""
+        group: list[Array] = []
         for number in range(len(self.arrays)):
             if number == self._at and self._call is not None:
                 self._call()
-            yield self.arrays.popleft()
+            group.append(self.arrays.popleft())
+            if not self.arrays or sum(array.nbytes for array in group) >= nbytes:
+                yield group
+                group = []
 
 
 def is_finite(array: Array) -> bool:
@@ -164,7 +168,7 @@ class ArenaMemory:
         """Whether `applied` matters to an update."""
         self._scratch: Array | None = None
         plain = arena.dtype not in HALVES and not self.on_device and not self.by_rows and self._fused()
-        self.small = plain and arena.nbytes < min(STREAM_NBYTES, 4 * PIECE_NBYTES, LOOK_NBYTES)
+        self.small = plain and arena.nbytes < min(STREAM_NBYTES, SHARED_NBYTES, LOOK_NBYTES)
         """Whether gradients of all of it may go the short way: see `update_small`."""
 
     def _initial_slots(self) -> dict[str, Array]:
@@ -329,7 +333,7 @@ class ArenaMemory:
             return all(self.is_finite(array) for array in gradient.arrays)
         crew = self._crew
         if crew is None or crew.waits or gradient.nbytes < LOOK_NBYTES:
-            return self._shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
+            return self.shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
         given = self._given(gradient)
         shared = looking.meeting(given)
         crew.beside(lambda: looking.finite_from_back(given, shared))
@@ -361,7 +365,7 @@ class ArenaMemory:
             gradients = tuple(g[begin:end] for g in gs)
             return self._pass(out[begin:end], w[begin:end], cut, gradients, n if one_pass else 0, t, step, scale)
 
-        return self._shared(size, piece)
+        return self.shared(size, piece)
 
     @property
     def counts_differ(self) -> bool:
@@ -435,7 +439,7 @@ class ArenaMemory:
     def _is_shared(self, size: int) -> bool:
         return self._crew is not None and self._crew.waits and size * self._item >= SHARED_NBYTES
 
-    def _shared(self, size: int, work: Callable[[int, int], bool]) -> bool:
+    def shared(self, size: int, work: Callable[[int, int], bool]) -> bool:
         """`work(start, stop)` on all of `size` elements, by the crew where they are many."""
         if self._crew is None or not self._is_shared(size):
             return work(0, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from dps.variables.plan import Arena, Part, ShardLayout
 
 LARGE = 8
 """Shards of so many pieces are spared what memory they can be."""
+GROUP_NBYTES = 32 << 20
+"""Pieces of a gradient are applied, and let go, so many bytes at a time: enough for several threads to share."""
 NOTHING = np.empty(0, np.uint8)
 _ALL = [WHOLE]
 
@@ -301,10 +304,23 @@ class Store:
         return True
 
     def _pass_pieces(self, memory: ArenaMemory, index: int, gradient: Pieces, step: int, scale: float) -> bool:
-        start, t, good = 0, int(memory.applied[0]) + 1, True
-        for piece in gradient.taken():
-            good &= self._pass(memory, index, start, piece, t, step, scale)
-            start += piece.size
+        begin, t, good = 0, int(memory.applied[0]) + 1, True
+        for pieces in gradient.taken(GROUP_NBYTES):
+            starts = [*itertools.accumulate((piece.size for piece in pieces), initial=0)]
+
+            def work(
+                start: int, stop: int, begin: int = begin, pieces: list[Array] = pieces, starts: list[int] = starts
+            ) -> bool:
+                good = True
+                for piece, at in zip(pieces, starts, strict=False):
+                    cut = piece[max(0, start - at) : max(0, stop - at)]
+                    if cut.size:
+                        good &= self._pass(memory, index, begin + max(start, at), cut, t, step, scale)
+                return good
+
+            good &= memory.shared(starts[-1], work)
+            begin += starts[-1]
+            pieces.clear()
         return good
 
     # all of the shard, piece by piece

@@ -274,7 +274,7 @@ def test_kept_pieces_are_handed_over_once_and_go_while_they_are_taken() -> None:
     assert runs is not None and push.pieces == []
     for run in runs:
         assert isinstance(run, Pieces)
-        left = [len(run.arrays) for _ in run.taken()]
+        left = [len(run.arrays) for _ in run.taken(1)]
         assert left == list(range(len(left)))[::-1]
     with pytest.raises(ProtocolError, match="have been applied"):
         push.update(LAYOUT)

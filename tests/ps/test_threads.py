@@ -12,6 +12,11 @@ import dps
 from dps import config
 from dps.errors import ConfigError
 from dps.ps import arena, crew
+from dps.ps import store as stores
+from dps.ps.arena import Pieces
+from dps.ps.store import Store, Update
+from dps.transport.current import runtime
+from dps.variables.plan import VariableSpec, make_plan
 from tests.in_process import bind
 
 SIZE = (1 << 16) + 7
@@ -90,3 +95,24 @@ def test_a_ps_has_as_many_threads_as_cores_are_free_unless_it_is_told_otherwise(
         assert server._ps_actor is not None and server._ps_actor.threads == config.AUTO
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "adam"])
+def test_the_bits_of_a_push_in_pieces_do_not_depend_on_threads_nor_on_how_it_was_cut(
+    optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "GROUP_NBYTES", 1 << 15)
+    rng = np.random.default_rng(2)
+    spec = VariableSpec("w", (SIZE,), "<f4", optimizer.to_wire())
+    layout = make_plan([spec], (0,), lambda *_: 0, None).layouts[0]
+    gradients = [rng.standard_normal(SIZE).astype(np.float32) for _ in range(3)]
+    found = []
+    many = list(range(0, SIZE, 1111))
+    for threads, cuts in [(1, []), (1, [10, 9000]), (2, [10, 9000]), (3, many), (config.AUTO, [SIZE - 1])]:
+        store = Store(layout, runtime(), threads=threads)
+        for step, gradient in enumerate(gradients, 1):
+            pieces = Pieces(np.split(gradient, cuts)) if cuts else gradient
+            assert store.apply(Update([pieces], {}), step) == ""
+        found.append((store.arenas[0].values.tobytes(), [slot.tobytes() for slot in store.arenas[0].slots.values()]))
+        store.close()
+    assert all(one == found[0] for one in found)
