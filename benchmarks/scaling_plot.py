@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import quoteattr
 
 Row = dict[str, Any]
 
@@ -50,6 +51,15 @@ def draw(found: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
+    if path.suffix == ".svg":
+        _label(
+            path, f"Plots against {', '.join(PANELS[sweep][0] for sweep in there)}: {machine['cores']} cores, {about}"
+        )
+
+
+def _label(path: Path, text: str) -> None:
+    """Say what a picture shows, for those who do not see it."""
+    path.write_text(path.read_text().replace("<svg ", f"<svg role={quoteattr('img')} aria-label={quoteattr(text)} ", 1))
 
 
 def _panel(axis: Any, sweep: str, rows: list[Row]) -> None:
