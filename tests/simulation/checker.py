@@ -76,7 +76,9 @@ def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
             continue  # came back, or was reached again, when the others had finished
         elif name == "chief" and process.incarnation and process.exit_code == 3 and over(cluster, killed):
             continue  # started again after everybody had been told to end
-        elif process.exit_code == 3 and not name.startswith("worker") and gave_up(cluster):
+        elif (
+            name.startswith("ps") and process.incarnation and process.exit_code == 3 and missed_the_end(cluster, killed)
+        ) or (process.exit_code == 3 and not name.startswith("worker") and gave_up(cluster)):
             continue
         elif process.state == "ended" and process.exit_code != 0:
             yield f"{name} ended with {process.exit_code}: {process.error!r}"
@@ -88,6 +90,12 @@ def gave_up(cluster: SimulatedCluster) -> bool:
     """A ps was lost while the last checkpoint was written: the run ends with 3 and says what is lost."""
     reasons = [e.detail["reason"] for e in cluster.world.trace if e.what == "failed"]
     return any("during the last checkpoint" in reason for reason in reasons)
+
+
+def missed_the_end(cluster: SimulatedCluster, killed: set[str]) -> bool:
+    """The run has ended well: a ps that was dead meanwhile, and is started again, finds nobody."""
+    there = {n: p for n, p in cluster.world.processes.items() if not n.startswith("ps") and n not in killed}
+    return all(p.exit_code == 0 for p in there.values())
 
 
 def over(cluster: SimulatedCluster, killed: set[str]) -> bool:

@@ -33,6 +33,7 @@ FOUND = [
     ("async", 376, "a ps died between two tries to write the last checkpoint"),
     ("async", 1036, "the disk was full when a restarted chief looked at it"),
     ("sync", 308, "the first step was made without a worker that was admitted and had not entered yet"),
+    ("steps", 2577, "a ps was dead when the run ended, and was started again"),
     ("bounded", 811, "an incarnation was used twice after the journal could not be written"),
 ]
 
