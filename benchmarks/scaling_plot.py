@@ -59,7 +59,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 def _label(path: Path, text: str) -> None:
     """Say what a picture shows, for those who do not see it."""
-    path.write_text(path.read_text().replace("<svg ", f"<svg role={quoteattr('img')} aria-label={quoteattr(text)} ", 1))
+    path.write_text(path.read_text().replace("<svg ", f'<svg role="img" aria-label={quoteattr(text)} ', 1))
 
 
 def _panel(axis: Any, sweep: str, rows: list[Row]) -> None:

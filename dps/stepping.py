@@ -102,7 +102,6 @@ class Stepping:
     def _copied(self, lent: Lent, run: Array, tree: Any) -> Any:
         """`tree`, which lies in `run`, once the values are there."""
         copy_steadily(self._connection.runtime, run[: len(lent.memory)], lent.memory)
-        lent.release()
         return tree
 
     def _try(
@@ -151,8 +150,11 @@ class Stepping:
         lent = self._lend(way, memory, number, lambda: prepared.append(self._pulls.prepared(way.layout)))
         if lent is None:
             return None
-        self._note(lent)
-        return self._copied(lent, *prepared[0])
+        try:
+            self._note(lent)
+            return self._copied(lent, *prepared[0])
+        finally:
+            lent.release()
 
     def _keep(self, way: Way, memory: Memory, number: int) -> Any:
         """Make a step and keep where the values are; None where it was not made."""

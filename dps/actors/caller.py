@@ -12,7 +12,7 @@ from dps.actors.requests import Feed, Question, Request, Requests
 from dps.errors import DeadlineExceeded, ProtocolError
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Runtime
 from dps.transport.message import Message
-from dps.transport.wire import BUNDLE, Envelope, decode, unbundle
+from dps.transport.wire import Envelope, decode, unbundle
 
 log = logging.getLogger("dps")
 NEVER = float("inf")
@@ -180,9 +180,6 @@ class Caller:
 
     def _take(self, delivery: Delivery, now: float) -> None:
         try:
-            if delivery.header[0] != BUNDLE:
-                self._answered(decode(delivery.header, delivery.frames), now)
-                return
             for header, frames in unbundle(delivery.header, delivery.frames):
                 self._answered(decode(header, frames), now)
         except ProtocolError as error:

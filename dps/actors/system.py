@@ -19,7 +19,7 @@ from dps.actors.watch import Watch
 from dps.errors import DeadlineExceeded, DpsError, ProtocolError, Unavailable
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Event, Route, Runtime, Task
 from dps.transport.message import Message
-from dps.transport.wire import BUNDLE, Envelope, decode, encode, peek, unbundle
+from dps.transport.wire import Envelope, decode, encode, peek, unbundle
 
 log = logging.getLogger("dps")
 
@@ -276,22 +276,11 @@ class Node:
             self._send(address, Envelope(message, request.to.actor, request.number, self.name, self.incarnation))
 
     def _deliver(self, event: Delivery) -> None:
-        if event.header[0] == BUNDLE:
-            for envelope in self._envelopes(event):
-                self._receive(event.route, envelope)
-            return
-        try:
-            envelope = decode(event.header, event.frames)
-        except ProtocolError as error:
-            self._refuse(event.route, event.header, error)
-            return
-        self._receive(event.route, envelope)
-
-    def _receive(self, route: Route, envelope: Envelope) -> None:
-        if envelope.actor:
-            self._hand_over(route, envelope)
-        else:
-            self._answered(envelope)
+        for envelope in self._envelopes(event):
+            if envelope.actor:
+                self._hand_over(event.route, envelope)
+            else:
+                self._answered(envelope)
 
     def _answered(self, envelope: Envelope) -> None:
         self._guard(lambda: self._requests.answer(envelope.request, envelope.message, self.runtime.now()))

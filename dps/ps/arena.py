@@ -327,10 +327,10 @@ class ArenaMemory:
 
     def is_finite(self, gradient: Array | Mean) -> bool:
         """Whether no element is NaN or infinite."""
-        if self.small and not isinstance(gradient, Mean):
-            return bool(cpu.all_finite(gradient))
         if isinstance(gradient, Mean):
             return all(self.is_finite(array) for array in gradient.arrays)
+        if self.small:
+            return bool(cpu.all_finite(gradient))
         crew = self._crew
         if crew is None or crew.waits or gradient.nbytes < LOOK_NBYTES:
             return self.shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))

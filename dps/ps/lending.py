@@ -69,21 +69,25 @@ class Lending:
         loans = self._of.get(incarnation)
         return loans is not None and (number < loans.below or number in loans.over)
 
-    def give_back_below(self, incarnation: int, number: int) -> None:
-        """A session has told that it reads nothing under lower numbers."""
+    def give_back_below(self, incarnation: int, number: int) -> int:
+        """A session has told that it reads nothing under lower numbers; how many leases that ends."""
         loans = self._loans(incarnation)
-        if number > loans.below:
-            loans.below = number
-            for key in [key for key in loans.open if key < number]:
-                loans.open.pop(key).release()
+        if number <= loans.below:
+            return 0
+        loans.below = number
+        ended = [key for key in loans.open if key < number]
+        for key in ended:
+            loans.open.pop(key).release()
+        return len(ended)
 
-    def give_back(self, incarnation: int, number: int) -> None:
-        """End a lease; what was returned before is left."""
+    def give_back(self, incarnation: int, number: int) -> int:
+        """End a lease; what was returned before is left. How many that ends, 1 or 0."""
         loans = self._loans(incarnation)
         lease = loans.open.pop(number, None)
         if lease is not None:
             lease.release()
         _remember(loans.over, number)
+        return int(lease is not None)
 
     def forget(self, incarnation: int) -> None:
         """A session has ended, or was taken for lost and reads on."""

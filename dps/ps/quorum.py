@@ -93,14 +93,11 @@ class Quorum:
         self._held: list[PushId] = []
         self._excused: list[int] = []
         self._waiting: deque[_Waiting] = deque()
-        self._wanted: int | None = None
-        """`undisturbed`, while it is known."""
 
     # -- events -----------------------------------------------------------------------------------------------
 
     def set_members(self, members: dict[int, Member], expected: Sequence[str], gone: int) -> list[Decision | Grant]:
         """The members as the chief sees them now; `expected` are workers that have not joined yet."""
-        self._wanted = None
         ended = sorted(set(self.members) - set(members))
         self.members, self._gone = dict(members), gone
         names = {m.name for m in members.values()}
@@ -114,7 +111,6 @@ class Quorum:
 
     def enter(self, incarnation: int) -> list[Decision | Grant]:
         """A session wants to begin; it is granted its first local step now or after the step that is under way."""
-        self._wanted = None
         if incarnation not in self.members:
             return []
         if incarnation in self._entered:
@@ -125,7 +121,6 @@ class Quorum:
 
     def report(self, ps: int, incarnation: int, number: int, step: int, refusal: str) -> list[Decision | Grant]:
         """A push is whole on a ps (`refusal` "": and sound); its session computed it at local step `step`."""
-        self._wanted = None
         if incarnation not in self.members or number < self._next.get(incarnation, 1):
             return []
         reported = self._reports.setdefault((incarnation, number), _Reported(step))
@@ -152,11 +147,9 @@ class Quorum:
     @property
     def undisturbed(self) -> int:
         """How many pushes make the next step when nothing is under way, one of each worker; else 0."""
-        if self._wanted is None:
-            usual = self.configured_aggregate is self.configured_total is self._initial_tokens is None
-            busy = self._held or self._waiting or self._reports or self._at_door or self._excused or self._leaving
-            self._wanted = len(self.counted) if usual and self._started and not busy and not self.tokens else 0
-        return self._wanted
+        usual = self.configured_aggregate is self.configured_total is self._initial_tokens is None
+        busy = self._held or self._waiting or self._reports or self._at_door or self._excused or self._leaving
+        return len(self.counted) if usual and self._started and not busy and not self.tokens else 0
 
     def awaits(self, incarnation: int, number: int, step: int) -> bool:
         """Whether this is the next push of a member, and of the step of now."""

@@ -230,9 +230,7 @@ class Shard:
 
     def released(self, incarnation: int, number: int) -> None:
         """A session reads nothing under lower numbers any more."""
-        before = self.store.leased()
-        self.lending.give_back_below(incarnation, number)
-        self._room.sent += (before - self.store.leased()) * self.layout.nbytes
+        self._room.sent += self.lending.give_back_below(incarnation, number) * self.layout.nbytes
         if self._reads:
             self.node.post(self._wake)
 
@@ -297,13 +295,9 @@ class Shard:
         self.store.refresh([])
         lease = self.store.lease(shared=True, times=len(senders))
         if lease is not None:
-            self.counts["pulls"] += len(senders)
             for sender in senders:
                 self.lending.note(sender.incarnation, sender.request, lease)
-                self.ledgers[sender.incarnation].pulled = self.store.counter
-                self.node.runtime.record(
-                    "pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=self.store.counter
-                )  # fmt: skip
+                self._note(sender, record=True)
         return lease
 
     def answer_push(self, sender: Sender, result: Pushed) -> None:
@@ -327,10 +321,8 @@ class Shard:
     def release(self, sender: Sender, message: Release) -> None:
         """A reader is done."""
         self.ledger(sender, message.epoch)
-        before = self.store.leased()
         for number in message.numbers:
-            self.lending.give_back(sender.incarnation, number)
-        self._room.sent += (before - self.store.leased()) * self.layout.nbytes
+            self._room.sent += self.lending.give_back(sender.incarnation, number) * self.layout.nbytes
         self.node.answer(sender)
         self.wake_reads()
 

@@ -13,6 +13,7 @@ from operator import itemgetter
 
 from dps.actors.ref import Sender
 from dps.protocol import APPLIED, SHARED, Push, Pushed, Step, Stepped
+from dps.ps.arena import Mean
 from dps.ps.quorum import PushId, Quorum
 from dps.ps.shard import Shard
 from dps.transport.wire import Array
@@ -69,7 +70,7 @@ class Stepping:
         shard, store = self._shard, self._shard.store
         kept = sorted(self._kept.values(), key=itemgetter(0))
         gradients = tuple([gradient for *_, (gradient,) in kept])
-        if self._check and not store.is_finite(gradients):
+        if self._check and not store.arenas[0].is_finite(Mean(gradients)):
             return False
         self._kept = {}
         pushes = [push for push, *_ in kept]
@@ -91,12 +92,12 @@ class Stepping:
     def _answer(self, kept: list[_Kept], number: int) -> None:
         """Lend the values to all and tell them at once: the books can wait until they have left."""
         shard, node = self._shard, self._shard.node
-        leases = shard.lend_all([sender for _, _, sender, _ in kept])
+        lease = shard.lend_all([sender for _, _, sender, _ in kept])
         for (_, _, push), _, sender, _ in kept:  # one by one: the first are at work again while the last are told
-            if leases is None:
+            if lease is None:
                 node.answer(sender, Pushed(push, APPLIED, number, 0, shard.store.counter, ""))
             else:
-                node.answer(sender, Stepped(push, number, leases.counter, *leases.memories[0]))
+                node.answer(sender, Stepped(push, number, lease.counter, *lease.memories[0]))
             node.flush()
 
 

@@ -204,13 +204,8 @@ class Store:
 
     def look(self, run: Sequence[Array]) -> str:
         """The first variable that has NaN or infinity in a gradient of all of the shard, as a sentence; or ""."""
-        return "" if self.is_finite(run) else self._problem(Update(run, {}))
-
-    def is_finite(self, run: Sequence[Array]) -> bool:
-        """Whether there is no NaN and no infinity in a gradient of all of the shard, or of its one arena in several."""
-        if len(self.arenas) == 1:
-            return all(map(self.arenas[0].is_finite, run))
-        return all(_is_finite(memory, run[a]) for a, memory in self._trained)
+        good = all(_is_finite(memory, run[a]) for a, memory in self._trained)
+        return "" if good else self._problem(Update(run, {}))
 
     def apply_mean(self, gradients: tuple[Array, ...], step: int) -> None:
         """`apply` of the mean of gradients of all of a shard with one arena, which were looked at."""
