@@ -40,6 +40,8 @@ _LATER = {
 __all__ = [*_NAMES, *_MODULES]  # noqa: PLE0604
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from dps import compress as compress
     from dps import layers as layers
     from dps import optim as optim
@@ -88,9 +90,9 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
-        value = getattr(importlib.import_module(_NAMES[name]), name)
+        value = getattr(_loaded(_NAMES[name]), name)
     elif name in _MODULES:
-        value = importlib.import_module(_MODULES[name])
+        value = _loaded(_MODULES[name])
     elif name in _LATER:
         from dps.errors import ConfigError
 
@@ -99,6 +101,13 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'dps' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _loaded(module: str) -> ModuleType:
+    from dps.config import building
+
+    with building():
+        return importlib.import_module(module)
 
 
 def __dir__() -> list[str]:
