@@ -33,8 +33,9 @@ import dps
 from dps import optim
 from dps.kernels import cuda, device, layers_cuda
 from dps.ps.device_memory import DeviceMemory
+from dps.ps.gradients import Update
 from dps.ps.optimizers import Bound, initial_slots
-from dps.ps.store import Store, Update
+from dps.ps.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
 

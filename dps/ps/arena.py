@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dps.errors import Unavailable
-from dps.kernels import cpu, halves, looking
+from dps.kernels import cpu, looking
 from dps.kernels import rows as row_kernels
 from dps.kernels.fused import MOST
 from dps.optim import Optimizer
 from dps.ps import optimizers
 from dps.ps.crew import Crew
+from dps.ps.gradients import Mean, is_finite, summed
 from dps.transport.dtypes import HALVES
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.wire import Array
@@ -50,30 +50,6 @@ PIECE_NBYTES = 1 << 20
 """The least that a thread of a crew takes at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """The mean of flat gradients of one arena or part: their sum in this order, divided by their number."""
-
-    arrays: tuple[Array, ...]
-
-    def array(self, out: Array | None = None) -> Array:
-        """The mean, in `out` or in new memory; one array is its own mean. The gradients stay as they are."""
-        if len(self.arrays) == 1:
-            return self.arrays[0]
-        total = out = np.empty_like(self.arrays[0]) if out is None else out
-        cpu.add_divide(out, summed(self.arrays[:-1], total), self.arrays[-1], out.dtype.type(len(self.arrays)))
-        return out
-
-
-def summed(arrays: tuple[Array, ...], out: Array) -> Array:
-    """The sum of arrays in their order: in `out`, or the one that there is."""
-    total = arrays[0]
-    for array in arrays[1:]:
-        cpu.add(out, total, array)
-        total = out
-    return total
-
-
 @dataclass(slots=True)
 class Buffer:
     """One copy of the values. `missed` are the element ranges in which it is older than the current one."""
@@ -92,39 +68,6 @@ class Buffer:
     def free(self) -> bool:
         """Whether nobody reads or writes it."""
         return self.leases == 0 and not self.aside
-
-
-class Pieces:
-    """A flat gradient of one arena, as it came: one array after the other. Its memory goes while it is applied."""
-
-    __slots__ = ("_at", "_call", "arrays")
-
-    def __init__(self, arrays: Iterable[Array], at: int = -1, call: Callable[[], None] | None = None) -> None:
-        """`call` is called when so many of them (`at`) have been taken."""
-        self.arrays = deque(arrays)
-        self._at, self._call = at, call
-
-    def array(self) -> Array:
-        """All of it, in new memory."""
-        return np.concatenate(list(self.arrays))
-
-    def taken(self, nbytes: int) -> Iterator[list[Array]]:
-        """All pieces in turn, so many bytes of them and more at a time, which go when the next are asked for."""
-        group: list[Array] = []
-        for number in range(len(self.arrays)):
-            if number == self._at and self._call is not None:
-                self._call()
-            group.append(self.arrays.popleft())
-            if not self.arrays or sum(array.nbytes for array in group) >= nbytes:
-                yield group
-                group = []
-
-
-def is_finite(array: Array) -> bool:
-    """Whether no element is NaN or infinite; integers always are finite."""
-    if halves.is_half(array.dtype):
-        return halves.all_finite(array)
-    return array.dtype.kind != "f" or bool(cpu.all_finite(array.reshape(-1)))
 
 
 def rows_of(part: Part) -> int:

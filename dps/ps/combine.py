@@ -8,9 +8,8 @@ import numpy as np
 
 from dps.kernels import rows as row_kernels
 from dps.kernels.halves import widened
-from dps.ps.arena import Mean
+from dps.ps.gradients import Mean, RowGradient, Update
 from dps.ps.staging import Staged
-from dps.ps.store import RowGradient, Update
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from dps.kernels import cuda, device
 from dps.optim import Optimizer
-from dps.ps.arena import ArenaMemory, Mean, rows_of
+from dps.ps.arena import ArenaMemory, rows_of
+from dps.ps.gradients import Mean
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, Part

@@ -12,11 +12,10 @@ from dps.actors.ref import Sender
 from dps.kernels.halves import widened
 from dps.protocol import APPLIED, DROPPED, REFUSED, RUN, Members, Pull, Push, Pushed, Step, Token
 from dps.ps.ahead import Ahead, Worth
-from dps.ps.arena import Mean, Pieces
 from dps.ps.clocks import Clocks
+from dps.ps.gradients import Mean, Pieces, RowGradient, Update
 from dps.ps.shard import Shard
 from dps.ps.staging import FORGETS, KEEPS, Ledger, Staged
-from dps.ps.store import RowGradient, Update
 from dps.transport.wire import Array
 from dps.update import Async, Bounded
 

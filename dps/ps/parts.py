@@ -8,10 +8,9 @@ import numpy as np
 
 from dps.errors import ProtocolError
 from dps.protocol import DENSE, LISTED, PACKED, ROWS, Push
-from dps.ps.arena import is_finite
 from dps.ps.borrowed import Borrowed, writable
+from dps.ps.gradients import RowGradient, is_finite
 from dps.ps.rowlists import row_gradient
-from dps.ps.store import RowGradient
 from dps.ps.unpacking import unpack
 from dps.transport.wire import Array
 from dps.variables.plan import Part, ShardLayout

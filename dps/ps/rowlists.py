@@ -9,7 +9,7 @@ import numpy as np
 
 from dps.kernels import rows as row_kernels
 from dps.kernels.halves import widened
-from dps.ps.store import RowGradient
+from dps.ps.gradients import RowGradient
 from dps.transport.wire import Array
 from dps.variables.plan import Part
 from dps.variables.rowlists import KEPT_BY_PS, KEPT_NBYTES

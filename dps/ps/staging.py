@@ -11,10 +11,10 @@ import numpy as np
 from dps.errors import ProtocolError
 from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push, Pushed
 from dps.ps.ahead import Ahead
-from dps.ps.arena import Pieces
 from dps.ps.borrowed import Borrowed, writable
+from dps.ps.gradients import Pieces, RowGradient, Update, not_finite
 from dps.ps.parts import Parts
-from dps.ps.store import RowGradient, Store, Update, not_finite
+from dps.ps.store import Store
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, ShardLayout
 

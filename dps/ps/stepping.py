@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from dps.actors.ref import Sender
 from dps.protocol import APPLIED, SHARED, Push, Pushed, Step, Stepped
-from dps.ps.arena import Mean
+from dps.ps.gradients import Mean
 from dps.ps.quorum import PushId, Quorum
 from dps.ps.shard import Shard
 from dps.transport.wire import Array

@@ -5,18 +5,18 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from dps.kernels import rows as row_kernels
 from dps.kernels.fused import MOST
-from dps.ps.arena import WHOLE, ArenaMemory, Buffer, Mean, Pieces, is_finite
+from dps.ps.arena import WHOLE, ArenaMemory, Buffer
 from dps.ps.crew import crew_of
+from dps.ps.gradients import Mean, Pieces, RowGradient, Update, arrays_of, cut, is_finite, not_finite
 from dps.ps.memory import memory_of
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
-from dps.variables.plan import Arena, Part, ShardLayout
+from dps.variables.plan import Part, ShardLayout
 
 LARGE = 8
 """Shards of so many pieces are spared what memory they can be."""
@@ -24,29 +24,6 @@ GROUP_NBYTES = 32 << 20
 """Pieces of a gradient are applied, and let go, so many bytes at a time: enough for several threads to share."""
 NOTHING = np.empty(0, np.uint8)
 _ALL = [WHOLE]
-
-
-@dataclass(frozen=True)
-class RowGradient:
-    """Gradient of some rows of a part: distinct sorted rows (n,), values (n, dim)."""
-
-    rows: Array
-    values: Array
-
-
-@dataclass(frozen=True)
-class Update:
-    """What one pass applies. Either `run` (per arena a flat gradient of all of it) or `parts`.
-
-    The gradient of an arena on a GPU may be there, too: an array of `dps.kernels.device`.
-    """
-
-    run: Sequence[Array | Mean | Pieces] | None
-    parts: Mapping[int, Array | RowGradient]
-
-    @property
-    def empty(self) -> bool:
-        return self.run is None and not self.parts
 
 
 class Lease:
@@ -295,7 +272,7 @@ class Store:
         if not memory.counts_differ:
             return self._pass(memory, index, 0, gradient, int(counts[0]) + 1, step, scale)
         for part, start, t in zip(memory.arena.parts, memory.arena.starts, counts, strict=True):
-            self._pass(memory, index, start, _cut(gradient, start, start + part.size), int(t) + 1, step, scale)
+            self._pass(memory, index, start, cut(gradient, start, start + part.size), int(t) + 1, step, scale)
         return True
 
     def _pass_pieces(self, memory: ArenaMemory, index: int, gradient: Pieces, step: int, scale: float) -> bool:
@@ -408,14 +385,14 @@ class Store:
         size = gradient.arrays[0].size if isinstance(gradient, Mean) else gradient.size
         block, good = max(1, self.runtime.piece_nbytes // 4), True
         for at in range(0, size, block):
-            good &= memory.update(index, start + at, _cut(gradient, at, at + block), t, step, scale)
+            good &= memory.update(index, start + at, cut(gradient, at, at + block), t, step, scale)
             self.runtime.preempt()
         return good
 
     def _problem(self, update: Update) -> str:
         """The first variable whose gradient is not finite, as a sentence; "" where there is none."""
         if update.run is not None:
-            found = (not_finite(m.arena, m.on_host(g), 0) for a, m in self._trained for g in _arrays(update.run[a]))
+            found = (not_finite(m.arena, m.on_host(g), 0) for a, m in self._trained for g in arrays_of(update.run[a]))
         else:
             found = (_part_not_finite(self.arenas[self.layout.place[n][0]], n, g) for n, g in update.parts.items())
         return next((problem for problem in found if problem), "")
@@ -442,17 +419,6 @@ def _check_rows(part: Part, rows: Array) -> None:
         )
 
 
-def not_finite(arena: Arena, gradient: Array, start: int) -> str:
-    """Which part has NaN or infinite values in a gradient of an arena from element `start` on, as a sentence; or ""."""
-    if is_finite(gradient):
-        return ""
-    first = start + int(np.flatnonzero(~np.isfinite(gradient))[0])
-    for part, begin in zip(arena.parts, arena.starts, strict=True):
-        if begin <= first < begin + part.size:
-            return f"the gradient of {part.name} has NaN or infinite values (first at element {first - begin})"
-    return ""
-
-
 def _part_not_finite(memory: ArenaMemory, number: int, gradient: Array | RowGradient) -> str:
     if is_finite(gradient.values if isinstance(gradient, RowGradient) else gradient):
         return ""
@@ -463,15 +429,3 @@ def _is_finite(memory: ArenaMemory, gradient: Array | Mean | Pieces) -> bool:
     if isinstance(gradient, Pieces):
         return all(memory.is_finite(piece) for piece in gradient.arrays)
     return memory.is_finite(gradient)
-
-
-def _arrays(gradient: Array | Mean | Pieces) -> tuple[Array, ...]:
-    if isinstance(gradient, Pieces):
-        return (gradient.array(),)
-    return gradient.arrays if isinstance(gradient, Mean) else (gradient,)
-
-
-def _cut(gradient: Array | Mean, start: int, stop: int) -> Array | Mean:
-    if isinstance(gradient, Mean):
-        return Mean(tuple(array[start:stop] for array in gradient.arrays))
-    return gradient[start:stop]

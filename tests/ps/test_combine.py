@@ -9,11 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 
 from dps.protocol import EMPTY, PARTS, RUN
-from dps.ps.arena import Mean
 from dps.ps.combine import mean
+from dps.ps.gradients import Mean, RowGradient
 from dps.ps.rowlists import checked, row_gradient
 from dps.ps.staging import Staged
-from dps.ps.store import RowGradient
 from dps.variables.plan import VariableSpec, make_plan
 from tests.variables.models import SGD
 

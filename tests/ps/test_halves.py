@@ -11,7 +11,7 @@ import pytest
 from dps import optim
 from dps.errors import ConfigError
 from dps.ps import optimizers
-from dps.ps.arena import Mean
+from dps.ps.gradients import Mean
 from dps.ps.halves import HalvesMemory
 from dps.ps.memory import memory_of
 from dps.variables.plan import Arena, Part

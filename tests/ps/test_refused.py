@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from dps import optim
 from dps.config import AUTO
 from dps.ps import arena, crew
-from dps.ps.arena import Mean
-from dps.ps.store import RowGradient, Store, Update
+from dps.ps.gradients import Mean, RowGradient, Update
+from dps.ps.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
 

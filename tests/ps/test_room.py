@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from dps.ps import store as stores
+from dps.ps.gradients import Update
 from dps.ps.pace import WINDOW_S
 from dps.ps.room import MOST_S, ROOM_S, Copy, Room, Wait
-from dps.ps.store import Lease, Store, Update
+from dps.ps.store import Lease, Store
 from dps.transport.current import runtime
 from tests.ps.test_store import plan, run_of
 

@@ -9,9 +9,9 @@ import pytest
 
 from dps import optim
 from dps.kernels import device
-from dps.ps.arena import Mean
+from dps.ps.gradients import Mean, RowGradient, Update
 from dps.ps.saving import named
-from dps.ps.store import RowGradient, Store, Update
+from dps.ps.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
 

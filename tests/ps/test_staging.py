@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from dps.errors import ProtocolError
 from dps.protocol import APPLIED, DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, RUN, SHARED, WINDOW, Push, Pushed
 from dps.ps import rowlists
-from dps.ps.arena import Pieces
 from dps.ps.borrowed import Borrowed
+from dps.ps.gradients import Pieces, RowGradient
 from dps.ps.parts import unknown_list
 from dps.ps.staging import KEEPS, Ledger, Staged
-from dps.ps.store import RowGradient, Store
+from dps.ps.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
 from dps.variables.transfers import About, run_pieces

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from dps import optim
-from dps.ps.store import RowGradient, Store, Update
+from dps.ps.gradients import RowGradient, Update
+from dps.ps.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import Plan, VariableSpec, make_plan
 

@@ -13,8 +13,8 @@ from dps import config
 from dps.errors import ConfigError
 from dps.ps import arena, crew
 from dps.ps import store as stores
-from dps.ps.arena import Pieces
-from dps.ps.store import Store, Update
+from dps.ps.gradients import Pieces, Update
+from dps.ps.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
 from tests.in_process import bind

@@ -33,8 +33,9 @@ import numpy as np
 from dps import optim
 from dps.kernels.jit import compiled_here
 from dps.ps import warm
+from dps.ps.gradients import Update
 from dps.ps.rowlists import checked, row_gradient
-from dps.ps.store import Store, Update
+from dps.ps.store import Store
 from dps.ps.staging import Staged
 from dps.transport.current import runtime
 from dps.variables.plan import Arena, Part, ShardLayout
@@ -88,7 +89,8 @@ import hashlib, sys
 import numpy as np
 from dps import optim
 from dps.kernels.jit import compiled_here
-from dps.ps.store import Store, Update
+from dps.ps.gradients import Update
+from dps.ps.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import Arena, Part, ShardLayout
 

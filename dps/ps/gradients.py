@@ -1,0 +1,118 @@
+"""Gradients as a store applies them: whole or in pieces, of all of a shard, of parts, of rows; the mean of several."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dps.kernels import cpu, halves
+from dps.transport.wire import Array
+from dps.variables.plan import Arena
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The mean of flat gradients of one arena or part: their sum in this order, divided by their number."""
+
+    arrays: tuple[Array, ...]
+
+    def array(self, out: Array | None = None) -> Array:
+        """The mean, in `out` or in new memory; one array is its own mean. The gradients stay as they are."""
+        if len(self.arrays) == 1:
+            return self.arrays[0]
+        total = out = np.empty_like(self.arrays[0]) if out is None else out
+        cpu.add_divide(out, summed(self.arrays[:-1], total), self.arrays[-1], out.dtype.type(len(self.arrays)))
+        return out
+
+
+def summed(arrays: tuple[Array, ...], out: Array) -> Array:
+    """The sum of arrays in their order: in `out`, or the one that there is."""
+    total = arrays[0]
+    for array in arrays[1:]:
+        cpu.add(out, total, array)
+        total = out
+    return total
+
+
+class Pieces:
+    """A flat gradient of one arena, as it came: one array after the other. Its memory goes while it is applied."""
+
+    __slots__ = ("_at", "_call", "arrays")
+
+    def __init__(self, arrays: Iterable[Array], at: int = -1, call: Callable[[], None] | None = None) -> None:
+        """`call` is called when so many of them (`at`) have been taken."""
+        self.arrays = deque(arrays)
+        self._at, self._call = at, call
+
+    def array(self) -> Array:
+        """All of it, in new memory."""
+        return np.concatenate(list(self.arrays))
+
+    def taken(self, nbytes: int) -> Iterator[list[Array]]:
+        """All pieces in turn, so many bytes of them and more at a time, which go when the next are asked for."""
+        group: list[Array] = []
+        for number in range(len(self.arrays)):
+            if number == self._at and self._call is not None:
+                self._call()
+            group.append(self.arrays.popleft())
+            if not self.arrays or sum(array.nbytes for array in group) >= nbytes:
+                yield group
+                group = []
+
+
+@dataclass(frozen=True)
+class RowGradient:
+    """Gradient of some rows of a part: distinct sorted rows (n,), values (n, dim)."""
+
+    rows: Array
+    values: Array
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one pass applies. Either `run` (per arena a flat gradient of all of it) or `parts`.
+
+    The gradient of an arena on a GPU may be there, too: an array of `dps.kernels.device`.
+    """
+
+    run: Sequence[Array | Mean | Pieces] | None
+    parts: Mapping[int, Array | RowGradient]
+
+    @property
+    def empty(self) -> bool:
+        return self.run is None and not self.parts
+
+
+def is_finite(array: Array) -> bool:
+    """Whether no element is NaN or infinite; integers always are finite."""
+    if halves.is_half(array.dtype):
+        return halves.all_finite(array)
+    return array.dtype.kind != "f" or bool(cpu.all_finite(array.reshape(-1)))
+
+
+def not_finite(arena: Arena, gradient: Array, start: int) -> str:
+    """Which part has NaN or infinite values in a gradient of an arena from element `start` on, as a sentence; or ""."""
+    if is_finite(gradient):
+        return ""
+    first = start + int(np.flatnonzero(~np.isfinite(gradient))[0])
+    for part, begin in zip(arena.parts, arena.starts, strict=True):
+        if begin <= first < begin + part.size:
+            return f"the gradient of {part.name} has NaN or infinite values (first at element {first - begin})"
+    return ""
+
+
+def arrays_of(gradient: Array | Mean | Pieces) -> tuple[Array, ...]:
+    """Those that it is made of, each of all of its arena."""
+    if isinstance(gradient, Pieces):
+        return (gradient.array(),)
+    return gradient.arrays if isinstance(gradient, Mean) else (gradient,)
+
+
+def cut(gradient: Array | Mean, start: int, stop: int) -> Array | Mean:
+    """Elements `start` to `stop`, as views."""
+    if isinstance(gradient, Mean):
+        return Mean(tuple(array[start:stop] for array in gradient.arrays))
+    return gradient[start:stop]
