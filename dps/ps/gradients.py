@@ -43,7 +43,7 @@ class Pieces:
     __slots__ = ("_at", "_call", "arrays")
 
     def __init__(self, arrays: Iterable[Array], at: int = -1, call: Callable[[], None] | None = None) -> None:
-        """`call` is called when so many of them (`at`) have been taken."""
+        """`call` is called when so many of them (`at`) have gone."""
         self.arrays = deque(arrays)
         self._at, self._call = at, call
 
@@ -53,14 +53,15 @@ class Pieces:
 
     def taken(self, nbytes: int) -> Iterator[list[Array]]:
         """All pieces in turn, so many bytes of them and more at a time, which go when the next are asked for."""
-        group: list[Array] = []
-        for number in range(len(self.arrays)):
-            if number == self._at and self._call is not None:
-                self._call()
+        gone, group = 0, list[Array]()
+        while self.arrays:
             group.append(self.arrays.popleft())
             if not self.arrays or sum(array.nbytes for array in group) >= nbytes:
+                before, gone = gone, gone + len(group)
                 yield group
                 group = []
+                if self._call is not None and before < self._at <= gone:
+                    self._call()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dps.variables.plan import Part, ShardLayout
 
 LARGE = 8
 """Shards of so many pieces are spared what memory they can be."""
-GROUP_NBYTES = 32 << 20
+GROUP_NBYTES = 24 << 20
 """Pieces of a gradient are applied, and let go, so many bytes at a time: enough for several threads to share."""
 NOTHING = np.empty(0, np.uint8)
 _ALL = [WHOLE]
