@@ -148,7 +148,7 @@ class Connection:
         return abort
 
     def _worth_sharing(self, ps: int) -> bool:
-        return self.plan.layouts[ps].nbytes >= max(1, self.runtime.shared_nbytes)
+        return self.plan.layouts[ps].nbytes >= max(1, self.runtime.shard_nbytes)
 
     def _open_once(self, deadline: float) -> SessionOpened:
         message = OpenSession(

@@ -195,16 +195,22 @@ class Push(Message, kind=20):
     arrays: tuple[Array, ...] = ()
 
 
+NOWHERE = [0, 0, 0, 0]
+"""The place of values that are not lent."""
+
+
 class Step(Message, kind=32):
-    """A push of form SHARED, of all of a shard, from the beginning of the memory that the last four numbers name, which
-    wants values with its result. Answered with Stepped where nothing but such messages made the step; else it is to the
-    ps the Push that it stands for. Its sender, when it has waited for a moment, sends that Push."""
+    """A push of form SHARED, of all of a shard, from the beginning of the memory that the last four numbers name.
+    Answered with Stepped where it was applied at once, in sync with those of all others that came as this one; else it
+    is to the ps the Push that it stands for. Its sender, when it has waited for a moment, sends that Push."""
 
     epoch: int
     number: int
     step: int
     counter: int
     released: int
+    lend: int
+    """1: values are wanted with the result."""
     process: int
     descriptor: int
     inode: int
@@ -212,12 +218,33 @@ class Step(Message, kind=32):
 
 
 class Stepped(Message, kind=33):
-    """The push was applied, in sync with those of all others: its step, the shard's version, and where that can be read
-    in place, as of SharedValues: the memory of its only arena."""
+    """The push was applied: its step, its staleness, the shard's version, and where that can be read in place, as of
+    SharedValues: the memory of its only arena. All 0 where it was not wanted."""
 
     number: int
     step: int
+    staleness: int
     counter: int
+    process: int
+    descriptor: int
+    inode: int
+    nbytes: int
+
+
+class Look(Message, kind=34):
+    """A pull of all of a shard with one arena, which the asker can read in the ps's memory. Answered with Shown; with
+    anything else, or nothing, where the asker is to send the Pull."""
+
+    epoch: int
+    released: int
+    """As of Pull."""
+
+
+class Shown(Message, kind=35):
+    """The version of now, its step, and where it can be read, as of Stepped."""
+
+    counter: int
+    step: int
     process: int
     descriptor: int
     inode: int

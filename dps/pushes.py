@@ -65,9 +65,11 @@ class Pushes:
         return filled_run(self._connection, gradients, ps, self._runs, self._buffers)
 
     def made(self, ps: int, number: int, step: int) -> None:
-        """A push, which has this number, was part of a step at once."""
+        """A push, which has this number, was made at once."""
         connection = self._connection
-        connection.step, connection.local_step = max(connection.step, step), max(connection.local_step, step)
+        connection.step = max(connection.step, step)
+        if connection.sync:
+            connection.local_step = max(connection.local_step, step)
         self.acknowledged += 1
         self.numbers[ps] = number
 

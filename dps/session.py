@@ -187,8 +187,8 @@ class Session:
         least of the session's local step; in bounded mode the call waits while this worker is too far ahead.
         """
         self._waiter.check_open()
-        if names is None and if_newer_than is None and (lent := self._stepping.lent()) is not None:
-            return self._stepping.read(lent, out)
+        if names is None and if_newer_than is None and (values := self._stepping.pull(out)) is not None:
+            return values
         in_place = out is not None and if_newer_than is None  # straight from the ps's memory into the caller's arrays
         operation = self._pulls.start(names, if_newer_than, after=False, hold=in_place)
         try:
@@ -274,8 +274,9 @@ class Session:
         """
         gradients = self._gradients(grads)
         made, operation = self._stepping.push(gradients, loss)
-        if made:
-            return self._made(loss)
+        if made is not None:
+            self._settled(made.result, loss)
+            return made.result
         return self._pushes.finish(operation or self._pushes.start(gradients, loss, timeout), timeout)
 
     def push_async(self, grads: Any, loss: Any = None) -> Reply[Push]:
@@ -294,12 +295,12 @@ class Session:
     def step(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Any:
         """Push and pull in one round trip; returns the values after the update. Blocks."""
         gradients = self._gradients(grads)
-        values, pushing = self._stepping.step(gradients, loss)
-        if values is not None:
+        made, pushing = self._stepping.step(gradients, loss)
+        if made is not None:
             incarnation = self._connection.caller.incarnation
-            self._made(loss)
-            rolled_back = self._connection.caller.incarnation != incarnation  # by a hook
-            return self.pull(timeout=timeout) if rolled_back else values
+            self._settled(made.result, loss)
+            same = self._connection.caller.incarnation == incarnation  # else a hook has rolled back
+            return made.values if same and made.values is not None else self.pull(timeout=timeout)
         if pushing is None:
             pushing = self._pushes.start(gradients, loss, timeout, self._pulls.may_come_with_a_push)
         if not self._pulls.may_follow_a_push:
@@ -328,12 +329,6 @@ class Session:
         self._hooks.call("before_run", self)
         self._connection.runtime.compute()
         return gradients
-
-    def _made(self, loss: Any) -> Push:
-        """A step was made at once."""
-        result = Push(self._connection.local_step, True)
-        self._settled(result, loss)
-        return result
 
     def _settled(self, result: Push, loss: Any) -> None:
         """A push has its result: tell who listens."""

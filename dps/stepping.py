@@ -1,4 +1,4 @@
-"""Synchronous steps at once: one small message to the ps, one back, and nothing in between that was not foreseen.
+"""Pulls, pushes and steps at once: one small message to the ps, one back, and nothing in between that was not foreseen.
 
 What is foreseen is the usual: all gradients are there, and the ps, which is on this machine and the only one, answers
 soon with the place where the new values lie. When anything else comes, or nothing for a moment, the same push goes the
@@ -14,10 +14,11 @@ from dps.actors.ref import Ref
 from dps.connection import Connection
 from dps.errors import DpsError
 from dps.lanes import Lane
-from dps.protocol import APPLIED, Pushed, Step, Stepped
+from dps.protocol import APPLIED, NOWHERE, Look, Pushed, Shown, Step, Stepped
 from dps.pulling import Pulls
 from dps.pushes import Pushes
 from dps.pushing import PushOp
+from dps.reply import Push
 from dps.transport.endpoint import Memory
 from dps.transport.message import Message
 from dps.transport.wire import Array
@@ -57,8 +58,19 @@ class Lent(NamedTuple):
         self.way.lane.over(self.request)
 
 
+class Made(NamedTuple):
+    """A push that was made at once: its result, and the values after it, where they were wanted and could be had."""
+
+    result: Push
+    values: Any
+
+
+def _nothing(layout: ShardLayout) -> None:
+    return None
+
+
 class Stepping:
-    """The steps of one session that may be made at once."""
+    """What one session does at once."""
 
     def __init__(self, connection: Connection, pushes: Pushes, pulls: Pulls) -> None:
         self._connection, self._pushes, self._pulls = connection, pushes, pulls
@@ -68,17 +80,21 @@ class Stepping:
         self._unread: Lent | None = None
         """What came with the last push."""
 
-    def step(self, gradients: Mapping[int, Gradient], loss: Any) -> tuple[Any, PushOp | None]:
-        """The values after the step, None where it has to go the ordinary way; then also the push, where it is on that
-        way already. Blocks for a moment. Raises TaskLost when this node was told to end."""
+    def step(self, gradients: Mapping[int, Gradient], loss: Any) -> tuple[Made | None, PushOp | None]:
+        """A push and the values after it; None where it has to go the ordinary way, then also the push, where it is on
+        that way already. Blocks for a moment. Raises TaskLost when this node was told to end."""
         return self._try(gradients, loss, self._read_at_once, lend=True)
 
-    def push(self, gradients: Mapping[int, Gradient], loss: Any) -> tuple[Any, PushOp | None]:
-        """As `step`, but the values are left where they are: True, if it was made."""
+    def push(self, gradients: Mapping[int, Gradient], loss: Any) -> tuple[Made | None, PushOp | None]:
+        """As `step`, but without the values."""
         return self._try(gradients, loss, self._keep, lend=False)
 
-    def lent(self) -> Lent | None:
-        """The values that came with the last push, if they are those of now; they are the caller's to release."""
+    def lent(self, meanwhile: Callable[[ShardLayout], None] = _nothing) -> Lent | None:
+        """The values of now: those that came with the last push, or where others may have pushed since, those that the
+        ps has. They are the caller's to release. None where they have to be pulled. Blocks for a moment, before which
+        `meanwhile` is called."""
+        if not self._connection.sync:
+            return self._look(meanwhile)
         lent, self._unread = self._unread, None
         connection = self._connection
         if lent is None:
@@ -90,12 +106,22 @@ class Stepping:
         self._note(lent)
         return lent
 
-    def read(self, lent: Lent, out: Any) -> Any:
-        """The nested arrays of what was lent, the caller's own, or `out`, filled with their values."""
+    def pull(self, out: Any) -> Any:
+        """The nested arrays of the values of now, the caller's own, or `out`, filled with them; None where they have to
+        be pulled. Blocks for a moment."""
+        prepared: list[tuple[Array, Any]] = []
+
+        def prepare(layout: ShardLayout) -> None:
+            if out is None:
+                prepared.append(self._pulls.prepared(layout))
+
+        lent = self.lent(prepare)
+        if lent is None:
+            return None
         try:
             if out is not None:
                 return self._pulls.of_memory(lent.way.layout, lent.memory, out)
-            return self._copied(lent, *self._pulls.prepared(lent.way.layout))
+            return self._copied(lent, *(prepared or [self._pulls.prepared(lent.way.layout)])[0])
         finally:
             lent.release()
 
@@ -105,84 +131,117 @@ class Stepping:
         return tree
 
     def _try(
-        self, gradients: Mapping[int, Gradient], loss: Any, use: Callable[[Way, Memory, int], Any], lend: bool
-    ) -> tuple[Any, PushOp | None]:
+        self, gradients: Mapping[int, Gradient], loss: Any, use: Callable[[Way, Memory, int], Made | None], lend: bool
+    ) -> tuple[Made | None, PushOp | None]:
         """`use(way, memory of the gradients, number of the push)`, where everything is as foreseen."""
-        connection, pushes = self._connection, self._pushes
+        pushes = self._pushes
         if self._unread is not None:
             self._unread.release()
             self._unread = None
-        if self._known != connection.caller.incarnation:
-            self._way, self._known = self._found(), connection.caller.incarnation
-        way = self._way
-        if way is None or not way.lane.on or pushes.under_way or connection.aborted:
+        way = self._open_way()
+        if way is None or pushes.under_way or not way.layout.trained:
             return None, None
-        connection.check_node()
         run = pushes.filled(way.ps, gradients)
         if run is None:
             return None, None
         number, filled = pushes.numbers[way.ps] + 1, {way.ps: run}
-        values = None
+        made = None
         try:
             if run.memory is not None:
-                values = use(way, run.memory, number)
-            return values, None if values is not None else pushes.start(gradients, loss, None, lend, filled)
+                made = use(way, run.memory, number)
+            return made, None if made is not None else pushes.start(gradients, loss, None, lend, filled)
         except BaseException:  # Ctrl-C: the ps may have the push, which has to be known
-            if values is None and not pushes.under_way:
+            if made is None and not pushes.under_way:
                 pushes.numbers[way.ps] = number - 1
                 pushes.start(gradients, loss, None, filled=filled)
             raise
+
+    def _open_way(self) -> Way | None:
+        """The way of now; None where things have to go the ordinary way."""
+        connection = self._connection
+        if self._known != connection.caller.incarnation:
+            self._way, self._known = self._found(), connection.caller.incarnation
+        if self._way is None or not self._way.lane.on or connection.aborted:
+            return None
+        connection.check_node()
+        return self._way
 
     def _found(self) -> Way | None:
         """The way of this incarnation; None where the run or the model is another than foreseen."""
         connection = self._connection
         ps, layout = connection.step_ps, connection.plan.layouts[connection.step_ps]
-        one = len(connection.plan.ps) == len(layout.arenas) == 1 and bool(layout.trained)
+        one = len(connection.plan.ps) == len(layout.arenas) == 1
         whole = len(connection.plan.parts) == len(connection.plan.variables)  # no array is put together out of parts
         small = layout.nbytes <= connection.runtime.small_nbytes
-        if not (connection.sync and one and whole and small and self._pulls.may_come_with_a_push):
+        if not (one and whole and small and self._pulls.may_come_with_a_push):
             return None
         return Way(connection.caller.incarnation, ps, connection.refs[ps], connection.lanes[ps], layout)
 
-    def _read_at_once(self, way: Way, memory: Memory, number: int) -> Any:
-        """Make a step and copy the values; they, or None."""
+    def _read_at_once(self, way: Way, memory: Memory, number: int) -> Made | None:
+        """Make a push and copy the values."""
         prepared: list[tuple[Array, Any]] = []
-        lent = self._lend(way, memory, number, lambda: prepared.append(self._pulls.prepared(way.layout)))
-        if lent is None:
+        answer, lent = self._push(way, memory, number, 1, lambda layout: prepared.append(self._pulls.prepared(layout)))
+        if answer is None:
             return None
+        result = Push(answer.step, True, answer.staleness)
+        if lent is None:
+            return Made(result, None)
         try:
             self._note(lent)
-            return self._copied(lent, *prepared[0])
+            return Made(result, self._copied(lent, *prepared[0]))
         finally:
             lent.release()
 
-    def _keep(self, way: Way, memory: Memory, number: int) -> Any:
-        """Make a step and keep where the values are; None where it was not made."""
-        self._unread = self._lend(way, memory, number, lambda: None)
-        return None if self._unread is None else True
+    def _keep(self, way: Way, memory: Memory, number: int) -> Made | None:
+        """Make a push, and in sync keep where the values are: until the next step nobody changes them."""
+        answer, self._unread = self._push(way, memory, number, int(self._connection.sync), _nothing)
+        return None if answer is None else Made(Push(answer.step, True, answer.staleness), None)
 
-    def _lend(self, way: Way, memory: Memory, number: int, meanwhile: Callable[[], None]) -> Lent | None:
-        """Make a step; what it is answered with. `meanwhile` is called before the answer is waited for."""
-        connection, lane = self._connection, way.lane
+    def _push(
+        self, way: Way, memory: Memory, number: int, lend: int, meanwhile: Callable[[ShardLayout], None]
+    ) -> tuple[Stepped | None, Lent | None]:
+        """Make a push; its result, and what came with it. `meanwhile` is called before the answer is waited for."""
+        connection, pushes = self._connection, self._pushes
         step = Step(
-            connection.epoch, number, connection.local_step, self._pushes.pulled[way.ps], lane.all_released_below(),
+            connection.epoch, number, connection.local_step, pushes.pulled[way.ps], way.lane.all_released_below(), lend,
             *memory.name,
         )  # fmt: skip
-        request = connection.caller.post(way.ref, step)
+        answer, lent = self._ask(way, step, number, meanwhile)
+        if not isinstance(answer, Stepped):
+            return None, None
+        pushes.made(way.ps, number, answer.step)
+        return answer, lent
+
+    def _look(self, meanwhile: Callable[[ShardLayout], None]) -> Lent | None:
+        """The values that the ps has now. `meanwhile` is called before the answer is waited for."""
+        way = self._open_way()
+        if way is None:
+            return None
+        answer, lent = self._ask(way, Look(self._connection.epoch, way.lane.all_released_below()), 0, meanwhile)
+        if lent is not None and answer is not None:
+            self._connection.step = max(self._connection.step, answer.step)
+            self._note(lent)
+        return lent
+
+    def _ask(
+        self, way: Way, message: Step | Look, number: int, meanwhile: Callable[[ShardLayout], None]
+    ) -> tuple[Stepped | Shown | None, Lent | None]:
+        """Send a message; what it is answered with, and the values that this lends."""
+        connection, lane = self._connection, way.lane
+        request = connection.caller.post(way.ref, message)
         lent: Lent | None = None
         try:
             lane.reads(request)
-            meanwhile()
-            answer = _as_stepped(connection.caller.hear(request, PATIENCE_S))
-            if answer is not None and (values := self._attached(way, answer)) is not None:
+            meanwhile(way.layout)
+            answer = _as_foreseen(connection.caller.hear(request, PATIENCE_S))
+            if answer is not None and answer.nbytes and (values := self._attached(way, answer)) is not None:
                 lent = Lent(way, request, number, answer.counter, values, connection.runtime.now() + KEPT_S)
-                self._pushes.made(way.ps, number, answer.step)
+            return answer, lent
         finally:
             if lent is None:
                 lane.over(request)
-        return lent
 
-    def _attached(self, way: Way, answer: Stepped) -> Array | None:
+    def _attached(self, way: Way, answer: Stepped | Shown) -> Array | None:
         """The values in the ps's memory; None where they cannot be read."""
         try:
             memory = way.lane.attach([answer.process, answer.descriptor, answer.inode, answer.nbytes])
@@ -197,14 +256,16 @@ class Stepping:
         self._pushes.pulled[lent.way.ps] = lent.counter
 
 
-def _as_stepped(answer: Message | None) -> Stepped | None:
-    """What a step was answered with; None for anything but values after it.
+def _as_foreseen(answer: Message | None) -> Stepped | Shown | None:
+    """What a message was answered with; None for anything but what was foreseen.
 
-    A step that went the ordinary way on the ps, because another worker's did, has the same answer in other words. If it
+    A push that went the ordinary way on the ps, because another worker's did, has the same answer in other words. If it
     were sent again for that, it would in turn take the next step of the others from their way."""
-    if isinstance(answer, Stepped):
+    if isinstance(answer, Stepped | Shown):
         return answer
-    if isinstance(answer, Pushed) and answer.status == APPLIED and len(answer.lent) == 3 and len(answer.lent[2]) == 1:
-        counter, _, ((process, descriptor, inode, nbytes),) = answer.lent
-        return Stepped(answer.number, answer.step, counter, process, descriptor, inode, nbytes)
+    if isinstance(answer, Pushed) and answer.status == APPLIED:
+        counter, place = answer.counter, NOWHERE
+        if len(answer.lent) == 3 and len(answer.lent[2]) == 1:
+            counter, _, (place,) = answer.lent
+        return Stepped(answer.number, answer.step, answer.staleness, counter, *place)
     return None

@@ -34,6 +34,9 @@ class AsyncMode:
         self._senders: dict[tuple[int, int], Sender] = {}
         self._backups: dict[int, list[Array]] = {}
         self._worth = Worth()
+        self._check = bool(shard.settings.get("check_finite", True))
+        stale = settings.max_staleness is not None or settings.damping is not None or bool(settings.compensation)
+        self._plain = not stale and len(shard.layout.arenas) == 1 and bool(shard.layout.trained)
 
     def whole(self, staged: Staged, sender: Sender) -> None:
         ledger = self.shard.ledgers[staged.incarnation]
@@ -70,7 +73,27 @@ class AsyncMode:
         self.shard.node.answer(sender, Waiting(f"push {number} waits for push {ledger.done + 1} of {ledger.name}"))
 
     def step(self, step: Step, sender: Sender) -> bool:
-        return False
+        """Apply a push at once where that needs no more than it says: it is the next of its session, and finite, and
+        the settings make nothing of its staleness."""
+        shard, store = self.shard, self.shard.store
+        ledger = shard.ledgers.get(sender.incarnation)
+        if ledger is None or ledger.staged or step.number != ledger.done + 1 or not self._plain:
+            return False
+        name = step.process, step.descriptor, step.inode, step.nbytes
+        gradients = tuple(shard.borrowed[sender.incarnation].arrays(name, shard.layout))
+        if self._check and not store.arenas[0].is_finite(gradients[0]):
+            return False
+        staleness = max(0, store.counter - step.counter) if step.counter >= 0 else 0
+        if step.released:
+            shard.released(sender.incarnation, step.released)
+        store.apply_mean(gradients, store.step + 1 if shard.is_step_ps else max(store.step, step.step) + 1)
+        self._note(ledger, sender.incarnation, step.number, staleness)
+        try:
+            shard.stepped(sender, step, staleness)
+        finally:
+            shard.decide(ledger, Pushed(step.number, APPLIED, store.step, staleness, store.counter, ""))
+        shard.wake_reads()
+        return True
 
     def taken_back(self) -> list[tuple[Push, Sender]]:
         return []
@@ -123,7 +146,7 @@ class AsyncMode:
                 status = REFUSED
             else:
                 store.step = step
-                self._note(ledger, staged, staleness)
+                self._note(ledger, staged.incarnation, staged.number, staleness)
         result = Pushed(staged.number, status, store.step, staleness, store.counter, staged.problem)
         return self.shard.decide(ledger, result)
 
@@ -141,12 +164,12 @@ class AsyncMode:
         damping = self.settings.damping
         return 1.0 if damping is None else 1.0 / (1.0 + staleness) ** damping
 
-    def _note(self, ledger: Ledger, staged: Staged, staleness: int) -> None:
+    def _note(self, ledger: Ledger, incarnation: int, number: int, staleness: int) -> None:
         shard = self.shard
         shard.staleness[ledger.name] = staleness
         shard.node.runtime.record(
             "applied", epoch=shard.epoch, counter=shard.store.counter, step=shard.store.step,
-            pushes=((staged.task, staged.incarnation, staged.number),),
+            pushes=((ledger.task, incarnation, number),),
         )  # fmt: skip
 
     def _compensated(self, staged: Staged) -> Update:
@@ -188,6 +211,7 @@ class BoundedMode(AsyncMode):
 
     def __init__(self, shard: Shard, settings: Bounded) -> None:
         super().__init__(shard, Async())
+        self._plain = False  # results are counted
         self.clocks = Clocks(settings.staleness)
         self._timed: set[tuple[int, int]] = set()
 

@@ -21,6 +21,7 @@ from dps.protocol import (
     Decide,
     Enter,
     Init,
+    Look,
     Lookup,
     Members,
     Probe,
@@ -259,6 +260,9 @@ class PsActor(Actor):
     def _take_back(self, shard: Shard) -> None:
         for push, sender in shard.mode.taken_back():
             self.node.handle(self.name, push, sender)
+
+    def on_Look(self, message: Look, sender: Sender) -> None:
+        self._shard(message.epoch).look(sender, message)
 
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)

@@ -15,9 +15,11 @@ from dps.actors.system import Node
 from dps.errors import Aborted
 from dps.protocol import (
     NO_BASE,
+    NOWHERE,
     REFUSED,
     WINDOW,
     Changes,
+    Look,
     Members,
     NotNewer,
     Pull,
@@ -25,7 +27,9 @@ from dps.protocol import (
     Pushed,
     Release,
     SharedValues,
+    Shown,
     Step,
+    Stepped,
     Values,
 )
 from dps.ps.borrowed import Borrowed
@@ -299,6 +303,25 @@ class Shard:
                 self.lending.note(sender.incarnation, sender.request, lease)
                 self._note(sender, record=True)
         return lease
+
+    def look(self, sender: Sender, message: Look) -> None:
+        """Answer who reads in place, if that goes at once."""
+        self.ledger(sender, message.epoch)
+        if message.released:
+            self.released(sender.incarnation, message.released)
+        self.store.refresh([])
+        lease = self.lend(sender)
+        if lease is None or len(lease.memories) != 1:
+            self.node.answer(sender, Waiting(f"{self.node.name} has no room for one more reader"))
+        else:
+            self.node.answer(sender, Shown(lease.counter, lease.step, *lease.memories[0]))
+
+    def stepped(self, sender: Sender, step: Step, staleness: int) -> None:
+        """Tell of a push that was just applied, with the values where its sender wants them and they can be lent."""
+        store = self.store
+        lease = self.lend_all([sender]) if step.lend else None
+        place = NOWHERE if lease is None else lease.memories[0]
+        self.node.answer(sender, Stepped(step.number, store.step, staleness, store.counter, *place))
 
     def answer_push(self, sender: Sender, result: Pushed) -> None:
         """Tell a push's result, with the values where its sender wants them and they can be lent."""

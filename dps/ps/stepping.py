@@ -12,7 +12,7 @@ from collections.abc import Callable
 from operator import itemgetter
 
 from dps.actors.ref import Sender
-from dps.protocol import APPLIED, SHARED, Push, Pushed, Step, Stepped
+from dps.protocol import APPLIED, NOWHERE, SHARED, Push, Pushed, Step, Stepped
 from dps.ps.gradients import Mean
 from dps.ps.quorum import PushId, Quorum
 from dps.ps.shard import Shard
@@ -93,11 +93,9 @@ class Stepping:
         """Lend the values to all and tell them at once: the books can wait until they have left."""
         shard, node = self._shard, self._shard.node
         lease = shard.lend_all([sender for _, _, sender, _ in kept])
+        place = NOWHERE if lease is None else lease.memories[0]
         for (_, _, push), _, sender, _ in kept:  # one by one: the first are at work again while the last are told
-            if lease is None:
-                node.answer(sender, Pushed(push, APPLIED, number, 0, shard.store.counter, ""))
-            else:
-                node.answer(sender, Stepped(push, number, lease.counter, *lease.memories[0]))
+            node.answer(sender, Stepped(push, number, 0, shard.store.counter, *place))
             node.flush()
 
 
@@ -105,5 +103,6 @@ def as_push(step: Step, nbytes: int) -> Push:
     """The push that a Step stands for, to a shard with gradients of so many bytes."""
     place = [[step.process, step.descriptor, step.inode, step.nbytes], 0]
     return Push(
-        step.epoch, step.number, step.step, step.counter, SHARED, nbytes, [], place, lend=True, released=step.released
-    )
+        step.epoch, step.number, step.step, step.counter, SHARED, nbytes, [], place, lend=bool(step.lend),
+        released=step.released,
+    )  # fmt: skip

@@ -58,7 +58,7 @@ class Store:
 
         Raises ConfigError for a GPU that cannot be used."""
         self.layout, self.runtime = layout, runtime
-        shared = runtime if layout.nbytes >= runtime.shared_nbytes else None
+        shared = runtime if layout.nbytes >= runtime.shard_nbytes else None
         self._crew = None if runtime.simulated else crew_of(threads)
         self.arenas = [memory_of(arena, shared, device, self._crew) for arena in layout.arenas]
         self._trained = [(a, memory) for a, memory in enumerate(self.arenas) if memory.optimizer is not None]

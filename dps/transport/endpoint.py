@@ -125,8 +125,10 @@ class Runtime(Protocol):
     storage: Storage
     piece_nbytes: int
     """Runs longer than this travel as several messages of this size, bytes (1 MiB on ZeroMQ)."""
+    shard_nbytes: int
+    """Shards from this size on are shared with the sessions on a ps's machine."""
     shared_nbytes: int
-    """Runs from this size on go through shared memory where both ends are on one machine."""
+    """Rows and single gradients from this size on go through shared memory there, too; fewer bytes travel as such."""
     small_nbytes: int
     """Of a shard up to this size a ps keeps many versions: who has read one need not say so at once."""
     together: int

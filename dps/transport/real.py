@@ -52,6 +52,7 @@ class RealRuntime:
 
     simulated = False
     piece_nbytes = 1 << 20
+    shard_nbytes = 1 << 10
     shared_nbytes = 1 << 16
     small_nbytes = 1 << 18
     together = 64

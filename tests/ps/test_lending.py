@@ -14,7 +14,7 @@ from tests.ps.test_modes import LAYOUT, Ps, sender
 
 @pytest.fixture(autouse=True)
 def everything_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime(), "shared_nbytes", 1)
+    monkeypatch.setattr(runtime(), "shard_nbytes", 1)
 
 
 def lending() -> tuple[Store, Lending]:

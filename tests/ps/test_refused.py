@@ -120,7 +120,7 @@ def test_the_first_variable_in_the_order_of_the_shard_is_named() -> None:
 class Blocks:
     """A runtime whose passes go in blocks of two elements, as those of a simulated process do."""
 
-    simulated, piece_nbytes, shared_nbytes = True, 8, 1 << 40
+    simulated, piece_nbytes, shard_nbytes = True, 8, 1 << 40
 
     def preempt(self) -> None:
         """Nobody else is there."""

@@ -13,6 +13,7 @@ from dps.actors.ref import Sender
 from dps.errors import Aborted, DpsError, Unavailable
 from dps.protocol import (
     APPLIED,
+    NOWHERE,
     REFUSED,
     SHARED,
     AskStats,
@@ -97,7 +98,7 @@ class Ps:
             place = [memory.name, 0]
             message: Any = Push(1, number, step, 0, SHARED, LAYOUT.gradient_nbytes, [], place, 0, True, released)
         else:
-            message = Step(1, number, step, 0, released, *changes.pop("memory", memory.name))
+            message = Step(1, number, step, 0, released, 1, *changes.pop("memory", memory.name))
         assert not changes
         self.node.handle("ps", message, sender(incarnation, 10 * number))
         return self.node.take()
@@ -135,7 +136,7 @@ class Ps:
 
 @pytest.fixture(autouse=True)
 def everything_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime(), "shared_nbytes", 1)
+    monkeypatch.setattr(runtime(), "shard_nbytes", 1)
 
 
 def test_a_step_at_once_is_the_mean_of_all_and_tells_where_the_values_are() -> None:
@@ -144,7 +145,7 @@ def test_a_step_at_once_is_the_mean_of_all_and_tells_where_the_values_are() -> N
     answers = dict(ps.step(1, 2.0))
     assert ps.values == [-4.0] * 6  # a rate of 1, and the mean of 2 and 6
     (memory,) = ps.shard.store.lease(shared=True).memories
-    assert answers == {i: Stepped(2, 2, 2, *memory) for i in (1, 2)}
+    assert answers == {i: Stepped(2, 2, 0, 2, *memory) for i in (1, 2)}
     assert ps.node.flushes == 2
 
 
@@ -298,7 +299,7 @@ def test_where_no_memory_can_be_lent_the_result_alone_is_told(monkeypatch: pytes
     ps = Ps()
     monkeypatch.setattr(ps.shard.store, "lease", lambda **_: None)
     answers = ps.steps({1: 2.0, 2: 4.0})
-    assert answers == {i: [Pushed(2, APPLIED, 2, 0, 2, "")] for i in (1, 2)}
+    assert answers == {i: [Stepped(2, 2, 0, 2, *NOWHERE)] for i in (1, 2)}
 
 
 def test_a_worker_is_not_let_in_by_a_step() -> None:
@@ -338,7 +339,7 @@ def test_a_shard_of_which_nothing_is_trained_makes_no_steps_at_once(monkeypatch:
 def test_values_that_were_lent_under_one_number_again_and_again_all_come_back() -> None:
     ps = Ps(workers=1)
     for number in range(2, 8):
-        message = Step(1, number, number - 1, 0, 0, *ps.memories[1].name)
+        message = Step(1, number, number - 1, 0, 0, 1, *ps.memories[1].name)
         ps.node.handle("ps", message, sender(1, 99))
         assert [type(answer) for _, answer in ps.node.take()] == [Stepped]
     ps.members()

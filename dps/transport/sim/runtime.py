@@ -54,7 +54,7 @@ class SimRuntime(Group):
     """As `dps.transport.endpoint.Runtime`, in virtual time; one for each life of a process."""
 
     simulated = True
-    shared_nbytes = 0
+    shard_nbytes = shared_nbytes = 0
 
     def __init__(self, setting: Setting, name: str, incarnation: int, ended: Callable[[SimRuntime, SimTask], None]):
         super().__init__(name)

@@ -1,0 +1,235 @@
+"""Asynchronous pulls and pushes at once, through sessions: what they bring is what the ordinary way brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from dps import stepping
+from dps.actors.caller import Caller
+from dps.errors import Unavailable
+from dps.lanes import Lane
+from dps.protocol import Look, Shown, Step
+from dps.ps.shard import Shard
+from dps.reply import Push
+from tests.in_process import cluster
+from tests.interrupting import interrupted_at
+
+Asked = list[str]
+SHAPES = {"w": (100, 170), "c": (77,)}
+
+
+def ones(value: float = 1.0) -> dict[str, Any]:
+    return {name: np.full(shape, value, np.float32) for name, shape in SHAPES.items()}
+
+
+def session(server: Any, **settings: Any) -> dps.Session:
+    return dps.Session(
+        server, **{"params": ones(0.0), "optimizer": dps.optim.SGD(1.0), "update": "async", "timeout": 20} | settings
+    )
+
+
+@contextmanager
+def trained(**settings: Any) -> Iterator[dps.Session]:
+    with cluster(1, 1) as (server,), session(server, **settings) as s:
+        yield s
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "PATIENCE_S", 5.0)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """The kinds of messages that a session sends in its main loop."""
+    asked: Asked = []
+    post, send = Caller.post, Caller.send
+
+    def posted(self: Caller, to: Any, message: Any) -> int:
+        asked.append(type(message).__name__)
+        return post(self, to, message)
+
+    def sent(self: Caller, request: Any, message: Any) -> None:
+        asked.append(type(message).__name__)
+        send(self, request, message)
+
+    monkeypatch.setattr(Caller, "post", posted)
+    monkeypatch.setattr(Caller, "send", sent)
+    return asked
+
+
+def values(s: dps.Session) -> tuple[float, float]:
+    found = s.pull()
+    return float(found["w"][99, 169]), float(found["c"][76])
+
+
+@pytest.mark.parametrize("optimizer", [dps.optim.Adam(0.1), dps.optim.Momentum(0.1, 0.9)], ids=["adam", "momentum"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["own arrays", "in place"])
+def test_the_bits_are_those_of_the_ordinary_way(optimizer: Any, in_place: bool, asked: Asked) -> None:
+    def run(shared: bool) -> list[np.ndarray[Any, Any]]:
+        rng, found = np.random.default_rng(7), []
+        with trained(optimizer=optimizer, shared_memory=shared) as s:
+            given = s.gradients() if in_place else ones()
+            for number in range(12):
+                for array in given.values():
+                    array[...] = rng.normal(size=array.shape)
+                if number % 3 == 0:
+                    found.append(s.step(given)["w"])
+                else:
+                    s.push(given)
+                    found.append(s.pull()["c"])
+        return found
+
+    at_once = run(True)
+    assert asked.count("Step") == 12 and asked.count("Look") == 8 and "Push" not in asked and "Pull" not in asked
+    for one, other in zip(at_once, run(False), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_result_says_its_step_and_how_many_came_in_between(asked: Asked) -> None:
+    with cluster(1, 2) as servers, session(servers[0]) as one, session(servers[1]) as other:
+        one.pull()
+        other.pull()
+        asked.clear()
+        assert [other.push(ones()) for _ in range(2)] == [Push(1, True, 0), Push(2, True, 1)]
+        assert one.push(ones()) == Push(3, True, 2)
+        assert values(one) == (-3.0, -3.0) and one.global_step == 3 and one.version.counters == ((0, 3),)
+        assert one.push(ones()) == Push(4, True, 0)
+        assert set(asked) == {"Look", "Step"}
+
+
+def test_a_pull_sees_what_others_have_pushed_since(asked: Asked) -> None:
+    with cluster(1, 2) as servers, session(servers[0]) as one, session(servers[1]) as other:
+        for count in range(1, 40):  # more than a ps keeps versions
+            one.push(ones())
+            other.step(ones())
+            assert values(one) == (-2.0 * count, -2.0 * count)
+            with one.view() as seen:
+                assert float(seen["w"][0, 0]) == -2.0 * count
+
+
+def test_a_pull_fills_the_arrays_that_it_is_given() -> None:
+    with trained() as s:
+        s.push(ones())
+        out = ones(9.0)
+        assert s.pull(out=out) is out and (out["w"] == -1.0).all() and (out["c"] == -1.0).all()
+        with pytest.raises(ValueError, match="out has"):
+            s.pull(out={"w": out["w"], "c": np.zeros(3, np.float32)})
+        assert values(s) == (-1.0, -1.0)
+
+
+def test_pulled_arrays_are_the_callers_own() -> None:
+    with trained() as s:
+        first = s.pull()
+        first["w"][...] = 5.0
+        assert not np.shares_memory(first["w"], s.pull()["w"])
+        s.push(ones())
+        assert values(s) == (-1.0, -1.0) and (first["w"] == 5.0).all()
+
+
+def test_a_pull_goes_beside_pushes_that_are_under_way() -> None:
+    with trained() as s:
+        replies = [s.push_async(ones()) for _ in range(3)]
+        assert values(s)[0] in (0.0, -1.0, -2.0, -3.0)
+        assert [reply.result().step for reply in replies] == [1, 2, 3]
+        assert values(s) == (-3.0, -3.0)
+
+
+def test_some_of_the_gradients_go_the_ordinary_way_and_keep_their_place(asked: Asked) -> None:
+    with trained() as s:
+        s.push(ones())
+        s.push({"c": ones()["c"]})
+        assert s.push(ones()).step == 3 and values(s) == (-2.0, -3.0)
+        assert [kind for kind in asked if kind in ("Step", "Push")] == ["Step", "Push", "Step"]
+
+
+def test_a_refused_gradient_is_told_and_changes_nothing() -> None:
+    with trained() as s:
+        bad = ones()
+        bad["c"][3] = np.nan
+        for call in (s.push, s.step):
+            with pytest.raises(ValueError, match="the gradient of c has NaN or infinite values"):
+                call(bad)
+        assert values(s) == (0.0, 0.0) and s.push(ones()).step == 1
+
+
+def test_without_the_look_for_nan_it_passes() -> None:
+    with trained(check_finite=False) as s:
+        s.push(ones(np.nan))
+        assert np.isnan(values(s)).all()
+
+
+@pytest.mark.parametrize(
+    ("update", "wanted"),
+    [
+        (dps.Async(max_staleness=0), [Push(1, True, 0), Push(1, False, 1)]),
+        (dps.Async(damping=1.0), [Push(1, True, 0), Push(2, True, 1)]),
+        (dps.Async(compensation=0.5), [Push(1, True, 0), Push(2, True, 1)]),
+    ],
+    ids=["dropped", "damped", "compensated"],
+)
+def test_what_is_made_of_staleness_is_made_of_it(update: Any, wanted: list[Push]) -> None:
+    with trained(update=update) as s:
+        s.pull()
+        assert [s.push(ones(2.0)) for _ in range(2)] == wanted
+        second = {0.0: -2.0, 1.0: -3.0, 0.5: -2.0 - (2.0 + 0.5 * 4.0 * -2.0)}  # dropped; half; g + lambda g² (w - w0)
+        assert values(s)[0] == second[update.damping or update.compensation]
+
+
+def test_a_reader_without_params_sees_the_values_of_now(asked: Asked) -> None:
+    with cluster(1, 2) as servers, session(servers[0]) as s, dps.Session(servers[1]) as reader:
+        s.push(ones())
+        asked.clear()
+        assert values(reader) == (-1.0, -1.0) and asked == ["Look"]
+        assert reader.global_step == 1
+
+
+def test_where_there_is_no_room_for_a_reader_the_values_are_sent(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> None:
+    with trained() as s:
+        monkeypatch.setattr(Shard, "lend", lambda *_: None)
+        monkeypatch.setattr(Shard, "lend_all", lambda *_: None)
+        assert values(s) == (0.0, 0.0)
+        assert float(s.step(ones())["w"][0, 0]) == -1.0
+        assert asked[-4:] == ["Pull", "Step", "Look", "Pull"]
+
+
+def test_where_the_values_cannot_be_read_sockets_are_used(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> None:
+    def gone(self: Lane, name: list[int]) -> Any:
+        raise Unavailable("the memory of process 1 cannot be reached from here: no such process")
+
+    with trained() as s:
+        monkeypatch.setattr(Lane, "attach", gone)
+        assert values(s) == (0.0, 0.0) and asked[-2:] == ["Look", "Pull"]
+        asked.clear()
+        assert float(s.step(ones())["w"][0, 0]) == -1.0 and "Look" not in asked
+
+
+def test_what_takes_too_long_goes_the_ordinary_way_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with trained() as s:
+        monkeypatch.setattr(stepping, "PATIENCE_S", 0.0)
+        assert s.push(ones()).step == 1 and values(s) == (-1.0, -1.0)
+        assert float(s.step(ones())["w"][0, 0]) == -2.0
+        assert s.stats()["ps:0"]["applied"] == 2
+
+
+def test_ctrl_c_at_any_line_neither_loses_nor_doubles() -> None:
+    with trained() as s:
+        for call in (lambda: s.step(ones(4.0)), lambda: s.push(ones(4.0)), s.pull):
+            before, line, reached = values(s)[0], 1, True
+            while reached and line < 700:
+                reached = interrupted_at(line, call)
+                s._pushes.drain()
+                s.push(ones())
+                after = values(s)[0]
+                assert before - after in (1.0, 5.0), f"at line {line}"
+                before, line = after, line + 7
+
+
+def test_the_messages_are_of_whole_numbers() -> None:
+    assert all(kind.form_of.plain is not None for kind in (Step, Look, Shown))
