@@ -41,7 +41,7 @@ def test_a_push_is_applied_when_it_comes_and_tells_its_staleness() -> None:
     assert ps.values == [-3.0] * 6 and ps.shard.lending.lent(1, 99) is None
     ((_, answer),) = ps.step(2, 1.0, number=2)
     (memory,) = ps.shard.store.lease(shared=True).memories
-    assert answer == Stepped(2, 4, 4, 4, *memory) and ps.values == [-4.0] * 6
+    assert answer == Stepped(2, 4, 3, 4, *memory) and ps.values == [-4.0] * 6
 
 
 def test_the_books_are_those_of_the_ordinary_way() -> None:

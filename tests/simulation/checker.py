@@ -245,7 +245,8 @@ def replay(
     for counter, _, pushes in applied.of.get((f"ps:{ps}", manifest.epoch), []):
         if counter <= manifest.shards[index].version:
             for _, incarnation, number in pushes:
-                values[marks[incarnation, number]] += np.float32(1) / np.float32(len(pushes))
+                if (incarnation, number) in marks:  # else it was sent twice, of which `no_more_than_sent` tells
+                    values[marks[incarnation, number]] += np.float32(1) / np.float32(len(pushes))
 
 
 def marks_of(cluster: SimulatedCluster) -> dict[tuple[int, int], int]:

@@ -17,6 +17,8 @@ from tests.simulation.checker import violations
 from tests.simulation.history import NAMES, History, train
 
 BOUND = 1
+AT_ONCE = {"steps": "sync", "at once": "async"}
+"""Modes in which pushes go at once, one ps and all: the update mode of each."""
 
 
 @dataclass
@@ -36,6 +38,11 @@ class Scenario:
     patience_s: float | None = None
     """How long workers wait for a step at once. None: some pushes are steps, and few of these may be made at once."""
 
+    @property
+    def name(self) -> str:
+        """What `scenario` makes it of, with the seed."""
+        return self.mode if self.patience_s is None else next(n for n, mode in AT_ONCE.items() if mode == self.mode)
+
 
 def update_of(mode: str, workers: int, draw: random.Random) -> Update:
     """The update mode; sync also with backup workers and with several batches a worker, async with its options."""
@@ -52,11 +59,11 @@ def update_of(mode: str, workers: int, draw: random.Random) -> Update:
 def scenario(mode: str, seed: int) -> Scenario:
     """Half of the seeds have a whole network, all have other faults; kills of ps and chief need checkpoints.
 
-    The mode "steps" is sync as steps at once want it, with more or less time for them to be made.
+    The modes "steps" and "at once" are sync and async as pushes at once want it, with more or less time for them.
     """
     draw = random.Random(f"{mode} {seed}")
     ps, workers = draw.randint(1, 3), draw.randint(1, 4)
-    if mode == "steps":
+    if mode in AT_ONCE:
         ps = 1
     rough = draw.random() < 0.5
     network = Network(
@@ -85,9 +92,9 @@ def scenario(mode: str, seed: int) -> Scenario:
             faults.append(Kill(task, at, draw.choice([0.1, 1.0])))
     if not checkpointed:
         faults = [f for f in faults if isinstance(f, Kill) or f.seconds < 1.0]
-    if mode == "steps":
-        patience_s, update = draw.choice([0.02, 0.3, 3.0]), SyncReplicas()
-        return Scenario("sync", seed, ps, workers, 6, network, faults, killed, checkpointed, update, patience_s)
+    if mode in AT_ONCE:
+        patience_s, update = draw.choice([0.02, 0.3, 3.0]), SyncReplicas() if mode == "steps" else Async()
+        return Scenario(AT_ONCE[mode], seed, ps, workers, 6, network, faults, killed, checkpointed, update, patience_s)
     update = update_of(mode, workers, draw)
     return Scenario(mode, seed, ps, workers, 6, network, faults, killed, checkpointed, update)
 
@@ -98,17 +105,17 @@ def run(
 ) -> list[str]:  # fmt: skip
     """Run a scenario; the promises that it broke. Some seeds have tables that are read and pushed by rows: whole, in
     parts, and on ps that forget nearly every list of rows. With fewer `variables` than ps, some ps hold none."""
-    steps = chosen.patience_s is not None
-    history = History(chosen.workers, chosen.pushes, names=NAMES[:variables], steps=steps)
+    at_once = chosen.patience_s is not None
+    history = History(chosen.workers, chosen.pushes, names=NAMES[:variables], steps=at_once)
     rows, parts = variables == len(NAMES) and chosen.seed % 8 in (1, 5, 6), 2 if chosen.seed % 8 == 5 else 1
     cluster = SimulatedCluster(
         train, history, chosen.checkpointed, chosen.seed % 5 == 0, compression, deltas, rows, parts, ps=chosen.ps,
         workers=chosen.workers, seed=chosen.seed, update=chosen.update, network=chosen.network, faults=chosen.faults,
         compute=Compute(0.1, 0.5), piece_nbytes=64,
-        shared_memory=steps or chosen.seed % 5 in (0, 2, 4),
+        shared_memory=at_once or chosen.seed % 5 in (0, 2, 4),
     )  # fmt: skip
     kept = 1 if chosen.seed % 8 == 6 else rowlists.KEPT_BY_PS
-    small = (1 << 18,) if steps else runtime.SMALL_NBYTES
+    small = (1 << 18,) if at_once else runtime.SMALL_NBYTES
     with (
         patch.object(rowlists, "KEPT_BY_PS", kept), patch.object(runtime, "SMALL_NBYTES", small), cluster,
         patch.object(stepping, "PATIENCE_S", chosen.patience_s or stepping.PATIENCE_S),
@@ -118,6 +125,6 @@ def run(
         if keep is not None:
             keep.append(cluster)
         if found:
-            found.append(f"replay: run(scenario({'steps' if steps else chosen.mode!r}, {chosen.seed})); {chosen}")
+            found.append(f"replay: run(scenario({chosen.name!r}, {chosen.seed})); {chosen}")
             found.append(cluster.world.trace_text(last=200))
     return found

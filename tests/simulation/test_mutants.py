@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dps import pushing, stepping
-from dps.ps import ahead, answers, clocks, modes, quorum, rowlists, saving, server, staging, store, sync
+from dps.ps import ahead, answers, clocks, modes, quorum, rowlists, saving, server, shard, staging, store, sync
 from dps.ps import stepping as ps_stepping
 from dps.reply import Push
 from tests.simulation.scenario import run, scenario
@@ -64,9 +64,10 @@ def test_a_push_counted_before_it_is_whole_everywhere_is_caught(monkeypatch: pyt
     caught("sync", "has the set")
 
 
-def test_a_missing_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["async", "at once"])
+def test_a_missing_lease_is_caught(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.Store, "leases_on", False)
-    caught("async", "differ")
+    caught(mode, "differ")
 
 
 def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,16 +136,19 @@ def test_a_reader_that_is_let_in_one_step_too_far_ahead_is_caught(monkeypatch: p
     caught("bounded", "ahead of the slowest")
 
 
-def test_a_step_that_goes_the_ordinary_way_under_another_number_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    lend = stepping.Stepping._lend
+@pytest.mark.parametrize("mode", ["steps", "at once"])
+def test_a_push_that_goes_the_ordinary_way_under_another_number_is_caught(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push = stepping.Stepping._push
 
-    def renumbered(self: stepping.Stepping, way: Any, memory: Any, number: int, meanwhile: Any) -> Any:
-        lent = lend(self, way, memory, number, meanwhile)
+    def renumbered(self: stepping.Stepping, way: Any, memory: Any, number: int, *more: Any) -> Any:
+        found = push(self, way, memory, number, *more)
         self._pushes.numbers[way.ps] = number
-        return lent
+        return found
 
-    monkeypatch.setattr(stepping.Stepping, "_lend", renumbered)
-    caught("steps", "was applied, which sent")
+    monkeypatch.setattr(stepping.Stepping, "_push", renumbered)
+    caught(mode, "was applied, which sent")
 
 
 def test_a_push_that_is_on_both_ways_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,3 +165,32 @@ def test_a_push_that_is_on_both_ways_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(ps_stepping.Stepping, "taken_back", copied)
     caught("steps", "applied twice")
+
+
+def test_a_push_at_once_of_which_no_result_is_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, decide = modes.AsyncMode.step, shard.Shard.decide
+
+    def forgetful(self: modes.AsyncMode, message: Any, sender: Any) -> bool:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shard.Shard, "decide", lambda self, ledger, result: result)
+            return step(self, message, sender)
+
+    monkeypatch.setattr(modes.AsyncMode, "step", forgetful)
+    assert shard.Shard.decide is decide
+    caught("at once", "applied twice")
+
+
+def test_a_push_at_once_ahead_of_others_that_are_staged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = modes.AsyncMode.step
+
+    def hasty(self: modes.AsyncMode, message: Any, sender: Any) -> bool:
+        ledger = self.shard.ledgers.get(sender.incarnation)
+        if ledger is None:
+            return False
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ledger, "done", message.number - 1)
+            patch.setattr(ledger, "staged", {})
+            return step(self, message, sender)
+
+    monkeypatch.setattr(modes.AsyncMode, "step", hasty)
+    caught("at once", "applied twice")

@@ -15,7 +15,7 @@ FIRST = int(os.environ.get("DPS_FIRST_SEED", "0"))
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, CHUNK))
-@pytest.mark.parametrize("mode", ["async", "sync", "steps", "bounded"])
+@pytest.mark.parametrize("mode", ["async", "at once", "sync", "steps", "bounded"])
 def test_no_promise_is_broken_under_faults(mode: str, first: int) -> None:
     for seed in range(first, min(first + CHUNK, FIRST + SEEDS)):
         found = run(scenario(mode, seed))
