@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -99,28 +100,19 @@ class Plan:
         return tuple(np.dtype(spec.dtype) for spec in self.variables)
 
     @functools.cached_property
-    def all_at_once(self) -> tuple[list[str], list[tuple[int, ...]], list[np.dtype[Any]]] | None:
-        """Names, shapes and dtypes, where gradients of all may be checked together: all are trained, and lie in a
-        plain dict; None elsewhere, and where there are few."""
-        if len(self.variables) <= FEW or any(v.optimizer is None or "/" in v.name for v in self.variables):
-            return None
-        return [v.name for v in self.variables], [v.shape for v in self.variables], list(self.dtypes)
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each variable."""
+        return [spec.shape for spec in self.variables]
 
     @functools.cached_property
-    def _indices_of_names(self) -> dict[int, tuple[list[str], Callable[[Mapping[int, Array]], tuple[Array, ...]]]]:
-        return {}
+    def is_split(self) -> bool:
+        """Whether some variable has several parts."""
+        return len(self.parts) > len(self.variables)
 
-    def picker(self, names: list[str]) -> Callable[[Mapping[int, Array]], tuple[Array, ...]]:
-        """A function that takes the parts of these variables, which have one each, out of all parts by index.
-
-        `names` is a list that stays as it is: what is found is kept by its identity."""
-        kept = self._indices_of_names.get(id(names))
-        if kept is None:
-            if len(self._indices_of_names) >= FEW:  # of sessions that are closed, most likely
-                self._indices_of_names.clear()
-            kept = names, operator.itemgetter(*[self.only_part[name] for name in names])
-            self._indices_of_names[id(names)] = kept
-        return kept[1]
+    @functools.cached_property
+    def all_trained(self) -> bool:
+        """Whether every variable takes a gradient."""
+        return all(spec.optimizer is not None for spec in self.variables)
 
     @functools.cached_property
     def layouts(self) -> dict[int, ShardLayout]:
@@ -212,19 +204,30 @@ class Arena:
     """As `Part.device`."""
 
     @functools.cached_property
-    def gradients(self) -> Callable[[Mapping[int, Any]], tuple[Any, ...]]:
-        """Takes those of the parts' variables out of gradients by variable index; only where there are several."""
-        return operator.itemgetter(*self.variables)
+    def pick(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """Takes what belongs to the variables of the parts out of what is there for all variables."""
+        return picker([part.variable for part in self.parts])
 
     @functools.cached_property
-    def variables(self) -> list[int]:
-        """The variable of each part."""
-        return [part.variable for part in self.parts]
+    def bounds(self) -> Array:
+        """The first element of each part, and where the last ends; int64."""
+        return np.array([*self.starts, self.size], np.int64)
 
     @functools.cached_property
-    def flat(self) -> bool:
-        """Whether all parts have one dimension."""
-        return all(len(part.shape) == 1 for part in self.parts)
+    def stretches(self) -> list[tuple[int, int, bool, tuple[int, ...] | None]]:
+        """Neighbours of one shape: first element, end, whether they are several, and the shape of all of them as one
+        array; None: it is flat. Scalars come one by one: the rows of an array of them would be numbers."""
+        found: list[tuple[int, int, bool, tuple[int, ...] | None]] = []
+        start = 0
+        for shape, alike in itertools.groupby(self.parts, operator.attrgetter("shape")):
+            count, size = sum(1 for _ in alike), math.prod(shape)
+            if count > 1 and shape:
+                found.append((start, start + count * size, True, (count, *shape)))
+            else:
+                flat = None if len(shape) == 1 else shape
+                found += [(start + i * size, start + (i + 1) * size, False, flat) for i in range(count)]
+            start += count * size
+        return found
 
     @functools.cached_property
     def itemsize(self) -> int:
@@ -234,6 +237,14 @@ class Arena:
     @functools.cached_property
     def nbytes(self) -> int:
         return self.size * self.itemsize
+
+
+def picker(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that takes what is at these places out of a sequence."""
+    first = places[0] if places else 0
+    if places == list(range(first, first + len(places))):
+        return operator.itemgetter(slice(first, first + len(places)))
+    return operator.itemgetter(*places)
 
 
 LARGER, A_RUN = 4, 32
@@ -349,42 +360,40 @@ class ShardLayout:
 
     def views(self, run: Array) -> dict[int, Array]:
         """The parts as arrays in a run of bytes (uint8, `nbytes` long), by part index."""
-        return self.views_of([run[arena.offset : arena.offset + arena.nbytes] for arena in self.arenas])
+        return dict(zip(self.indices, self.listed(self.memories(run)), strict=True))
 
-    def views_of(self, memories: Sequence[Array]) -> dict[int, Array]:
-        """The parts as arrays in the bytes of each arena, by part index."""
-        found: dict[int, Array] = {}
-        for number, (arena, memory, spans) in enumerate(zip(self.arenas, memories, self._spans, strict=True)):
+    def memories(self, run: Array) -> list[Array]:
+        """The bytes of each arena in a run."""
+        return [run[start:stop] for start, stop, _ in self._cuts]
+
+    def listed(self, memories: Sequence[Array]) -> list[Array]:
+        """The parts as arrays in the memory of each arena, in the order of `indices`. Neighbours of one shape are made
+        at once, as the rows of one array."""
+        found: list[Array] = []
+        for arena, memory in zip(self.arenas, memories, strict=True):
             flat = memory.view(arena.dtype)
-            if len(alike := self._alike[number]) > FEW:
-                rows = flat[: len(alike) * spans[0][2]]
-                found.update(zip(alike, rows.reshape(len(alike), *arena.parts[0].shape), strict=True))
-                spans = spans[len(alike) :]
-            for index, start, stop, shape in spans:
-                found[index] = flat[start:stop] if shape is None else flat[start:stop].reshape(shape)
+            for start, stop, several, shape in arena.stretches:
+                values = flat[start:stop] if shape is None else flat[start:stop].reshape(shape)
+                if several:
+                    found.extend(values)
+                else:
+                    found.append(values)
         return found
 
-    @functools.cached_property
-    def _alike(self) -> list[list[int]]:
-        """For each arena: the parts, by index, that have the shape of its first and follow it. Scalars are none: to
-        iterate over an array gives arrays only where it has two dimensions."""
-        found = []
-        for arena in self.arenas:
-            shape = arena.parts[0].shape
-            alike = itertools.takewhile(lambda part, shape=shape: part.shape == shape, arena.parts)  # type: ignore[misc]
-            found.append([part.index for part in alike] if shape else [])
-        return found
+    def view(self, memories: Sequence[Array], index: int) -> Array:
+        """One part as an array in the memory of each arena."""
+        number, start = self.place[index]
+        part = self._part_of[index]
+        return memories[number].view(self.arenas[number].dtype)[start : start + part.size].reshape(part.shape)
 
     @functools.cached_property
-    def _spans(self) -> list[list[tuple[int, int, int, tuple[int, ...] | None]]]:
-        """For each arena: index, first element, end and shape of its parts; shape None: one dimension, as it lies."""
-        return [
-            [
-                (p.index, start, start + p.size, None if len(p.shape) == 1 else p.shape)
-                for p, start in zip(arena.parts, arena.starts, strict=True)
-            ]
-            for arena in self.arenas
-        ]
+    def _part_of(self) -> dict[int, Part]:
+        return {part.index: part for arena in self.arenas for part in arena.parts}
+
+    @functools.cached_property
+    def indices(self) -> list[int]:
+        """The index of each part, in the order of the run."""
+        return [part.index for arena in self.arenas for part in arena.parts]
 
     def check_range(self, offset: int, nbytes: int, trained_only: bool = False) -> tuple[int, int]:
         """The number of the (trained) arena that bytes lie in, and the first element there. Raises ProtocolError

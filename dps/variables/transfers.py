@@ -32,7 +32,7 @@ from dps.protocol import (
 from dps.transport.endpoint import Runtime
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
-from dps.variables.plan import ShardLayout
+from dps.variables.plan import FEW, ShardLayout
 
 SIMULATED_BLOCK = 64
 """Bytes that are copied in the simulator before other tasks may run."""
@@ -92,11 +92,19 @@ class Reader(Protocol):
 
 
 class Taken:
-    """A run of bytes that a shard's values are put into, and its parts as arrays, by index."""
+    """A run of bytes that a shard's values are put into."""
 
     def __init__(self, layout: ShardLayout) -> None:
         self.bytes: Array = np.empty(layout.nbytes, np.uint8)
-        self.views = layout.views(self.bytes)
+        self._layout = layout
+        self._few = self._made() if len(layout.indices) <= FEW else None
+
+    def _made(self) -> list[Array]:
+        return self._layout.listed(self._layout.memories(self.bytes))
+
+    def parts(self) -> list[Array]:
+        """Its parts in the order of the run, as new arrays, whose owner may do with them whatever he likes."""
+        return self._made() if self._few is None else [view.view() for view in self._few]
 
 
 class PullTransfer(Transfer):
@@ -227,6 +235,11 @@ class PullTransfer(Transfer):
             run[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
             self._got[offset] = data.nbytes
         return sum(self._got.values()) >= piece.nbytes
+
+    @property
+    def parts(self) -> list[int]:
+        """The indices of those that are asked for; empty for all."""
+        return self._message.parts
 
     @property
     def received(self) -> int:

@@ -1,0 +1,55 @@
+"""Between a user's nested arrays and the parts of a plan: gradients apart, values together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dps.transport.wire import Array
+from dps.variables.layout import Gradient, check_gradients
+from dps.variables.plan import FEW, Plan, picker
+from dps.variables.tree import Nesting, leaves
+
+
+class Assembly:
+    """How the variables of a plan are nested, and where their parts are among those of all shards."""
+
+    def __init__(self, plan: Plan, nesting: Nesting) -> None:
+        """`nesting` has a leaf for each variable, under its name."""
+        self.plan, self._nesting = plan, nesting
+        names = [spec.name for spec in plan.variables]
+        self._foreseen = plan.all_trained and len(names) > FEW and nesting.paths == names
+        """Whether gradients of all variables are the leaves in their order."""
+        indices = (index for layout in plan.layouts.values() for index in layout.indices)
+        place = {index: at for at, index in enumerate(indices)}
+        self._places = [[place[part.index] for part in plan.parts_of[plan.by_name[path]]] for path in nesting.paths]
+        self._pick: Callable[[Sequence[Array]], Sequence[Array]] | None = None
+        if not plan.is_split:
+            self._pick = picker([at for (at,) in self._places])
+            self._places = []
+
+    def values(self, parts: Sequence[Array], join: Callable[[list[Array]], Array] | None = None) -> Any:
+        """The user's nesting of values. `parts`: those of all shards, in the order of their runs; `join` makes one
+        array of those of a variable that has several."""
+        if self._pick is not None:
+            return self._nesting.build(self._pick(parts))
+        join = join or _joined
+        return self._nesting.build(
+            [parts[at[0]] if len(at) == 1 else join([parts[one] for one in at]) for at in self._places]
+        )
+
+    def in_order(self, tree: Any) -> list[Any] | None:
+        """A user's nested gradients in the order of the variables; None where it is nested otherwise, or for few."""
+        return self._nesting.leaves(tree) if self._foreseen else None
+
+    def gradients(self, tree: Any) -> Mapping[int, Gradient]:
+        """A user's nested gradients by variable index, checked as in `check_gradients`."""
+        return check_gradients(self.plan, list(leaves(tree)))
+
+
+def _joined(parts: list[Array]) -> Array:
+    made: Array = np.concatenate(parts)
+    made.flags.writeable = parts[0].flags.writeable
+    return made
