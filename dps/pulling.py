@@ -102,6 +102,16 @@ class PullOp:
                 found += layout.listed(self._memories(ps, cache, still))
         return found
 
+    def held(self) -> list[Array] | None:
+        """The bytes of all arenas of all shards, where all are held in place."""
+        found: list[Array] = []
+        for ps in self._connection.plan.layouts:
+            held = self.transfers[ps].held
+            if held is None:
+                return None
+            found += held
+        return found
+
     def some(self, cache: Mapping[int, Array] | None = None) -> dict[int, Array]:
         """Those that were asked for, by index."""
         found: dict[int, Array] = {}
@@ -182,6 +192,7 @@ class Pulls:
 
     def roll_back(self) -> None:
         """A new run epoch has begun: nothing is known of its values."""
+        self._pushes.assembly.forget()
         self._cache = {}
         self._recycled.forget()
 
@@ -280,13 +291,18 @@ class Pulls:
             self.read = connection.epoch, counters
         connection.step = max(connection.step, *(t.step for t in operation.transfers.values()))
         names = operation.names
-        tree = self.tree(operation.parts(cache, still)) if names is None else self._some(operation.some(cache), names)
+        if names is not None:
+            tree = self._some(operation.some(cache), names)
+        elif (held := operation.held()) is not None:
+            tree = self.still(held)
+        else:
+            tree = self.tree(operation.parts(cache, still))
         operation.forget_runs()
         return tree if out is None else _filled(out, tree)
 
-    def of_memory(self, layout: ShardLayout, memory: Array, out: Any = None) -> Any:
-        """The nested arrays of a plan with one shard of one arena, over its bytes; or `out`, filled with them."""
-        tree = self.tree(layout.listed([memory]))
+    def still(self, memories: list[Array], out: Any = None) -> Any:
+        """The nested arrays, only to be read, in the memory of all arenas of all shards; or `out`, filled with them."""
+        tree = self._pushes.assembly.still(memories)
         return tree if out is None else _filled(out, tree)
 
     @contextmanager

@@ -228,7 +228,7 @@ class Session:
         leases = None if packed else local_leases(self._connection)
         if leases is None and (lent := self._stepping.lent()) is not None:
             try:
-                yield self._pulls.of_memory(lent.way.layout, lent.memory)
+                yield self._pulls.still([lent.memory])
             finally:
                 lent.release()
             return
@@ -237,7 +237,7 @@ class Session:
                 yield tree
             return
         try:
-            yield self._pulls.tree(leases.parts())
+            yield self._pulls.still(leases.memories())
         finally:
             leases.release()
 

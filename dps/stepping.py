@@ -94,7 +94,7 @@ class Stepping:
         """The nested arrays of what was lent, the caller's own, or `out`, filled with their values."""
         try:
             if out is not None:
-                return self._pulls.of_memory(lent.way.layout, lent.memory, out)
+                return self._pulls.still([lent.memory], out)
             return self._copied(lent, *self._pulls.prepared(lent.way.layout))
         finally:
             lent.release()

@@ -20,10 +20,9 @@ class Leases:
     def __init__(self, connection: Connection, leases: dict[int, Lease]) -> None:
         self._connection, self._leases = connection, leases
 
-    def parts(self) -> list[Array]:
-        """The parts of all shards, in the order of their runs."""
-        layouts = self._connection.plan.layouts
-        return [part for ps, layout in layouts.items() for part in layout.listed(self._leases[ps].arrays)]
+    def memories(self) -> list[Array]:
+        """The values of all arenas of all shards, read-only."""
+        return [array for ps in self._connection.plan.layouts for array in self._leases[ps].arrays]
 
     def release(self) -> None:
         for lease in self._leases.values():

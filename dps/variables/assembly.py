@@ -12,6 +12,9 @@ from dps.variables.layout import Gradient, check_gradients
 from dps.variables.plan import FEW, Plan, picker
 from dps.variables.tree import Nesting, leaves
 
+KEPT = 8
+"""Memories of values that are known again: a ps has up to three of a large shard."""
+
 
 class Assembly:
     """How the variables of a plan are nested, and where their parts are among those of all shards."""
@@ -25,6 +28,8 @@ class Assembly:
         indices = (index for layout in plan.layouts.values() for index in layout.indices)
         place = {index: at for at, index in enumerate(indices)}
         self._places = [[place[part.index] for part in plan.parts_of[plan.by_name[path]]] for path in nesting.paths]
+        self._still: dict[tuple[int, ...], Any] = {}
+        """By the addresses of the memory, which stays where it is as long as there are arrays in it."""
         self._pick: Callable[[Sequence[Array]], Sequence[Array]] | None = None
         if not plan.is_split:
             self._pick = picker([at for (at,) in self._places])
@@ -39,6 +44,30 @@ class Assembly:
         return self._nesting.build(
             [parts[at[0]] if len(at) == 1 else join([parts[one] for one in at]) for at in self._places]
         )
+
+    def still(self, memories: Sequence[Array]) -> Any:
+        """The user's nesting of values that are only read, in the memory of all arenas of all shards. Memory that comes
+        again has the same arrays, in dicts and lists of the caller's own."""
+        if self._pick is None:
+            return self.values(self._parts(memories))
+        where = tuple([memory.__array_interface__["data"][0] for memory in memories])
+        kept = self._still.get(where)
+        if kept is None:
+            if len(self._still) >= KEPT:
+                del self._still[next(iter(self._still))]
+            kept = self._still[where] = self.values(self._parts(memories))
+        return self._nesting.copy(kept)
+
+    def forget(self) -> None:
+        """Let go of all memory."""
+        self._still.clear()
+
+    def _parts(self, memories: Sequence[Array]) -> list[Array]:
+        found, at = [], 0
+        for layout in self.plan.layouts.values():
+            found += layout.listed(memories[at : at + len(layout.arenas)])
+            at += len(layout.arenas)
+        return found
 
     def in_order(self, tree: Any) -> list[Any] | None:
         """A user's nested gradients in the order of the variables; None where it is nested otherwise, or for few."""

@@ -188,6 +188,10 @@ def _memory(name: str, placed: int | Device) -> str:
     return f"{placed.device_type}:{placed.device_index or 0}"
 
 
+A_STRETCH = 4
+"""Neighbours of one shape from which on it takes less to make all of them at once."""
+
+
 @record
 class Arena:
     """Parts of one dtype, optimizer and device, one after the other: `size` elements from byte `offset` of the run."""
@@ -221,7 +225,7 @@ class Arena:
         start = 0
         for shape, alike in itertools.groupby(self.parts, operator.attrgetter("shape")):
             count, size = sum(1 for _ in alike), math.prod(shape)
-            if count > 1 and shape:
+            if count >= A_STRETCH and shape:
                 found.append((start, start + count * size, True, (count, *shape)))
             else:
                 flat = None if len(shape) == 1 else shape

@@ -32,7 +32,7 @@ from dps.protocol import (
 from dps.transport.endpoint import Runtime
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
-from dps.variables.plan import FEW, ShardLayout
+from dps.variables.plan import ShardLayout
 
 SIMULATED_BLOCK = 64
 """Bytes that are copied in the simulator before other tasks may run."""
@@ -91,13 +91,18 @@ class Reader(Protocol):
         """It does not work; the socket is used from now on."""
 
 
+CUT_ONCE = 256
+"""Parts of which views are kept: to make others of these takes less than to cut the run anew, unless very many have
+one shape."""
+
+
 class Taken:
     """A run of bytes that a shard's values are put into."""
 
     def __init__(self, layout: ShardLayout) -> None:
         self.bytes: Array = np.empty(layout.nbytes, np.uint8)
         self._layout = layout
-        self._few = self._made() if len(layout.indices) <= FEW else None
+        self._few = self._made() if len(layout.indices) <= CUT_ONCE else None
 
     def _made(self) -> list[Array]:
         return self._layout.listed(self._layout.memories(self.bytes))

@@ -94,6 +94,10 @@ class Nesting:
         """The same nesting anew, of these leaves: one for each path."""
         return self._root.build(found)
 
+    def copy(self, tree: Any) -> Any:
+        """A tree that `build` made, with the same leaves, in dicts and lists of its own."""
+        return self._root.copy(tree)
+
     def leaves(self, tree: Any) -> list[Any] | None:
         """What is at each path, where `tree` has plain dicts, lists and tuples in just this nesting; None elsewhere."""
         found: list[Any] = []
@@ -108,6 +112,9 @@ class _Leaf:
 
     def build(self, found: Sequence[Any]) -> Any:
         return found[self._place]
+
+    def copy(self, tree: Any) -> Any:
+        return tree
 
     def collect(self, tree: Any, found: list[Any]) -> bool:
         found.append(tree)
@@ -126,6 +133,9 @@ class _Leaves:
         made.update(zip(self._keys, found[self._start : self._stop], strict=True))
         return made
 
+    def copy(self, tree: Any) -> Any:
+        return tree.copy()
+
     def collect(self, tree: Any, found: list[Any]) -> bool:
         if tree.__class__ is not dict or len(tree) != len(self._keys) or list(tree) != self._keys:
             return False
@@ -142,6 +152,9 @@ class _Dict:
     def build(self, found: Sequence[Any]) -> Any:
         return {key: child.build(found) for key, child in self._children}
 
+    def copy(self, tree: Any) -> Any:
+        return {key: child.copy(tree[key]) for key, child in self._children}
+
     def collect(self, tree: Any, found: list[Any]) -> bool:
         if tree.__class__ is not dict or len(tree) != len(self._children):
             return False
@@ -156,10 +169,15 @@ class _Row:
         self._children, self._kind = children, kind
 
     def build(self, found: Sequence[Any]) -> Any:
-        made = [child.build(found) for child in self._children]
+        return self._made([child.build(found) for child in self._children])
+
+    def copy(self, tree: Any) -> Any:
+        return self._made([child.copy(inner) for child, inner in zip(self._children, tree, strict=True)])
+
+    def _made(self, inner: list[Any]) -> Any:
         if issubclass(self._kind, list):
-            return made
-        return self._kind(*made) if hasattr(self._kind, "_fields") else tuple(made)
+            return inner
+        return self._kind(*inner) if hasattr(self._kind, "_fields") else tuple(inner)
 
     def collect(self, tree: Any, found: list[Any]) -> bool:
         if type(tree) is not self._kind or len(tree) != len(self._children):
