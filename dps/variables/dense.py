@@ -65,9 +65,8 @@ def gather(
     plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array, trained_only: bool = True
 ) -> None:
     """Copy dense gradients (or values) of all trained parts, or of all, into a shard's run (bytes)."""
-    for arena in layout.arenas:
+    for arena, values in zip(layout.arenas, layout.flats(run), strict=True):
         if arena.optimizer is not None or not trained_only:
-            values = run[arena.offset : arena.offset + arena.nbytes].view(arena.dtype)
             _lay(_sources(plan, arena, gradients), values)
 
 
@@ -75,10 +74,9 @@ def gather_pieces(
     plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array, size: int
 ) -> Iterator[tuple[int, int]]:
     """`gather`, some `size` bytes at a time; the offset and the bytes of each range that is ready."""
-    for arena in layout.arenas:
+    for arena, values in zip(layout.arenas, layout.flats(run), strict=True):
         if arena.optimizer is None:
             continue
-        values = run[arena.offset : arena.offset + arena.nbytes].view(arena.dtype)
         sources, starts, item = _sources(plan, arena, gradients), arena.bounds, arena.itemsize
         most, at, end = size // item, 0, arena.size
         while at < end:
@@ -96,14 +94,16 @@ def gather_pieces(
 
 def _sources(plan: Plan, arena: Arena, gradients: Mapping[int, Gradient]) -> Sequence[Array]:
     """The gradients of an arena's parts, as they lie."""
-    if isinstance(gradients, Whole) and not plan.is_split:
-        return arena.pick(gradients.arrays)
+    if not plan.is_split:
+        if isinstance(gradients, Whole):
+            return arena.pick(gradients.arrays)
+        return [gradients[part.variable] for part in arena.parts]  # type: ignore[misc]
     return [split(gradients[p.variable], p, len(plan.parts_of[p.variable])) for p in arena.parts]  # type: ignore[arg-type]
 
 
 def _lay(arrays: Sequence[Array], out: Array) -> None:
     """Copy arrays one after the other to `out`, which is flat, of their dtype and as long as they are together."""
-    if out.nbytes < SMALL_NBYTES * len(arrays) and len(arrays) > FEW and out.size:
+    if len(arrays) > FEW and 0 < out.nbytes < SMALL_NBYTES * len(arrays):
         target, at, step = out.view(np.uint8), 0, max(1, BLOCK_NBYTES * len(arrays) // out.nbytes)
         try:
             for first in range(0, len(arrays), step):
