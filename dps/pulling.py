@@ -152,6 +152,10 @@ class PullOp:
         return {ps: cache[ps] if t.taken is None else t.taken.bytes.copy() for ps, t in self.transfers.items()}
 
 
+OWN_REFERENCES = 3
+"""To a run that no pull on its way has: the list's, the loop's and getrefcount's."""
+
+
 class Recycled:
     """Runs of bytes for pulled values: one that nothing refers to any more is used again.
 
@@ -162,13 +166,13 @@ class Recycled:
 
     def __init__(self) -> None:
         self._kept: dict[int, list[tuple[Taken, int]]] = {}
-        """By the layout's identity; with each the number of references to its bytes when it is the only user."""
+        """By the layout's identity; with each the number of references to its bytes when nobody has them."""
 
     def take(self, layout: ShardLayout) -> Taken:
         """A run, its bytes undefined, for the caller to keep for as long as it likes."""
         kept = self._kept.setdefault(id(layout), [])
         for made, alone in kept:
-            if sys.getrefcount(made.bytes) == alone:
+            if sys.getrefcount(made.bytes) == alone and sys.getrefcount(made) == OWN_REFERENCES:
                 return made
         made = Taken(layout)
         kept.append((made, sys.getrefcount(made.bytes)))
