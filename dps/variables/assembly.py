@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,15 +26,17 @@ class Assembly:
         names = [spec.name for spec in plan.variables]
         self._foreseen = plan.all_trained and len(names) > FEW and nesting.paths == names
         """Whether gradients of all variables are the leaves in their order."""
-        indices = (index for layout in plan.layouts.values() for index in layout.indices)
-        place = {index: at for at, index in enumerate(indices)}
-        self._places = [[place[part.index] for part in plan.parts_of[plan.by_name[path]]] for path in nesting.paths]
+        variables = range(len(names)) if nesting.paths == names else [plan.by_name[path] for path in nesting.paths]
+        place = {index: at for at, index in enumerate(itertools.chain(*[s.indices for s in plan.layouts.values()]))}
+        self._places: list[list[int]] = []
+        """Of a plan with variables that have several parts."""
         self._still: dict[tuple[int, ...], Any] = {}
         """By the addresses of the memory, which stays where it is as long as there are arrays in it."""
         self._pick: Callable[[Sequence[Array]], Sequence[Array]] | None = None
-        if not plan.is_split:
-            self._pick = picker([at for (at,) in self._places])
-            self._places = []
+        if plan.is_split:
+            self._places = [[place[part.index] for part in plan.parts_of[variable]] for variable in variables]
+        else:  # the only part of a variable has its index
+            self._pick = picker(list(map(place.__getitem__, variables)))
 
     def values(self, parts: Sequence[Array], join: Callable[[list[Array]], Array] | None = None) -> Any:
         """The user's nesting of values. `parts`: those of all shards, in the order of their runs; `join` makes one

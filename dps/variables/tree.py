@@ -190,7 +190,7 @@ _Node = _Leaf | _Leaves | _Dict | _Row
 
 def _node(tree: Any, path: str, paths: list[str]) -> _Node:
     if isinstance(tree, Mapping):
-        if not any(isinstance(child, Mapping | list | tuple) for child in tree.values()):
+        if not any(issubclass(kind, Mapping | list | tuple) for kind in set(map(type, tree.values()))):
             start = len(paths)
             paths += [_join(path, key) for key in tree]
             return _Leaves(list(tree), start)
