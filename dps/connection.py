@@ -35,7 +35,7 @@ from dps.protocol import (
 from dps.transport.endpoint import Runtime
 from dps.transport.message import Message
 from dps.transport.wire import Array
-from dps.variables.layout import split
+from dps.variables.dense import Whole, gather
 from dps.variables.plan import Plan
 from dps.variables.rowlists import LEAST, RowLists
 
@@ -226,12 +226,10 @@ class Connection:
                 errors.append(answer.exception())
             return isinstance(answer, Done | Failed)
 
+        values = Whole([self._values[spec.name] for spec in self.plan.variables])
         for ps, layout in self.plan.layouts.items():
             run = np.zeros(layout.nbytes, np.uint8)
-            for index, view in layout.views(run).items():
-                part = self.plan.parts[index]
-                value = self._values[self.plan.variables[part.variable].name]
-                view[...] = split(value, part, len(self.plan.parts_of[part.variable]))
+            gather(self.plan, layout, values, run, trained_only=False)
             for piece in layout.pieces(self.runtime.piece_nbytes):
                 arrays = tuple(run[offset : offset + n] for offset, n in piece)
                 message = Init(epoch, layout.nbytes, [offset for offset, _ in piece], arrays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 
@@ -146,11 +147,21 @@ class Run:
 
 
 class ShardRun(Run):
-    """A run for gradients of a whole shard. `views`: its parts, by index."""
+    """A run for gradients of a whole shard."""
 
     def __init__(self, runtime: Runtime, lane: Lane, layout: ShardLayout) -> None:
         super().__init__(runtime, lane, layout.nbytes)
-        self.views = layout.views(self.bytes)
+        self._layout = layout
+
+    @functools.cached_property
+    def parts(self) -> list[Array]:
+        """Its parts as arrays, in the order of the run."""
+        return self._layout.listed(self._layout.memories(self.bytes))
+
+    @functools.cached_property
+    def views(self) -> dict[int, Array]:
+        """The same, by index."""
+        return dict(zip(self._layout.indices, self.parts, strict=True))
 
 
 class ShardRuns:

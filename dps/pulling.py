@@ -16,9 +16,9 @@ from dps.pushing import PushOp
 from dps.reply import Version
 from dps.transport.wire import Array
 from dps.variables.layout import assemble
-from dps.variables.plan import FEW, ShardLayout
+from dps.variables.plan import ShardLayout
 from dps.variables.transfers import PullTransfer, Taken
-from dps.variables.tree import builder, leaves, nested
+from dps.variables.tree import Nesting, leaves, nested
 from dps.waiting import Waiter
 
 
@@ -90,20 +90,46 @@ class PullOp:
             if transfer.error is not None:
                 raise transfer.error
 
-    def views(self, cache: Mapping[int, Array] | None = None) -> dict[int, Array]:
-        """The parts that were pulled, by index; shards that were not newer come as copies from `cache`."""
+    def parts(self, cache: Mapping[int, Array] | None = None, still: bool = False) -> list[Array]:
+        """All parts that a whole pull has brought, shard after shard, in the order of their runs; those of shards that
+        were not newer are copies from `cache`. `still`: read-only."""
+        found: list[Array] = []
+        for ps, layout in self._connection.plan.layouts.items():
+            taken = self.transfers[ps].taken
+            if taken is not None and not still:
+                found += taken.parts()
+            else:
+                found += layout.listed(self._memories(ps, cache, still))
+        return found
+
+    def held(self) -> list[Array] | None:
+        """The bytes of all arenas of all shards, where all are held in place."""
+        found: list[Array] = []
+        for ps in self._connection.plan.layouts:
+            held = self.transfers[ps].held
+            if held is None:
+                return None
+            found += held
+        return found
+
+    def some(self, cache: Mapping[int, Array] | None = None) -> dict[int, Array]:
+        """Those that were asked for, by index."""
         found: dict[int, Array] = {}
         for ps, transfer in self.transfers.items():
-            if transfer.taken is not None and len(transfer.taken.views) > FEW:
-                found |= transfer.layout.views(transfer.taken.bytes)
-            elif transfer.taken is not None:
-                for index, view in transfer.taken.views.items():
-                    found[index] = view.view()  # the caller's own, whatever it does with it
-            elif not transfer.newer:
-                found |= transfer.layout.views((cache or {})[ps].copy())
-            elif transfer.held is not None:
-                found |= transfer.layout.views_of(transfer.held)
+            memories = self._memories(ps, cache, False)
+            found |= {index: transfer.layout.view(memories, index) for index in transfer.parts}
         return found
+
+    def _memories(self, ps: int, cache: Mapping[int, Array] | None, still: bool) -> list[Array]:
+        """The bytes of a shard's arenas."""
+        transfer = self.transfers[ps]
+        if transfer.held is not None:
+            return transfer.held
+        run = transfer.taken.bytes if transfer.taken is not None else (cache or {})[ps].copy()
+        if still:
+            run = run.view()
+            run.flags.writeable = False
+        return transfer.layout.memories(run)
 
     def drop(self) -> None:
         """Forget the requests; their late answers are for nobody."""
@@ -126,6 +152,10 @@ class PullOp:
         return {ps: cache[ps] if t.taken is None else t.taken.bytes.copy() for ps, t in self.transfers.items()}
 
 
+OWN_REFERENCES = 3
+"""To a run that no pull on its way has: the list's, the loop's and getrefcount's."""
+
+
 class Recycled:
     """Runs of bytes for pulled values: one that nothing refers to any more is used again.
 
@@ -136,13 +166,13 @@ class Recycled:
 
     def __init__(self) -> None:
         self._kept: dict[int, list[tuple[Taken, int]]] = {}
-        """By the layout's identity; with each the number of references to its bytes when it is the only user."""
+        """By the layout's identity; with each the number of references to its bytes when nobody has them."""
 
     def take(self, layout: ShardLayout) -> Taken:
         """A run, its bytes undefined, for the caller to keep for as long as it likes."""
         kept = self._kept.setdefault(id(layout), [])
         for made, alone in kept:
-            if sys.getrefcount(made.bytes) == alone:
+            if sys.getrefcount(made.bytes) == alone and sys.getrefcount(made) == OWN_REFERENCES:
                 return made
         made = Taken(layout)
         kept.append((made, sys.getrefcount(made.bytes)))
@@ -157,10 +187,8 @@ class Recycled:
 class Pulls:
     """The pulls of a session: what they ask for, and the user's nested arrays out of what they bring."""
 
-    def __init__(self, connection: Connection, waiter: Waiter, pushes: Pushes, params: Any) -> None:
-        """`params`: the user's nesting; None for a reader, which gets that of the names."""
+    def __init__(self, connection: Connection, waiter: Waiter, pushes: Pushes) -> None:
         self._connection, self._waiter, self._pushes = connection, waiter, pushes
-        self.build = builder(params if params is not None else nested([v.name for v in connection.plan.variables]))
         self.read: tuple[int, dict[int, int]] = connection.epoch, {}
         """Of the last whole pull: run epoch, and each shard's version counter."""
         self._cache: dict[int, Array] = {}
@@ -168,6 +196,7 @@ class Pulls:
 
     def roll_back(self) -> None:
         """A new run epoch has begun: nothing is known of its values."""
+        self._pushes.assembly.forget()
         self._cache = {}
         self._recycled.forget()
 
@@ -197,7 +226,7 @@ class Pulls:
         """Of a plan with one shard and one part for each variable: a run of bytes for its values, and the user's nested
         arrays over it."""
         taken = self._recycled.take(layout)
-        return taken.bytes, self.tree({index: view.view() for index, view in taken.views.items()}, None)
+        return taken.bytes, self.tree(taken.parts())
 
     @property
     def sync(self) -> bool:
@@ -243,20 +272,21 @@ class Pulls:
             raise ValueError(f"no variables {unknown}; there are {list(by_name)[:10]}")
         return [by_name[n] for n in names]
 
-    def finish(self, operation: PullOp, out: Any, timeout: float | None) -> Any:
-        """Wait for a pull; the nested arrays, None where nothing was newer. `out`: arrays to fill and return."""
+    def finish(self, operation: PullOp, out: Any, timeout: float | None, still: bool = False) -> Any:
+        """Wait for a pull; the nested arrays, None where nothing was newer. `out`: arrays to fill and return; `still`:
+        they are read-only."""
         self._waiter.wait(operation, timeout, "a pull")
         connection = self._connection
         if not operation.conditional:
-            views = operation.views()
+            cache = None
         else:
             if not any(t.newer for t in operation.transfers.values()):
                 return None
             missing = [ps for ps, t in operation.transfers.items() if not t.newer and ps not in self._cache]
             if missing:
                 return self.finish(self.start(None, None, after=False), out, timeout)
-            views = operation.views(self._cache)
-            self._cache = operation.kept_runs(self._cache)
+            cache = self._cache
+            self._cache = operation.kept_runs(cache)
         if connection.compression is not None:
             connection.compression.pulled(operation.transfers.values(), whole=operation.names is None)
         if operation.names is None:
@@ -264,13 +294,19 @@ class Pulls:
             self._pushes.pulled |= counters
             self.read = connection.epoch, counters
         connection.step = max(connection.step, *(t.step for t in operation.transfers.values()))
+        names = operation.names
+        if names is not None:
+            tree = self._some(operation.some(cache), names)
+        elif (held := operation.held()) is not None:
+            tree = self.still(held)
+        else:
+            tree = self.tree(operation.parts(cache, still))
         operation.forget_runs()
-        tree = self.tree(views, operation.names)
         return tree if out is None else _filled(out, tree)
 
-    def of_memory(self, layout: ShardLayout, memory: Array, out: Any = None) -> Any:
-        """The nested arrays of a plan with one shard of one arena, over its bytes; or `out`, filled with them."""
-        tree = self.tree(layout.views_of([memory]), None)
+    def still(self, memories: list[Array], out: Any = None) -> Any:
+        """The nested arrays, only to be read, in the memory of all arenas of all shards; or `out`, filled with them."""
+        tree = self._pushes.assembly.still(memories)
         return tree if out is None else _filled(out, tree)
 
     @contextmanager
@@ -278,20 +314,19 @@ class Pulls:
         """The nested arrays, read-only; what ps on this machine have is read where it lies, inside the block."""
         operation = self.start(None, None, after=False, hold=True)
         try:
-            tree = self.finish(operation, None, timeout)
-            for _, array in leaves(tree):
-                array.flags.writeable = False
-            yield tree
+            yield self.finish(operation, None, timeout, still=True)
         finally:
             operation.release()
 
-    def tree(self, views: dict[int, Array], names: list[int] | None) -> Any:
-        """The user's nesting, or with `names` nested dicts, over the parts in `views`."""
+    def tree(self, parts: Sequence[Array]) -> Any:
+        """The user's nesting of all parts, which come shard after shard, in the order of their runs."""
+        return self._pushes.assembly.values(parts)
+
+    def _some(self, views: dict[int, Array], names: list[int]) -> Any:
+        """Nested dicts of these variables, of their parts by index."""
         plan = self._connection.plan
-        leaf = assemble(plan, views, plan.by_name)
-        if names is None:
-            return self.build(leaf)
-        return builder(nested([plan.variables[i].name for i in names]))(leaf)
+        leaf, nesting = assemble(plan, views, plan.by_name), Nesting(nested([plan.variables[i].name for i in names]))
+        return nesting.build([leaf(path) for path in nesting.paths])
 
 
 def _filled(out: Any, tree: Any) -> Any:

@@ -14,7 +14,10 @@ from dps.partial import PartRuns
 from dps.pushing import NONE_FILLED, Buffers, Given, PushOp, filled_run, push_shards
 from dps.reply import Push
 from dps.transport.wire import Array
-from dps.variables.layout import Gradient, assemble, gradients_of
+from dps.variables.assembly import Assembly
+from dps.variables.dense import Whole, fit
+from dps.variables.layout import Gradient
+from dps.variables.tree import Nesting
 from dps.waiting import Waiter
 
 KEPT = 4
@@ -27,8 +30,11 @@ class Pushes:
     `settled` is called once for each push that has a result and was not refused, in their order.
     """
 
-    def __init__(self, connection: Connection, waiter: Waiter, settled: Callable[[Push, Any], None]) -> None:
+    def __init__(
+        self, connection: Connection, waiter: Waiter, nesting: Nesting, settled: Callable[[Push, Any], None]
+    ) -> None:
         self._connection, self._waiter, self._settled = connection, waiter, settled
+        self._nesting, self._assembly = nesting, Assembly(connection.plan, nesting)
         self._under_way: list[PushOp] = []
         self._runs = ShardRuns(connection.runtime, connection.lanes)
         self._part_runs = PartRuns(connection)
@@ -48,17 +54,24 @@ class Pushes:
     def under_way(self) -> bool:
         return bool(self._under_way)
 
+    @property
+    def assembly(self) -> Assembly:
+        """How the plan of now is nested."""
+        if self._assembly.plan is not self._connection.plan:
+            self._assembly = Assembly(self._connection.plan, self._nesting)
+        return self._assembly
+
     def of(self, tree: Any) -> Mapping[int, Gradient]:
-        """A user's nested gradients by variable index, checked; ValueError as `gradients_of`."""
-        plan = self._connection.plan
-        wanted = plan.all_at_once
-        if self._given and wanted is not None and tree.__class__ is dict and len(tree) == len(wanted[0]):
-            first = next(iter(tree.values()))
-            for given in self._given:
-                known = given.arrays[0] is first and given.plan is plan and list(tree) == wanted[0]
-                if known and all(map(operator.is_, tree.values(), given.arrays)):
-                    return given
-        return gradients_of(plan, tree)
+        """A user's nested gradients by variable index, checked; ValueError as `check_gradients`."""
+        assembly = self.assembly
+        arrays = assembly.in_order(tree)
+        if arrays is None:
+            return assembly.gradients(tree)
+        for given in self._given:
+            known = given.plan is assembly.plan and given.arrays[0] is arrays[0]
+            if known and all(map(operator.is_, arrays, given.arrays)):
+                return given
+        return Whole(arrays) if fit(assembly.plan, arrays) else assembly.gradients(tree)
 
     def filled(self, ps: int, gradients: Mapping[int, Gradient]) -> ShardRun | None:
         """A run with a shard's gradients in it; None where not all are there, as arrays."""
@@ -157,26 +170,23 @@ class Pushes:
             operation.settle(self._connection.step)
             self._tell(operation)
 
-    def gradients(self, build: Callable[[Callable[[str], Any]], Any]) -> Any:
-        """Arrays to fill, in the nesting that `build` makes, which are pushed without being gathered first."""
-        plan = self._connection.plan
+    def gradients(self) -> Any:
+        """Arrays to fill, in the user's nesting, which are pushed without being gathered first."""
+        assembly = self.assembly
+        plan = assembly.plan
         runs = {
             ps: ShardRun(self._connection.runtime, self._connection.lanes[ps], layout)
             for ps, layout in plan.layouts.items()
         }
         self._buffers.append(runs)
         del self._buffers[:-KEPT]
-        views: dict[int, Array] = {}
-        for run in runs.values():
-            views |= run.views
-        if len(plan.only_part) == len(plan.variables):
-            if plan.all_at_once is not None:
-                self._given.append(Given(plan, runs, views))
-                del self._given[:-KEPT]
-            return build(assemble(plan, views, plan.by_name))
+        tree = assembly.values([part for run in runs.values() for part in run.parts], _of_all_parts)
+        if not plan.is_split and (arrays := assembly.in_order(tree)) is not None:
+            self._given.append(Given(plan, runs, arrays))
+            del self._given[:-KEPT]
+        return tree
 
-        def leaf(name: str) -> Any:
-            spec, parts = plan.variables[plan.by_name[name]], plan.parts_of[plan.by_name[name]]
-            return views[parts[0].index] if len(parts) == 1 else np.empty(spec.shape, spec.dtype)
 
-        return build(leaf)
+def _of_all_parts(parts: list[Array]) -> Array:
+    """An array for the gradient of a variable that has several parts: it is cut when it is pushed."""
+    return np.empty((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)

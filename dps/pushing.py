@@ -18,10 +18,11 @@ from dps.protocol import Push as PushMessage
 from dps.reply import Push
 from dps.transport.dtypes import is_float
 from dps.transport.wire import Array
-from dps.variables.layout import Gradient, fill_run, gather, is_whole
+from dps.variables.dense import Whole, are_many, gather, gather_pieces, is_whole
+from dps.variables.layout import Gradient, fill_run
 from dps.variables.packed import PackedGradient
-from dps.variables.pieces import gather_pieces, own_pieces
-from dps.variables.plan import FEW, Plan, ShardLayout, piece_size
+from dps.variables.pieces import own_pieces
+from dps.variables.plan import Plan, ShardLayout, piece_size
 from dps.variables.transfers import About, PushTransfer, run_pieces, shared_message
 from dps.variables.tree import Rows
 
@@ -36,14 +37,13 @@ Buffers = list[dict[int, ShardRun]]
 """Of `session.gradients()`: for each that was given out its runs, by ps."""
 
 
-class Given(dict[int, Gradient]):
+class Given(Whole):
     """Gradients of all variables, which lie in the runs of one `session.gradients()`: nobody looks at each again."""
 
-    def __init__(self, plan: Plan, runs: dict[int, ShardRun], views: Mapping[int, Array]) -> None:
-        """Of a plan in which each variable has one part; `views`: all parts, by index, in the runs."""
+    def __init__(self, plan: Plan, runs: dict[int, ShardRun], arrays: list[Array]) -> None:
+        """Of a plan in which each variable has one part; `arrays`: of all variables, in the runs."""
+        super().__init__(arrays)
         self.plan, self.runs = plan, runs
-        self.arrays = list(map(views.__getitem__, range(len(plan.variables))))  # parts come variable after variable
-        super().__init__(enumerate(self.arrays))
 
 
 class PushOp:
@@ -156,7 +156,7 @@ def push_shards(
     They leave at the next flush or wait. `lend`: ps whose memory can be read may send values with the result. `filled`:
     runs that gradients lie in already, by ps."""
     check = not connection.sync and len(connection.plan.ps) > 1 and connection.settings.get("check_finite", True)
-    together = check and connection.compression is None and _are_many(gradients)
+    together = check and connection.compression is None and are_many(gradients)
     if check and not together:
         _check_finite(connection.plan, gradients)
     clock = make_room()
@@ -303,8 +303,8 @@ def _filled(
     plan, layout = connection.plan, connection.plan.layouts[ps]
     if run is None or run.in_use:
         run = runs.take(ps, layout)
-        if gather(plan, layout, gradients, run.bytes):
-            return run
+        gather(plan, layout, gradients, run.bytes)
+        return run
     fill_run(plan, layout, gradients, run.views)
     return run
 
@@ -328,11 +328,6 @@ def _own_run(layout: ShardLayout, ps: int, gradients: Mapping[int, Gradient], bu
         if gradient is view or (gradient.base is not None and np.may_share_memory(gradient, view)):  # type: ignore[union-attr]
             return run
     return None
-
-
-def _are_many(gradients: Mapping[int, Gradient]) -> bool:
-    """Whether these are looked at in the runs that they are gathered in: a call for each would cost more."""
-    return isinstance(gradients, Given) or (len(gradients) > FEW and set(map(type, gradients.values())) == {np.ndarray})
 
 
 def _is_finite(layout: ShardLayout, run: ShardRun | None) -> bool:

@@ -31,6 +31,7 @@ from dps.update import Update
 from dps.variables.layout import Gradient
 from dps.variables.plan import Plan
 from dps.variables.planning import plan_of
+from dps.variables.tree import Nesting, nested
 from dps.viewing import local_leases
 from dps.waiting import Waiter
 
@@ -149,8 +150,9 @@ class Session:
         self._server.check_sees("ps", connection.plan.ps)
         if self._compression is not None:
             self._compression.check(connection.plan)
-        self._pushes = Pushes(connection, self._waiter, self._settled)
-        self._pulls = Pulls(connection, self._waiter, self._pushes, params)
+        nesting = Nesting(nested([v.name for v in connection.plan.variables]) if params is None else params)
+        self._pushes = Pushes(connection, self._waiter, nesting, self._settled)
+        self._pulls = Pulls(connection, self._waiter, self._pushes)
         self._stepping = Stepping(connection, self._pushes, self._pulls)
         self._lookups = Lookups(connection)
         self._hooks.call("after_create_session", self)
@@ -226,7 +228,7 @@ class Session:
         leases = None if packed else local_leases(self._connection)
         if leases is None and (lent := self._stepping.lent()) is not None:
             try:
-                yield self._pulls.of_memory(lent.way.layout, lent.memory)
+                yield self._pulls.still([lent.memory])
             finally:
                 lent.release()
             return
@@ -235,7 +237,7 @@ class Session:
                 yield tree
             return
         try:
-            yield self._pulls.tree({i: v for lease in leases.values() for i, v in lease.items()}, None)
+            yield self._pulls.still(leases.memories())
         finally:
             leases.release()
 
@@ -320,7 +322,7 @@ class Session:
         Yours until pushed, again yours when the push is acknowledged. Contents are undefined.
         """
         self._waiter.check_open()
-        return self._pushes.gradients(self._pulls.build)
+        return self._pushes.gradients()
 
     def _gradients(self, grads: Any) -> Mapping[int, Gradient]:
         """A step of the loop begins: its gradients by variable index, checked."""

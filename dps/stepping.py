@@ -120,7 +120,7 @@ class Stepping:
             return None
         try:
             if out is not None:
-                return self._pulls.of_memory(lent.way.layout, lent.memory, out)
+                return self._pulls.still([lent.memory], out)
             return self._copied(lent, *(prepared or [self._pulls.prepared(lent.way.layout)])[0])
         finally:
             lent.release()

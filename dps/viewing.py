@@ -15,22 +15,14 @@ if TYPE_CHECKING:
 
 
 class Leases:
-    """One lease per shard; the parts as read-only arrays."""
+    """One lease per shard."""
 
     def __init__(self, connection: Connection, leases: dict[int, Lease]) -> None:
-        self._leases = leases
-        self._views: dict[int, dict[int, Array]] = {}
-        for ps, lease in leases.items():
-            layout = connection.plan.layouts[ps]
-            self._views[ps] = {
-                part.index: values[start : start + part.size].reshape(part.shape)
-                for arena, values in zip(layout.arenas, lease.arrays, strict=True)
-                for part, start in zip(arena.parts, arena.starts, strict=True)
-            }
+        self._connection, self._leases = connection, leases
 
-    def values(self) -> list[dict[int, Array]]:
-        """The parts of each shard by index."""
-        return list(self._views.values())
+    def memories(self) -> list[Array]:
+        """The values of all arenas of all shards, read-only."""
+        return [array for ps in self._connection.plan.layouts for array in self._leases[ps].arrays]
 
     def release(self) -> None:
         for lease in self._leases.values():

@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 
 import dps
-from dps.variables.layout import gradients_of
-from dps.variables.plan import VariableSpec, make_plan
 from tests.in_process import cluster
-from tests.variables.models import SGD
 
 COUNT = 20_000
 OPEN_S = 12.0
@@ -50,24 +47,6 @@ def test_many_variables_come_back_from_a_checkpoint(tmp_path: Path) -> None:
                 found = session.step(of_all(1.0, 2000))
                 assert np.stack(list(found.values())).tolist() == [[then] * 16] * 2000
                 session.save()
-
-
-def test_gradients_of_many_variables_are_refused_in_the_words_for_one() -> None:
-    names = [f"v{i}" for i in range(20)]
-    plan = make_plan([VariableSpec(name, (2,), "<f4", SGD) for name in names], (0,), lambda *_: 0, None)
-    good = {name: np.ones(2, np.float32) for name in names}
-    assert list(gradients_of(plan, good)) == list(range(20))
-    assert set(gradients_of(plan, {name: good[name] for name in reversed(names)})) == set(range(20))
-    assert list(gradients_of(plan, {**good, "v3": None})) == [i for i in range(20) if i != 3]
-    strided = gradients_of(plan, {**good, "v3": np.ones(4, np.float32)[::2]})
-    assert strided[3].flags.c_contiguous and strided[3].tolist() == [1, 1]  # type: ignore[union-attr]
-    for wrong, words in (
-        (np.ones(3, np.float32), r"the gradient of v3 has shape \(3,\); the variable has \(2,\)"),
-        (np.ones(2, np.float64), "the gradient of v3 is float64; the variable is float32"),
-        (np.array(["a", "b"]), "v3 is ndarray of dtype <U1"),
-    ):
-        with pytest.raises((ValueError, TypeError), match=words):
-            gradients_of(plan, {**good, "v3": wrong})
 
 
 @pytest.mark.parametrize("ps", [1, 2])

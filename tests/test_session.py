@@ -49,6 +49,21 @@ def test_pull_gives_the_same_nesting_and_the_callers_own_arrays(server: dps.Serv
     assert second["w"].dtype == np.float32 and second["b"][0].dtype == np.float64
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_pulls_on_their_way_together_bring_arrays_of_their_own(shared: bool) -> None:
+    start = {f"v{i}": np.zeros(20_000, np.float32) for i in range(3)}
+    with (
+        cluster(transport="tcp") as (worker,),
+        dps.Session(worker, start, optimizer=dps.optim.SGD(1.0), timeout=30, shared_memory=shared) as s,
+    ):
+        first = s.pull_async()
+        s.push({name: np.ones_like(value) for name, value in start.items()})
+        second = s.pull_async()
+        after, before = second.result(), first.result()
+        assert {value.max() for value in before.values()} == {0.0}
+        assert {value.max() for value in after.values()} == {-1.0}
+
+
 def test_push_applies_and_counts_the_step(server: dps.Server) -> None:
     with session(server) as s:
         s.pull()

@@ -14,10 +14,12 @@ from dps.monitor import works
 from dps.protocol import Lookup, Pull, Push
 from dps.transport.message import Message
 from dps.transport.wire import Envelope, decode, encode
-from dps.variables.layout import assemble, check_gradients, fill_run, gather
+from dps.variables.assembly import Assembly
+from dps.variables.dense import gather
+from dps.variables.layout import check_gradients
 from dps.variables.plan import Plan
 from dps.variables.planning import plan_of
-from dps.variables.tree import builder, leaves
+from dps.variables.tree import Nesting, leaves
 
 PIECE = np.zeros(1 << 20, np.uint8)
 MESSAGES: dict[str, Message] = {
@@ -66,19 +68,13 @@ def test_gradients_gathered(benchmark: BenchmarkFixture, count: int) -> None:
     params, plan = model(count)
     gradients, layout = check_gradients(plan, list(leaves(params))), plan.layouts[0]
     run = np.zeros(layout.nbytes, np.uint8)
-    views = layout.views(run)
-
-    def gathered() -> None:
-        if not gather(plan, layout, gradients, run):
-            fill_run(plan, layout, gradients, views)
-
-    benchmark(gathered)
+    benchmark(lambda: gather(plan, layout, gradients, run))
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_values_assembled(benchmark: BenchmarkFixture, count: int) -> None:
     params, plan = model(count)
-    layout, build = plan.layouts[0], builder(params)
+    layout, assembly = plan.layouts[0], Assembly(plan, Nesting(params))
     run = np.zeros(layout.nbytes, np.uint8)
-    tree = benchmark(lambda: build(assemble(plan, layout.views(run), plan.by_name)))
+    tree = benchmark(lambda: assembly.values(layout.listed(layout.memories(run))))
     assert len(tree) == count

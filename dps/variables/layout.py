@@ -1,4 +1,4 @@
-"""Between a user's nested arrays and the parts of the plan: gathers gradients into runs, assembles pulled values."""
+"""Between logical variables and the parts of the plan: gradients checked and cut, values put together."""
 
 from __future__ import annotations
 
@@ -14,19 +14,13 @@ from dps.transport.wire import Array
 from dps.variables.packed import Packed, PackedGradient
 from dps.variables.plan import Part, Plan, ShardLayout, VariableSpec
 from dps.variables.rowlists import RowLists, RowsOfPart
-from dps.variables.tree import Rows, leaves, to_array
+from dps.variables.tree import Rows, to_array
 
 Gradient = Array | Rows | PackedGradient
 """Packed ones come from a session's `Compression`."""
 
 WORTH_A_LOOK_NBYTES = 1 << 16
 """Whether a gradient lies in its run already costs as much to find out as to copy fewer bytes."""
-
-_shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
-_contiguous = operator.attrgetter("flags.c_contiguous")
-
-MANY = 4
-"""Variables of a shard from which on they are gathered in one call."""
 
 
 def specs_of(
@@ -41,25 +35,9 @@ def split(array: Array, part: Part, parts: int) -> Array:
     return array if parts == 1 else array[part.row0 : part.row0 + part.shape[0]]
 
 
-class OnlyParts:
-    """The values of a plan whose variables have one part each: by name, or of many names at once."""
-
-    def __init__(self, plan: Plan, views: Mapping[int, Array]) -> None:
-        self._plan, self._views, self._only_part = plan, views, plan.only_part
-
-    def __call__(self, name: str) -> Array:
-        return self._views[self._only_part[name]]
-
-    def many(self, names: list[str]) -> tuple[Array, ...]:
-        """In the order of two or more names; the list is kept and has to stay as it is."""
-        return self._plan.picker(names)(self._views)
-
-
 def assemble(plan: Plan, views: Mapping[int, Array], names: Mapping[str, int]) -> Callable[[str], Array]:
     """A function from a variable's name to its array, out of the parts in `views` (part index to array)."""
     only_part = plan.only_part
-    if len(only_part) == len(plan.variables):
-        return OnlyParts(plan, views)
 
     def leaf(name: str) -> Array:
         if name in only_part:
@@ -68,20 +46,6 @@ def assemble(plan: Plan, views: Mapping[int, Array], names: Mapping[str, int]) -
         return np.concatenate([views[p.index] for p in parts])
 
     return leaf
-
-
-def gradients_of(plan: Plan, tree: Any) -> dict[int, Gradient]:
-    """As `check_gradients`, of a user's nested gradients. A plain dict of all in order is looked at as a whole."""
-    wanted = plan.all_at_once
-    if wanted is not None and tree.__class__ is dict and len(tree) == len(wanted[0]):
-        names, shapes, dtypes = wanted
-        values = list(tree.values())
-        if (
-            list(tree) == names and set(map(type, values)) == {np.ndarray} and list(map(_shape, values)) == shapes
-            and list(map(_dtype, values)) == dtypes and all(map(_contiguous, values))
-        ):  # fmt: skip
-            return dict(enumerate(values))
-    return check_gradients(plan, list(leaves(tree)))
 
 
 def check_gradients(plan: Plan, found: list[tuple[str, Any]]) -> dict[int, Gradient]:
@@ -148,11 +112,6 @@ def check_rows(spec: VariableSpec, indices: Array) -> None:
         )
 
 
-def is_whole(layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
-    """Whether every trained part of a shard has a dense gradient."""
-    return set(map(type, map(gradients.get, layout.trained_variables))) <= {np.ndarray}
-
-
 def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], views: Mapping[int, Array]) -> None:
     """Copy dense gradients, of all trained parts, into the views of a shard's run; those that lie there are left."""
     if all(map(operator.is_, map(gradients.get, layout.trained_variables), map(views.get, layout.trained_indices))):
@@ -164,21 +123,6 @@ def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient],
         source = split(gradient, part, len(plan.parts_of[part.variable]))
         if view.nbytes < WORTH_A_LOOK_NBYTES or not np.may_share_memory(source, view):
             view[...] = source
-
-
-def gather(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array) -> bool:
-    """Copy dense gradients of all trained parts into a shard's run with few calls; False where it is not for this."""
-    if len(layout.trained) < MANY or len(plan.only_part) < len(plan.variables):
-        return False
-    for arena in layout.arenas:
-        if arena.optimizer is not None:
-            flat = run[arena.offset : arena.offset + arena.nbytes].view(arena.dtype)
-            if len(arena.parts) == 1:
-                flat[:] = gradients[arena.parts[0].variable].reshape(-1)  # type: ignore[union-attr]
-                continue
-            sources = arena.gradients(gradients)
-            np.concatenate(sources if arena.flat else [source.reshape(-1) for source in sources], out=flat)
-    return True
 
 
 def parts_of_shard(

@@ -1,4 +1,4 @@
-"""A dense push of one shard, piece by piece: as messages whose arrays are the user's own, or gathered into a run."""
+"""A dense push of one shard as messages whose arrays are the user's own."""
 
 from __future__ import annotations
 
@@ -42,33 +42,6 @@ def own_pieces(
         )
         for piece in _cut(spans, piece_size(layout.gradient_nbytes, smallest), small)
     ]  # fmt: skip
-
-
-def gather_pieces(
-    plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array, size: int
-) -> Iterator[tuple[int, int]]:
-    """Copy gradients of all trained parts, all dense, into a shard's run (bytes), some `size` bytes at a time; the
-    offset and the bytes of each range that is ready."""
-    for arena in layout.arenas:
-        if arena.optimizer is None:
-            continue
-        at, held = arena.offset, 0
-        together: list[Array] = []
-        for part in arena.parts:
-            data = _bytes(plan, part, gradients)
-            if together and held + data.nbytes > size:
-                np.concatenate(together, out=run[at : at + held])
-                yield at, held
-                at, held, together = at + held, 0, []
-            while data.nbytes > size:
-                run[at : at + size] = data[:size]
-                yield at, size
-                at, data = at + size, data[size:]
-            together.append(data)
-            held += data.nbytes
-        if held:
-            np.concatenate(together, out=run[at : at + held])
-            yield at, held
 
 
 def _bytes(plan: Plan, part: Part, gradients: Mapping[int, Gradient]) -> Array:

@@ -1,12 +1,10 @@
-"""Which part of which variable lives on which ps, and how a ps lays its parts out as one run of bytes."""
+"""Which part of which variable lives on which ps."""
 
 from __future__ import annotations
 
 import functools
-import itertools
-import operator
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,16 +13,14 @@ from dps.cluster.device import Device
 from dps.cluster.partition import split_rows
 from dps.errors import ConfigError, PlacementError, ProtocolError
 from dps.record import record, replace
-from dps.transport.wire import Array
 from dps.variables import columns
-from dps.variables.columns import Written
 from dps.variables.parts import Part, VariableSpec
+from dps.variables.runs import ALIGN, FEW, Arena, ShardLayout, picker, piece_size
 
-__all__ = ["ALIGN", "Arena", "Part", "Place", "Plan", "ShardLayout", "Split", "VariableSpec", "make_plan"]
-
-ALIGN = 64
-FEW = 8
-"""Variables up to which a loop over them costs less than calls that take all at once."""
+__all__ = [
+    "ALIGN", "FEW", "Arena", "Part", "Place", "Plan", "ShardLayout", "Split", "VariableSpec", "make_plan", "picker",
+    "piece_size",
+]  # fmt: skip
 
 
 @record
@@ -99,28 +95,19 @@ class Plan:
         return tuple(np.dtype(spec.dtype) for spec in self.variables)
 
     @functools.cached_property
-    def all_at_once(self) -> tuple[list[str], list[tuple[int, ...]], list[np.dtype[Any]]] | None:
-        """Names, shapes and dtypes, where gradients of all may be checked together: all are trained, and lie in a
-        plain dict; None elsewhere, and where there are few."""
-        if len(self.variables) <= FEW or any(v.optimizer is None or "/" in v.name for v in self.variables):
-            return None
-        return [v.name for v in self.variables], [v.shape for v in self.variables], list(self.dtypes)
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each variable."""
+        return [spec.shape for spec in self.variables]
 
     @functools.cached_property
-    def _indices_of_names(self) -> dict[int, tuple[list[str], Callable[[Mapping[int, Array]], tuple[Array, ...]]]]:
-        return {}
+    def is_split(self) -> bool:
+        """Whether some variable has several parts."""
+        return len(self.parts) > len(self.variables)
 
-    def picker(self, names: list[str]) -> Callable[[Mapping[int, Array]], tuple[Array, ...]]:
-        """A function that takes the parts of these variables, which have one each, out of all parts by index.
-
-        `names` is a list that stays as it is: what is found is kept by its identity."""
-        kept = self._indices_of_names.get(id(names))
-        if kept is None:
-            if len(self._indices_of_names) >= FEW:  # of sessions that are closed, most likely
-                self._indices_of_names.clear()
-            kept = names, operator.itemgetter(*[self.only_part[name] for name in names])
-            self._indices_of_names[id(names)] = kept
-        return kept[1]
+    @functools.cached_property
+    def all_trained(self) -> bool:
+        """Whether every variable takes a gradient."""
+        return all(spec.optimizer is not None for spec in self.variables)
 
     @functools.cached_property
     def layouts(self) -> dict[int, ShardLayout]:
@@ -194,207 +181,3 @@ def _memory(name: str, placed: int | Device) -> str:
     if placed.device_type not in ("CPU", "GPU"):
         raise PlacementError(f"{name} was placed on {placed}; wanted the memory of a CPU or a GPU, as /gpu:0")
     return f"{placed.device_type}:{placed.device_index or 0}"
-
-
-@record
-class Arena:
-    """Parts of one dtype, optimizer and device, one after the other: `size` elements from byte `offset` of the run."""
-
-    dtype: str
-    optimizer: dict[str, Any] | None
-    sparse: bool
-    offset: int
-    size: int
-    parts: tuple[Part, ...]
-    starts: tuple[int, ...]
-    """First element of each part."""
-    device: str = ""
-    """As `Part.device`."""
-
-    @functools.cached_property
-    def gradients(self) -> Callable[[Mapping[int, Any]], tuple[Any, ...]]:
-        """Takes those of the parts' variables out of gradients by variable index; only where there are several."""
-        return operator.itemgetter(*self.variables)
-
-    @functools.cached_property
-    def variables(self) -> list[int]:
-        """The variable of each part."""
-        return [part.variable for part in self.parts]
-
-    @functools.cached_property
-    def flat(self) -> bool:
-        """Whether all parts have one dimension."""
-        return all(len(part.shape) == 1 for part in self.parts)
-
-    @functools.cached_property
-    def itemsize(self) -> int:
-        """Bytes of an element."""
-        return int(np.dtype(self.dtype).itemsize)
-
-    @functools.cached_property
-    def nbytes(self) -> int:
-        return self.size * self.itemsize
-
-
-LARGER, A_RUN = 4, 32
-"""A long run travels in pieces up to so many times larger than others, or in so many pieces: each costs both ends some
-0.1 ms beside its bytes, and with few of them nothing is done while they travel."""
-
-
-def piece_size(nbytes: int, smallest: int) -> int:
-    """How long the pieces of a run of `nbytes` are, where `smallest` is the runtime's `piece_nbytes`."""
-    return max(smallest, min(LARGER * smallest, nbytes // A_RUN // ALIGN * ALIGN))
-
-
-@record
-class ShardLayout:
-    """The run of one ps: its arenas, each at a multiple of 64 bytes. Agreed on with the plan, once an epoch."""
-
-    arenas: tuple[Arena, ...]
-    nbytes: int
-
-    @staticmethod
-    def of(plan: Plan, ps: int) -> ShardLayout:
-        return ShardLayout.of_parts(plan, [part for part in plan.parts if part.ps == ps])
-
-    @staticmethod
-    def of_parts(plan: Plan, here: Sequence[Part]) -> ShardLayout:
-        """`here`: the parts on one ps, in the plan's order."""
-        groups: dict[tuple[str, str, int, str], list[Part]] = {}
-        written = Written()
-        for part in here:
-            spec = plan.variables[part.variable]
-            own = part.index if spec.sparse else -1
-            groups.setdefault((spec.dtype, written.of(spec.optimizer), own, part.device), []).append(part)
-        arenas: list[Arena] = []
-        offset = 0
-        for parts in groups.values():
-            spec = plan.variables[parts[0].variable]
-            starts, size = [], 0
-            for part in parts:
-                starts.append(size)
-                size += part.size
-            arena = Arena(
-                spec.dtype, spec.optimizer, spec.sparse, offset, size, tuple(parts), tuple(starts), parts[0].device
-            )
-            arenas.append(arena)
-            offset += -(-arena.nbytes // ALIGN) * ALIGN
-        return ShardLayout(tuple(arenas), offset)
-
-    @functools.cached_property
-    def place(self) -> dict[int, tuple[int, int]]:
-        """For each part here, by its index: its arena's number and its first element there."""
-        return {
-            p.index: (a, start)
-            for a, arena in enumerate(self.arenas)
-            for p, start in zip(arena.parts, arena.starts, strict=True)
-        }
-
-    @functools.cached_property
-    def data_nbytes(self) -> int:
-        """Bytes of all arenas without the padding between them."""
-        return sum(arena.nbytes for arena in self.arenas)
-
-    @functools.cached_property
-    def gradient_nbytes(self) -> int:
-        """Bytes of the arenas that are trained: what a dense push moves."""
-        return sum(arena.nbytes for arena in self.arenas if arena.optimizer is not None)
-
-    @functools.cached_property
-    def gradient_sizes(self) -> Array:
-        """Bytes of each part that takes a gradient, in the order of the run."""
-        trained = [arena for arena in self.arenas if arena.optimizer is not None]
-        return np.array([part.size * np.dtype(a.dtype).itemsize for a in trained for part in a.parts], np.int64)
-
-    @functools.cached_property
-    def trained(self) -> tuple[Part, ...]:
-        """The parts that take gradients, in the order of the run."""
-        return tuple(part for arena in self.arenas if arena.optimizer is not None for part in arena.parts)
-
-    @functools.cached_property
-    def trained_variables(self) -> list[int]:
-        """The variables of `trained`."""
-        return [part.variable for part in self.trained]
-
-    @functools.cached_property
-    def trained_indices(self) -> list[int]:
-        """The indices of `trained`."""
-        return [part.index for part in self.trained]
-
-    def pieces(self, piece_nbytes: int, trained_only: bool = False) -> list[list[tuple[int, int]]]:
-        """The run cut for travel: each piece is a list of (offset, nbytes), at most `piece_nbytes` in all."""
-        pieces: list[list[tuple[int, int]]] = [[]]
-        room = piece_nbytes
-        for arena in self.arenas:
-            if trained_only and arena.optimizer is None:
-                continue
-            at, end = arena.offset, arena.offset + arena.nbytes
-            item = np.dtype(arena.dtype).itemsize
-            while at < end:
-                if room < item:
-                    pieces.append([])
-                    room = max(piece_nbytes, item)
-                n = min(room // item * item, end - at)
-                pieces[-1].append((at, n))
-                at, room = at + n, room - n
-        return pieces
-
-    def flats(self, run: Array) -> list[Array]:
-        """The arenas as flat arrays in a run of bytes."""
-        return [run[start:stop].view(dtype) for start, stop, dtype in self._cuts]
-
-    @functools.cached_property
-    def _cuts(self) -> list[tuple[int, int, np.dtype[Any]]]:
-        return [(a.offset, a.offset + a.nbytes, np.dtype(a.dtype)) for a in self.arenas]
-
-    def views(self, run: Array) -> dict[int, Array]:
-        """The parts as arrays in a run of bytes (uint8, `nbytes` long), by part index."""
-        return self.views_of([run[arena.offset : arena.offset + arena.nbytes] for arena in self.arenas])
-
-    def views_of(self, memories: Sequence[Array]) -> dict[int, Array]:
-        """The parts as arrays in the bytes of each arena, by part index."""
-        found: dict[int, Array] = {}
-        for number, (arena, memory, spans) in enumerate(zip(self.arenas, memories, self._spans, strict=True)):
-            flat = memory.view(arena.dtype)
-            if len(alike := self._alike[number]) > FEW:
-                rows = flat[: len(alike) * spans[0][2]]
-                found.update(zip(alike, rows.reshape(len(alike), *arena.parts[0].shape), strict=True))
-                spans = spans[len(alike) :]
-            for index, start, stop, shape in spans:
-                found[index] = flat[start:stop] if shape is None else flat[start:stop].reshape(shape)
-        return found
-
-    @functools.cached_property
-    def _alike(self) -> list[list[int]]:
-        """For each arena: the parts, by index, that have the shape of its first and follow it. Scalars are none: to
-        iterate over an array gives arrays only where it has two dimensions."""
-        found = []
-        for arena in self.arenas:
-            shape = arena.parts[0].shape
-            alike = itertools.takewhile(lambda part, shape=shape: part.shape == shape, arena.parts)  # type: ignore[misc]
-            found.append([part.index for part in alike] if shape else [])
-        return found
-
-    @functools.cached_property
-    def _spans(self) -> list[list[tuple[int, int, int, tuple[int, ...] | None]]]:
-        """For each arena: index, first element, end and shape of its parts; shape None: one dimension, as it lies."""
-        return [
-            [
-                (p.index, start, start + p.size, None if len(p.shape) == 1 else p.shape)
-                for p, start in zip(arena.parts, arena.starts, strict=True)
-            ]
-            for arena in self.arenas
-        ]
-
-    def check_range(self, offset: int, nbytes: int, trained_only: bool = False) -> tuple[int, int]:
-        """The number of the (trained) arena that bytes lie in, and the first element there. Raises ProtocolError
-        unless they lie within one, on element boundaries."""
-        for number, arena in enumerate(self.arenas):
-            if type(offset) is not int or (trained_only and arena.optimizer is None):
-                continue
-            at = offset - arena.offset
-            if at >= 0 and at + nbytes <= arena.nbytes:
-                if at % arena.itemsize or nbytes % arena.itemsize:
-                    break
-                return number, at // arena.itemsize
-        raise ProtocolError(f"bytes {offset} to {offset + nbytes} are no piece of a run of {self.nbytes} bytes")

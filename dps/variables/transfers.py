@@ -91,12 +91,25 @@ class Reader(Protocol):
         """It does not work; the socket is used from now on."""
 
 
+CUT_ONCE = 256
+"""Parts of which views are kept: to make others of these takes less than to cut the run anew, unless very many have
+one shape."""
+
+
 class Taken:
-    """A run of bytes that a shard's values are put into, and its parts as arrays, by index."""
+    """A run of bytes that a shard's values are put into."""
 
     def __init__(self, layout: ShardLayout) -> None:
         self.bytes: Array = np.empty(layout.nbytes, np.uint8)
-        self.views = layout.views(self.bytes)
+        self._layout = layout
+        self._few = self._made() if len(layout.indices) <= CUT_ONCE else None
+
+    def _made(self) -> list[Array]:
+        return self._layout.listed(self._layout.memories(self.bytes))
+
+    def parts(self) -> list[Array]:
+        """Its parts in the order of the run, as new arrays, whose owner may do with them whatever he likes."""
+        return self._made() if self._few is None else [view.view() for view in self._few]
 
 
 class PullTransfer(Transfer):
@@ -227,6 +240,11 @@ class PullTransfer(Transfer):
             run[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
             self._got[offset] = data.nbytes
         return sum(self._got.values()) >= piece.nbytes
+
+    @property
+    def parts(self) -> list[int]:
+        """The indices of those that are asked for; empty for all."""
+        return self._message.parts
 
     @property
     def received(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,39 +81,124 @@ def _join(path: str, key: object) -> str:
     return f"{path}/{key}" if path else key
 
 
-def builder(tree: Any) -> Callable[[Callable[[str], Any]], Any]:
-    """A function that builds the same nesting anew, asking for each leaf by its path. Keeps no array alive."""
-    return _builder(tree, "")
+class Nesting:
+    """How arrays are nested, without them: takes a user's apart, and puts others into their places."""
+
+    def __init__(self, tree: Any) -> None:
+        """The nesting of `tree`, of which nothing is kept. Raises as `leaves`."""
+        self.paths: list[str] = []
+        """Of all leaves, in creation order."""
+        self._root = _node(tree, "", self.paths)
+
+    def build(self, found: Sequence[Any]) -> Any:
+        """The same nesting anew, of these leaves: one for each path."""
+        return self._root.build(found)
+
+    def copy(self, tree: Any) -> Any:
+        """A tree that `build` made, with the same leaves, in dicts and lists of its own."""
+        return self._root.copy(tree)
+
+    def leaves(self, tree: Any) -> list[Any] | None:
+        """What is at each path, where `tree` has plain dicts, lists and tuples in just this nesting; None elsewhere."""
+        found: list[Any] = []
+        return found if self._root.collect(tree, found) else None
 
 
-def _builder(node: Any, path: str) -> Callable[[Callable[[str], Any]], Any]:
-    if isinstance(node, Mapping):
-        if not any(isinstance(child, Mapping | list | tuple) for child in node.values()):
-            return _flat_builder(list(node), [_join(path, key) for key in node])
-        named = [(key, _builder(child, _join(path, key))) for key, child in node.items()]
-        return lambda leaf: {key: build(leaf) for key, build in named}
-    if isinstance(node, list | tuple):
-        children = [_builder(child, _join(path, str(i))) for i, child in enumerate(node)]
-        if isinstance(node, list):
-            return lambda leaf: [build(leaf) for build in children]
-        made = type(node)
-        if hasattr(node, "_fields"):
-            return lambda leaf: made(*[build(leaf) for build in children])
-        return lambda leaf: tuple([build(leaf) for build in children])
-    where = path or "value"
-    return lambda leaf: leaf(where)
+class _Leaf:
+    """The place of one leaf."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def build(self, found: Sequence[Any]) -> Any:
+        return found[self._place]
+
+    def copy(self, tree: Any) -> Any:
+        return tree
+
+    def collect(self, tree: Any, found: list[Any]) -> bool:
+        found.append(tree)
+        return True
 
 
-def _flat_builder(keys: list[str], paths: list[str]) -> Callable[[Callable[[str], Any]], Any]:
-    """Of a dict of leaves; a `leaf` that has `many` is asked for all at once."""
+class _Leaves:
+    """A dict that has nothing but leaves, all of which are taken at once."""
 
-    def build(leaf: Callable[[str], Any]) -> Any:
-        many = getattr(leaf, "many", None) if len(keys) > 1 else None
-        if many is not None:
-            return dict(zip(keys, many(paths), strict=True))
-        return {key: leaf(path) for key, path in zip(keys, paths, strict=True)}
+    def __init__(self, keys: list[str], start: int) -> None:
+        self._keys, self._start, self._stop = keys, start, start + len(keys)
+        self._empty = dict.fromkeys(keys)
 
-    return build
+    def build(self, found: Sequence[Any]) -> Any:
+        made: dict[str, Any] = self._empty.copy()  # a table of its size costs less than one that grows
+        made.update(zip(self._keys, found[self._start : self._stop], strict=True))
+        return made
+
+    def copy(self, tree: Any) -> Any:
+        return tree.copy()
+
+    def collect(self, tree: Any, found: list[Any]) -> bool:
+        if tree.__class__ is not dict or len(tree) != len(self._keys) or list(tree) != self._keys:
+            return False
+        found.extend(tree.values())
+        return True
+
+
+class _Dict:
+    """A dict that has others in it."""
+
+    def __init__(self, children: list[tuple[str, _Node]]) -> None:
+        self._children = children
+
+    def build(self, found: Sequence[Any]) -> Any:
+        return {key: child.build(found) for key, child in self._children}
+
+    def copy(self, tree: Any) -> Any:
+        return {key: child.copy(tree[key]) for key, child in self._children}
+
+    def collect(self, tree: Any, found: list[Any]) -> bool:
+        if tree.__class__ is not dict or len(tree) != len(self._children):
+            return False
+        pairs = zip(tree.items(), self._children, strict=True)
+        return all(key == known and child.collect(inner, found) for (key, inner), (known, child) in pairs)
+
+
+class _Row:
+    """A list or a tuple."""
+
+    def __init__(self, children: list[_Node], kind: type[Any]) -> None:
+        self._children, self._kind = children, kind
+
+    def build(self, found: Sequence[Any]) -> Any:
+        return self._made([child.build(found) for child in self._children])
+
+    def copy(self, tree: Any) -> Any:
+        return self._made([child.copy(inner) for child, inner in zip(self._children, tree, strict=True)])
+
+    def _made(self, inner: list[Any]) -> Any:
+        if issubclass(self._kind, list):
+            return inner
+        return self._kind(*inner) if hasattr(self._kind, "_fields") else tuple(inner)
+
+    def collect(self, tree: Any, found: list[Any]) -> bool:
+        if type(tree) is not self._kind or len(tree) != len(self._children):
+            return False
+        return all(child.collect(inner, found) for inner, child in zip(tree, self._children, strict=True))
+
+
+_Node = _Leaf | _Leaves | _Dict | _Row
+
+
+def _node(tree: Any, path: str, paths: list[str]) -> _Node:
+    if isinstance(tree, Mapping):
+        if not any(issubclass(kind, Mapping | list | tuple) for kind in set(map(type, tree.values()))):
+            start = len(paths)
+            paths += [_join(path, key) for key in tree]
+            return _Leaves(list(tree), start)
+        return _Dict([(key, _node(child, _join(path, key), paths)) for key, child in tree.items()])
+    if isinstance(tree, list | tuple):
+        return _Row([_node(child, _join(path, str(i)), paths) for i, child in enumerate(tree)], type(tree))
+    paths.append(path or "value")
+    return _Leaf(len(paths) - 1)
 
 
 def nested(names: list[str]) -> Any:

@@ -78,7 +78,7 @@ class PackedPull(PullTransfer):
 
         self.arrived, self.plain = arrived, self._packed.plain
         self.taken = self._take_run(self.layout)
-        views = self.taken.views
+        views = self.layout.views(self.taken.bytes)
         for part, form, offset, nbytes in self._packed.entries:
             source, target = arrived[offset : offset + nbytes], views[part.index].reshape(-1)
             if form:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dps.variables.layout import assemble, check_gradients, fill_run, gather, is_whole, parts_of_shard, split
+from dps.variables.layout import assemble, check_gradients, fill_run, parts_of_shard, split
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from dps.variables.rowlists import RowLists, RowsOfPart
 from dps.variables.tree import Rows
@@ -113,14 +113,6 @@ def test_parts_without_a_row_are_told_only_where_the_formula_counts_updates(opti
     assert parts_of_shard(plan, plan.layouts[0], nothing, RowLists()) == []
 
 
-def test_a_shard_is_whole_when_all_that_it_trains_has_a_dense_gradient() -> None:
-    plan = two_ps()
-    t, s, rows = np.zeros((3, 2), np.float32), np.zeros(()), Rows(np.array([0]), np.zeros((1, 2), np.float32))
-    cases: list[dict[int, Any]] = [{0: t, 1: s}, {0: t}, {0: rows, 1: s}, {}]
-    whole = [[is_whole(plan.layouts[ps], gradients) for ps in (0, 1)] for gradients in cases]
-    assert whole == [[True, True], [False, True], [False, False], [False, False]]
-
-
 def test_a_gradient_that_lies_in_the_run_already_is_left_there() -> None:
     specs = [VariableSpec("a", (3,), "<f4", SGD), VariableSpec("b", (2,), "<f4", SGD)]
     plan = make_plan(specs, (0,), lambda *_: 0, None)
@@ -141,25 +133,6 @@ def test_views_that_the_user_filled_are_left_and_other_arrays_are_copied() -> No
     views[0][...] = 5
     fill_run(plan, layout, {0: views[0], 1: np.full(2, 7, np.float32)}, views)
     assert {i: v.tolist() for i, v in layout.views(run).items()} == {0: [5, 5, 5], 1: [7, 7]}
-
-
-def test_many_variables_are_gathered_each_in_its_place() -> None:
-    shapes = [(), (2,), (2, 3), (0, 4)] * 25
-    specs = [VariableSpec(f"v{i}", shape, "<f4" if i % 3 else "<f8", SGD) for i, shape in enumerate(shapes)]
-    plan = make_plan(specs, (0,), lambda *_: 0, None)
-    layout = plan.layouts[0]
-    gradients = {i: np.full(shape, i, spec.dtype) for i, (shape, spec) in enumerate(zip(shapes, specs, strict=True))}
-    run = np.zeros(layout.nbytes, np.uint8)
-    assert gather(plan, layout, gradients, run)
-    for i, view in layout.views(run).items():
-        assert view.shape == shapes[i]
-        assert (view == i).all()
-
-
-def test_few_variables_and_those_in_parts_are_copied_one_by_one() -> None:
-    plan = two_ps()
-    layout = plan.layouts[0]
-    assert not gather(plan, layout, {}, np.zeros(layout.nbytes, np.uint8))
 
 
 def test_gradients_are_checked_by_name_and_none_is_none() -> None:

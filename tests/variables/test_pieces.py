@@ -11,8 +11,8 @@ from hypothesis import given, settings
 
 from dps.protocol import RUN
 from dps.ps.staging import Staged
-from dps.variables.layout import fill_run, split
-from dps.variables.pieces import gather_pieces, own_pieces
+from dps.variables.layout import split
+from dps.variables.pieces import own_pieces
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from dps.variables.transfers import About
 from tests.variables.models import SGD, plans, values_of
@@ -50,22 +50,6 @@ def test_the_pieces_make_the_run_and_none_is_longer_than_it_may_be(plan: Plan, s
                 if arena.optimizer is not None:
                     wanted = split(gradients[part.variable], part, len(plan.parts_of[part.variable]))
                     np.testing.assert_array_equal(got[start : start + part.size], wanted.reshape(-1), part.name)
-
-
-@settings(max_examples=100)
-@given(plans(), st.integers(1, 300))
-def test_gathered_piece_by_piece_the_run_is_the_same(plan: Plan, size: int) -> None:
-    gradients = gradients_of(plan)
-    for layout in plan.layouts.values():
-        run, wanted = np.zeros(layout.nbytes, np.uint8), np.zeros(layout.nbytes, np.uint8)
-        fill_run(plan, layout, gradients, layout.views(wanted))
-        covered = np.zeros(layout.nbytes, np.uint8)
-        for offset, nbytes in gather_pieces(plan, layout, gradients, run, 8 * size):
-            assert 0 < nbytes <= 8 * size
-            np.testing.assert_array_equal(run[offset : offset + nbytes], wanted[offset : offset + nbytes])
-            layout.check_range(offset, nbytes, trained_only=True)
-            covered[offset : offset + nbytes] += 1
-        assert covered.max(initial=0) <= 1 and int(covered.sum()) == layout.gradient_nbytes
 
 
 def test_large_gradients_are_sent_from_where_they_lie_and_small_neighbours_together() -> None:

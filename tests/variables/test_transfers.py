@@ -104,7 +104,7 @@ def test_pieces_in_any_order_and_doubled_make_the_run(plan: Plan, size: int, dat
         wire.answer(doubled[-1])
         assert transfer.complete and (transfer.counter, transfer.step, transfer.newer) == (5, 3, True)
         assert transfer.taken is not None
-        got, wanted = transfer.taken.views, transfer.layout.views(run_of(plan, ps))
+        got, wanted = transfer.layout.views(transfer.taken.bytes), transfer.layout.views(run_of(plan, ps))
         for index, value in wanted.items():
             np.testing.assert_array_equal(got[index], value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 
 import dps
-from dps.variables.tree import Rows, Variable, builder, leaves, nested, to_array
+from dps.variables.tree import Nesting, Rows, Variable, leaves, nested, to_array
 from tests.variables.models import arrays, trees
 
 
@@ -46,9 +47,32 @@ def test_settings_of_a_variable_and_rows_are_leaves() -> None:
 
 
 @given(trees(arrays()))
-def test_a_builder_gives_the_same_nesting_with_what_the_names_stand_for(tree: Any) -> None:
-    found = dict(leaves(tree))
-    same(builder(tree)(lambda name: found[name]), tree)
+def test_a_nesting_takes_a_tree_apart_and_puts_it_together_again(tree: Any) -> None:
+    nesting, found = Nesting(tree), list(leaves(tree))
+    assert nesting.paths == [path for path, _ in found]
+    same(nesting.build([leaf for _, leaf in found]), tree)
+    taken = nesting.leaves(tree)
+    assert taken is not None and len(taken) == len(found)
+    assert all(one is leaf for one, (_, leaf) in zip(taken, found, strict=True))
+
+
+def test_a_tree_that_is_nested_otherwise_is_not_taken_apart() -> None:
+    nesting = Nesting({"a": {"b": 1, "c": 2}, "d": [3, (4, Layer(5, 6))]})
+    assert nesting.leaves({"a": {"b": 1, "c": 2}, "d": [3, (4, Layer(5, 6))]}) == [1, 2, 3, 4, 5, 6]
+    for other in (
+        {"a": {"c": 2, "b": 1}, "d": [3, (4, Layer(5, 6))]},
+        {"d": [3, (4, Layer(5, 6))], "a": {"b": 1, "c": 2}},
+        {"a": {"b": 1}, "d": [3, (4, Layer(5, 6))]},
+        {"a": {"b": 1, "c": 2, "x": 3}, "d": [3, (4, Layer(5, 6))]},
+        {"a": MappingProxyType({"b": 1, "c": 2}), "d": [3, (4, Layer(5, 6))]},
+        {"a": {"b": 1, "c": 2}, "d": [3, [4, Layer(5, 6)]]},
+        {"a": {"b": 1, "c": 2}, "d": [3, (4, (5, 6))]},
+        {"a": {"b": 1, "c": 2}, "d": [3, (4, Layer(5, 6)), 7]},
+        {"a": {"b": 1, "c": 2}},
+        [1, 2],
+        7,
+    ):
+        assert nesting.leaves(other) is None
 
 
 def same(a: Any, b: Any) -> None:
@@ -66,17 +90,18 @@ def same(a: Any, b: Any) -> None:
 
 
 def test_a_named_tuple_comes_back_as_one() -> None:
-    assert builder([Layer(1, 2)])(lambda name: name) == [Layer("0/0", "0/1")]
+    nesting = Nesting([Layer(1, 2)])
+    assert nesting.build(nesting.paths) == [Layer("0/0", "0/1")]
 
 
-def test_a_builder_keeps_no_array_alive() -> None:
+def test_a_nesting_keeps_no_array_alive() -> None:
     from weakref import ref
 
     array = np.zeros(3)
     alive = ref(array)
-    build = builder({"a": array})
+    nesting = Nesting({"a": array})
     del array
-    assert alive() is None and build(lambda name: name) == {"a": "a"}
+    assert alive() is None and nesting.build(["a"]) == {"a": "a"}
 
 
 def test_a_reader_gets_nested_dicts_of_the_paths() -> None:

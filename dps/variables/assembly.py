@@ -1,0 +1,87 @@
+"""Between a user's nested arrays and the parts of a plan: gradients apart, values together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dps.transport.wire import Array
+from dps.variables.layout import Gradient, check_gradients
+from dps.variables.plan import FEW, Plan, picker
+from dps.variables.tree import Nesting, leaves
+
+KEPT = 8
+"""Memories of values that are known again: a ps has up to three of a large shard."""
+
+
+class Assembly:
+    """How the variables of a plan are nested, and where their parts are among those of all shards."""
+
+    def __init__(self, plan: Plan, nesting: Nesting) -> None:
+        """`nesting` has a leaf for each variable, under its name."""
+        self.plan, self._nesting = plan, nesting
+        names = [spec.name for spec in plan.variables]
+        self._foreseen = plan.all_trained and len(names) > FEW and nesting.paths == names
+        """Whether gradients of all variables are the leaves in their order."""
+        variables = range(len(names)) if nesting.paths == names else [plan.by_name[path] for path in nesting.paths]
+        place = {index: at for at, index in enumerate(itertools.chain(*[s.indices for s in plan.layouts.values()]))}
+        self._places: list[list[int]] = []
+        """Of a plan with variables that have several parts."""
+        self._still: dict[tuple[int, ...], Any] = {}
+        """By the addresses of the memory, which stays where it is as long as there are arrays in it."""
+        self._pick: Callable[[Sequence[Array]], Sequence[Array]] | None = None
+        if plan.is_split:
+            self._places = [[place[part.index] for part in plan.parts_of[variable]] for variable in variables]
+        else:  # the only part of a variable has its index
+            self._pick = picker(list(map(place.__getitem__, variables)))
+
+    def values(self, parts: Sequence[Array], join: Callable[[list[Array]], Array] | None = None) -> Any:
+        """The user's nesting of values. `parts`: those of all shards, in the order of their runs; `join` makes one
+        array of those of a variable that has several."""
+        if self._pick is not None:
+            return self._nesting.build(self._pick(parts))
+        join = join or _joined
+        return self._nesting.build(
+            [parts[at[0]] if len(at) == 1 else join([parts[one] for one in at]) for at in self._places]
+        )
+
+    def still(self, memories: Sequence[Array]) -> Any:
+        """The user's nesting of values that are only read, in the memory of all arenas of all shards. Memory that comes
+        again has the same arrays, in dicts and lists of the caller's own."""
+        if self._pick is None:
+            return self.values(self._parts(memories))
+        where = tuple([memory.__array_interface__["data"][0] for memory in memories])
+        kept = self._still.get(where)
+        if kept is None:
+            if len(self._still) >= KEPT:
+                del self._still[next(iter(self._still))]
+            kept = self._still[where] = self.values(self._parts(memories))
+        return self._nesting.copy(kept)
+
+    def forget(self) -> None:
+        """Let go of all memory."""
+        self._still.clear()
+
+    def _parts(self, memories: Sequence[Array]) -> list[Array]:
+        found, at = [], 0
+        for layout in self.plan.layouts.values():
+            found += layout.listed(memories[at : at + len(layout.arenas)])
+            at += len(layout.arenas)
+        return found
+
+    def in_order(self, tree: Any) -> list[Any] | None:
+        """A user's nested gradients in the order of the variables; None where it is nested otherwise, or for few."""
+        return self._nesting.leaves(tree) if self._foreseen else None
+
+    def gradients(self, tree: Any) -> Mapping[int, Gradient]:
+        """A user's nested gradients by variable index, checked as in `check_gradients`."""
+        return check_gradients(self.plan, list(leaves(tree)))
+
+
+def _joined(parts: list[Array]) -> Array:
+    made: Array = np.concatenate(parts)
+    made.flags.writeable = parts[0].flags.writeable
+    return made

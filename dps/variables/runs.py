@@ -1,0 +1,250 @@
+"""How a ps lays its parts out as one run of bytes, and how runs are cut: for travel, and into arrays."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dps.errors import ProtocolError
+from dps.record import record
+from dps.transport.wire import Array
+from dps.variables.columns import Written
+from dps.variables.parts import Part
+
+if TYPE_CHECKING:
+    from dps.variables.plan import Plan
+
+ALIGN = 64
+FEW = 8
+"""Variables up to which a loop over them costs less than calls that take all at once."""
+
+
+A_STRETCH = 4
+"""Neighbours of one shape from which on it takes less to make all of them at once."""
+
+
+@record
+class Arena:
+    """Parts of one dtype, optimizer and device, one after the other: `size` elements from byte `offset` of the run."""
+
+    dtype: str
+    optimizer: dict[str, Any] | None
+    sparse: bool
+    offset: int
+    size: int
+    parts: tuple[Part, ...]
+    starts: tuple[int, ...]
+    """First element of each part."""
+    device: str = ""
+    """As `Part.device`."""
+
+    @functools.cached_property
+    def pick(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """Takes what belongs to the variables of the parts out of what is there for all variables."""
+        return picker([part.variable for part in self.parts])
+
+    @functools.cached_property
+    def bounds(self) -> Array:
+        """The first element of each part, and where the last ends; int64."""
+        return np.array([*self.starts, self.size], np.int64)
+
+    @functools.cached_property
+    def stretches(self) -> list[tuple[int, int, bool, tuple[int, ...] | None]]:
+        """Neighbours of one shape: first element, end, whether they are several, and the shape of all of them as one
+        array; None: it is flat. Scalars come one by one: the rows of an array of them would be numbers."""
+        found: list[tuple[int, int, bool, tuple[int, ...] | None]] = []
+        start = 0
+        for shape, alike in itertools.groupby(self.parts, operator.attrgetter("shape")):
+            count, size = sum(1 for _ in alike), math.prod(shape)
+            if count >= A_STRETCH and shape:
+                found.append((start, start + count * size, True, (count, *shape)))
+            else:
+                flat = None if len(shape) == 1 else shape
+                found += [(start + i * size, start + (i + 1) * size, False, flat) for i in range(count)]
+            start += count * size
+        return found
+
+    @functools.cached_property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return int(np.dtype(self.dtype).itemsize)
+
+    @functools.cached_property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+
+def picker(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that takes what is at these places out of a sequence."""
+    first = places[0] if places else 0
+    if places == list(range(first, first + len(places))):
+        return operator.itemgetter(slice(first, first + len(places)))
+    return operator.itemgetter(*places)
+
+
+LARGER, A_RUN = 4, 32
+"""A long run travels in pieces up to so many times larger than others, or in so many pieces: each costs both ends some
+0.1 ms beside its bytes, and with few of them nothing is done while they travel."""
+
+
+def piece_size(nbytes: int, smallest: int) -> int:
+    """How long the pieces of a run of `nbytes` are, where `smallest` is the runtime's `piece_nbytes`."""
+    return max(smallest, min(LARGER * smallest, nbytes // A_RUN // ALIGN * ALIGN))
+
+
+@record
+class ShardLayout:
+    """The run of one ps: its arenas, each at a multiple of 64 bytes. Agreed on with the plan, once an epoch."""
+
+    arenas: tuple[Arena, ...]
+    nbytes: int
+
+    @staticmethod
+    def of(plan: Plan, ps: int) -> ShardLayout:
+        return ShardLayout.of_parts(plan, [part for part in plan.parts if part.ps == ps])
+
+    @staticmethod
+    def of_parts(plan: Plan, here: Sequence[Part]) -> ShardLayout:
+        """`here`: the parts on one ps, in the plan's order."""
+        groups: dict[tuple[str, str, int, str], list[Part]] = {}
+        written = Written()
+        for part in here:
+            spec = plan.variables[part.variable]
+            own = part.index if spec.sparse else -1
+            groups.setdefault((spec.dtype, written.of(spec.optimizer), own, part.device), []).append(part)
+        arenas: list[Arena] = []
+        offset = 0
+        for parts in groups.values():
+            spec = plan.variables[parts[0].variable]
+            starts, size = [], 0
+            for part in parts:
+                starts.append(size)
+                size += part.size
+            arena = Arena(
+                spec.dtype, spec.optimizer, spec.sparse, offset, size, tuple(parts), tuple(starts), parts[0].device
+            )
+            arenas.append(arena)
+            offset += -(-arena.nbytes // ALIGN) * ALIGN
+        return ShardLayout(tuple(arenas), offset)
+
+    @functools.cached_property
+    def place(self) -> dict[int, tuple[int, int]]:
+        """For each part here, by its index: its arena's number and its first element there."""
+        return {
+            p.index: (a, start)
+            for a, arena in enumerate(self.arenas)
+            for p, start in zip(arena.parts, arena.starts, strict=True)
+        }
+
+    @functools.cached_property
+    def data_nbytes(self) -> int:
+        """Bytes of all arenas without the padding between them."""
+        return sum(arena.nbytes for arena in self.arenas)
+
+    @functools.cached_property
+    def gradient_nbytes(self) -> int:
+        """Bytes of the arenas that are trained: what a dense push moves."""
+        return sum(arena.nbytes for arena in self.arenas if arena.optimizer is not None)
+
+    @functools.cached_property
+    def gradient_sizes(self) -> Array:
+        """Bytes of each part that takes a gradient, in the order of the run."""
+        trained = [arena for arena in self.arenas if arena.optimizer is not None]
+        return np.array([part.size * np.dtype(a.dtype).itemsize for a in trained for part in a.parts], np.int64)
+
+    @functools.cached_property
+    def trained(self) -> tuple[Part, ...]:
+        """The parts that take gradients, in the order of the run."""
+        return tuple(part for arena in self.arenas if arena.optimizer is not None for part in arena.parts)
+
+    @functools.cached_property
+    def trained_variables(self) -> list[int]:
+        """The variables of `trained`."""
+        return [part.variable for part in self.trained]
+
+    @functools.cached_property
+    def trained_indices(self) -> list[int]:
+        """The indices of `trained`."""
+        return [part.index for part in self.trained]
+
+    def pieces(self, piece_nbytes: int, trained_only: bool = False) -> list[list[tuple[int, int]]]:
+        """The run cut for travel: each piece is a list of (offset, nbytes), at most `piece_nbytes` in all."""
+        pieces: list[list[tuple[int, int]]] = [[]]
+        room = piece_nbytes
+        for arena in self.arenas:
+            if trained_only and arena.optimizer is None:
+                continue
+            at, end = arena.offset, arena.offset + arena.nbytes
+            item = np.dtype(arena.dtype).itemsize
+            while at < end:
+                if room < item:
+                    pieces.append([])
+                    room = max(piece_nbytes, item)
+                n = min(room // item * item, end - at)
+                pieces[-1].append((at, n))
+                at, room = at + n, room - n
+        return pieces
+
+    def flats(self, run: Array) -> list[Array]:
+        """The arenas as flat arrays in a run of bytes."""
+        return [run[start:stop].view(dtype) for start, stop, dtype in self._cuts]
+
+    @functools.cached_property
+    def _cuts(self) -> list[tuple[int, int, np.dtype[Any]]]:
+        return [(a.offset, a.offset + a.nbytes, np.dtype(a.dtype)) for a in self.arenas]
+
+    def views(self, run: Array) -> dict[int, Array]:
+        """The parts as arrays in a run of bytes (uint8, `nbytes` long), by part index."""
+        return dict(zip(self.indices, self.listed(self.memories(run)), strict=True))
+
+    def memories(self, run: Array) -> list[Array]:
+        """The bytes of each arena in a run."""
+        return [run[start:stop] for start, stop, _ in self._cuts]
+
+    def listed(self, memories: Sequence[Array]) -> list[Array]:
+        """The parts as arrays in the memory of each arena, in the order of `indices`. Neighbours of one shape are made
+        at once, as the rows of one array."""
+        found: list[Array] = []
+        for arena, memory in zip(self.arenas, memories, strict=True):
+            flat = memory.view(arena.dtype)
+            for start, stop, several, shape in arena.stretches:
+                values = flat[start:stop] if shape is None else flat[start:stop].reshape(shape)
+                if several:
+                    found.extend(values)
+                else:
+                    found.append(values)
+        return found
+
+    def view(self, memories: Sequence[Array], index: int) -> Array:
+        """One part as an array in the memory of each arena."""
+        number, start = self.place[index]
+        part = self._part_of[index]
+        return memories[number].view(self.arenas[number].dtype)[start : start + part.size].reshape(part.shape)
+
+    @functools.cached_property
+    def _part_of(self) -> dict[int, Part]:
+        return {part.index: part for arena in self.arenas for part in arena.parts}
+
+    @functools.cached_property
+    def indices(self) -> list[int]:
+        """The index of each part, in the order of the run."""
+        return [part.index for arena in self.arenas for part in arena.parts]
+
+    def check_range(self, offset: int, nbytes: int, trained_only: bool = False) -> tuple[int, int]:
+        """The number of the (trained) arena that bytes lie in, and the first element there. Raises ProtocolError
+        unless they lie within one, on element boundaries."""
+        for number, arena in enumerate(self.arenas):
+            if type(offset) is not int or (trained_only and arena.optimizer is None):
+                continue
+            at = offset - arena.offset
+            if at >= 0 and at + nbytes <= arena.nbytes:
+                if at % arena.itemsize or nbytes % arena.itemsize:
+                    break
+                return number, at // arena.itemsize
+        raise ProtocolError(f"bytes {offset} to {offset + nbytes} are no piece of a run of {self.nbytes} bytes")
