@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -228,7 +229,8 @@ class Connection:
 
         values = Whole([self._values[spec.name] for spec in self.plan.variables])
         for ps, layout in self.plan.layouts.items():
-            run = np.zeros(layout.nbytes, np.uint8)
+            # Zeros, and pages that go back to the system; in malloc's heap they would leave a hole for small objects.
+            run = np.frombuffer(mmap.mmap(-1, max(1, layout.nbytes)), np.uint8, layout.nbytes)
             gather(self.plan, layout, values, run, trained_only=False)
             for piece in layout.pieces(self.runtime.piece_nbytes):
                 arrays = tuple(run[offset : offset + n] for offset, n in piece)
