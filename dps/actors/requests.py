@@ -16,6 +16,12 @@ from dps.transport.message import Message
 
 FIRST_RESEND_S = 0.25
 LAST_RESEND_S = 2.0
+TIMES = 3
+"""A request is not sent again before so many times the usual delay of its node's first answers: a node that is slow for
+it has much to do would otherwise be asked twice and three times for everything, and be slower yet. (As TCP's
+retransmission timer, RFC 6298, but with any first answer as a sample: it bears the request's number.)"""
+SMOOTHING = 8
+"""The usual delay rises with each that is longer, and falls by an eighth of the difference with each that is not."""
 
 Feed = Callable[[Message], bool]
 """Takes one answer; True when the request has all it wanted."""
@@ -28,6 +34,8 @@ class Request:
     to: Ref
     complete = False
     deadline = resend_s = next_at = 0.0
+    asked_at = 0.0
+    """On the clock of `open`; -1 once something has come."""
 
     def feed(self, message: Message) -> bool:
         """Take one answer; True when the request has all it wanted."""
@@ -65,6 +73,8 @@ class Requests:
         self._last = 0
         self._open: dict[int, Request] = {}
         self._timers: list[tuple[float, int]] = []
+        self._usual_s: dict[str, float] = {}
+        """By address: seconds to a first answer."""
 
     @property
     def next_number(self) -> int:
@@ -78,10 +88,14 @@ class Requests:
         """Number a request; the caller sends it. `deadline` is on the clock of `now`, seconds."""
         request.number = self.numbered()
         request.to, request.deadline = to, deadline
-        request.resend_s = self.first_resend_s if resend_s is None else resend_s
+        request.asked_at = now
+        request.resend_s = self._first_resend_s(to.address) if resend_s is None else resend_s
         request.next_at = now + request.resend_s
         self._open[request.number] = request
         heapq.heappush(self._timers, (min(request.next_at, deadline), request.number))
+
+    def _first_resend_s(self, address: str) -> float:
+        return max(self.first_resend_s, min(TIMES * self._usual_s.get(address, 0.0), LAST_RESEND_S))
 
     def numbered(self) -> int:
         """A number for a request that is not kept here."""
@@ -93,6 +107,10 @@ class Requests:
         request = self._open.get(number)
         if request is None:
             return
+        if request.asked_at >= 0:
+            usual, took = self._usual_s.get(request.to.address, 0.0), now - request.asked_at
+            self._usual_s[request.to.address] = max(took, usual + (took - usual) / SMOOTHING)
+            request.asked_at = -1.0
         if request.feed(message):
             request.complete = True
             self._open.pop(number, None)

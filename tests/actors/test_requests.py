@@ -164,3 +164,42 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=30)
+
+
+def first_resend_s(asker: Asker, now: float, to: Ref = PS) -> float:
+    """After how long a request that nobody answers is sent again for the first time."""
+    request = asker.open(now, deadline=now + 100.0, to=to)
+    asker.requests.close(request)
+    return request.next_at - now
+
+
+def test_a_node_that_usually_takes_long_is_given_time_before_it_is_asked_again() -> None:
+    asker, now = Asker(), 0.0
+    for _ in range(60):
+        request = asker.open(now)
+        now += 0.5
+        asker.requests.answer(request.number, Token(1), now)
+    assert 1.4 < first_resend_s(asker, now) <= 1.5  # three times the half second
+    assert first_resend_s(asker, now, Ref("127.0.0.1:2", "ps")) == FIRST_RESEND_S  # nothing is known of another
+    for _ in range(60):
+        request = asker.open(now)
+        asker.requests.answer(request.number, Token(1), now + 0.001)
+    assert first_resend_s(asker, now) == FIRST_RESEND_S
+
+
+def test_it_is_asked_again_after_two_seconds_however_slow_it_is() -> None:
+    asker = Asker()
+    for number in range(20):
+        asker.open(0.0)
+        asker.requests.answer(number + 1, Token(1), 60.0)
+    assert first_resend_s(asker, 60.0) == LAST_RESEND_S
+
+
+def test_only_what_comes_first_says_how_long_a_node_takes() -> None:
+    """A push that waits for others is answered with a notice at once and with its result much later."""
+    asker = Asker()
+    for number in range(20):
+        asker.open(0.0, wanted=2)
+        asker.requests.answer(number + 1, Token(1), 0.01)
+        asker.requests.answer(number + 1, Token(1), 90.0)
+    assert first_resend_s(asker, 90.0) == FIRST_RESEND_S
