@@ -30,8 +30,12 @@ class Lane:
     """Memory shared with one ps in one run epoch. Off until both have read the other's; then values and gradients
     are read where they were written, and only their places travel."""
 
-    def __init__(self, runtime: Runtime, caller: Caller, ref: Ref, epoch: int, worth: bool) -> None:
-        """`worth`: the shard is large enough; else only small messages take a shorter way."""
+    def __init__(
+        self, runtime: Runtime, caller: Caller, ref: Ref, epoch: int, worth: bool, tells_at_once: bool = False
+    ) -> None:
+        """`worth`: the shard is large enough; else only small messages take a shorter way. `tells_at_once`: the ps
+        hears at once of all that is read."""
+        self._tells_at_once = tells_at_once
         self.on, self._worth = False, worth
         self._runtime, self._caller, self._ref, self._epoch = runtime, caller, ref, epoch
         self._attached: dict[tuple[int, ...], Array] = {}
@@ -67,10 +71,10 @@ class Lane:
     def release(self, number: int, nbytes: int) -> None:
         """The values under a pull's number, so many bytes, are read.
 
-        Of a few bytes the ps hears with the session's next pull; of many at once, and again until it has heard it.
+        Of a few bytes the ps hears with the session's next message; of many at once, and again until it has heard it.
         """
         self._reading.discard(number)
-        if nbytes > self._runtime.small_nbytes:
+        if nbytes > self._runtime.small_nbytes or self._tells_at_once:
             self._caller.start(self._ref, Release(self._epoch, [number]), lambda _: True)
 
     def all_released_below(self) -> int:
@@ -93,6 +97,8 @@ class Lanes:
         self._runtime, self._caller = runtime, caller
         self.wanted = True
         """False: no ps is asked."""
+        self.tells_at_once = False
+        """For sessions that only read, now and then: they keep no version of a small shard from others meanwhile."""
         self._own: Memory | None = None
         self._asked: list[Request] = []
         self._lanes: dict[int, Lane] = {}
@@ -104,7 +110,7 @@ class Lanes:
             self._caller.drop(request)
         self._asked, self._lanes = [], {}
         for ps, ref in refs.items():
-            self._lanes[ps] = lane = Lane(self._runtime, self._caller, ref, epoch, worth(ps))
+            self._lanes[ps] = lane = Lane(self._runtime, self._caller, ref, epoch, worth(ps), self.tells_at_once)
             if self.wanted and (own := self._mark()) is not None:
                 probe = Probe(own.name, own.array.tobytes(), self._caller.direct)
                 self._asked.append(self._caller.start(ref, probe, lane.heard))

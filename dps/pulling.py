@@ -21,6 +21,9 @@ from dps.variables.transfers import PullTransfer, Taken
 from dps.variables.tree import Nesting, leaves, nested
 from dps.waiting import Waiter
 
+Kept = dict[int, tuple[int, Array]]
+"""By ps: the version counter of values, and they."""
+
 
 class PullOp:
     """One pull: a transfer per ps. `names`: variable indices, None for all.
@@ -147,9 +150,11 @@ class PullOp:
         for transfer in self.transfers.values():
             transfer.taken = None
 
-    def kept_runs(self, cache: Mapping[int, Array]) -> dict[int, Array]:
+    def kept_runs(self, cache: Kept) -> Kept:
         """Private copies of the runs, for the next conditional pull."""
-        return {ps: cache[ps] if t.taken is None else t.taken.bytes.copy() for ps, t in self.transfers.items()}
+        return {
+            ps: cache[ps] if t.taken is None else (t.counter, t.taken.bytes.copy()) for ps, t in self.transfers.items()
+        }
 
 
 OWN_REFERENCES = 3
@@ -191,7 +196,7 @@ class Pulls:
         self._connection, self._waiter, self._pushes = connection, waiter, pushes
         self.read: tuple[int, dict[int, int]] = connection.epoch, {}
         """Of the last whole pull: run epoch, and each shard's version counter."""
-        self._cache: dict[int, Array] = {}
+        self._cache: Kept = {}
         self._recycled = Recycled()
 
     def roll_back(self) -> None:
@@ -211,6 +216,12 @@ class Pulls:
         """
         self._waiter.check_open()
         known = None if names is None else self._indices(names)
+        return self._operation(known, newer_than, after, hold, behind)
+
+    def _operation(
+        self, known: list[int] | None, newer_than: Version | None, after: bool, hold: bool = False,
+        behind: PushOp | None = None,
+    ) -> PullOp:  # fmt: skip
         return PullOp(
             self._connection, known, newer_than is not None, lambda: self._launch(known, newer_than, after),
             self._recycled.take, hold, behind,
@@ -270,30 +281,29 @@ class Pulls:
         unknown = [n for n in names if n not in by_name]
         if unknown:
             raise ValueError(f"no variables {unknown}; there are {list(by_name)[:10]}")
-        return [by_name[n] for n in names]
+        return [by_name[n] for n in dict.fromkeys(names)]
 
     def finish(self, operation: PullOp, out: Any, timeout: float | None, still: bool = False) -> Any:
         """Wait for a pull; the nested arrays, None where nothing was newer. `out`: arrays to fill and return; `still`:
         they are read-only."""
         self._waiter.wait(operation, timeout, "a pull")
         connection = self._connection
-        if not operation.conditional:
-            cache = None
-        else:
+        cache: dict[int, Array] = {}
+        if operation.conditional:
             if not any(t.newer for t in operation.transfers.values()):
                 return None
-            missing = [ps for ps, t in operation.transfers.items() if not t.newer and ps not in self._cache]
-            if missing:
-                return self.finish(self.start(None, None, after=False), out, timeout)
-            cache = self._cache
-            self._cache = operation.kept_runs(cache)
+            if not self._has_the_others(operation):
+                return self.finish(self._operation(operation.names, None, after=False), out, timeout)
+            if operation.names is None:
+                cache = {ps: run for ps, (_, run) in self._cache.items()}
+                self._cache = operation.kept_runs(self._cache)
         if connection.compression is not None:
             connection.compression.pulled(operation.transfers.values(), whole=operation.names is None)
         if operation.names is None:
             counters = {ps: t.counter for ps, t in operation.transfers.items()}
             self._pushes.pulled |= counters
             self.read = connection.epoch, counters
-        connection.step = max(connection.step, *(t.step for t in operation.transfers.values()))
+        connection.step = max([connection.step, *(t.step for t in operation.transfers.values())])
         names = operation.names
         if names is not None:
             tree = self._some(operation.some(cache), names)
@@ -303,6 +313,13 @@ class Pulls:
             tree = self.tree(operation.parts(cache, still))
         operation.forget_runs()
         return tree if out is None else _filled(out, tree)
+
+    def _has_the_others(self, operation: PullOp) -> bool:
+        """Whether the values of all shards that were not newer are kept, and in the version that they have."""
+        whole, kept = operation.names is None, self._cache
+        return all(
+            t.newer or (whole and ps in kept and kept[ps][0] == t.counter) for ps, t in operation.transfers.items()
+        )
 
     def still(self, memories: list[Array], out: Any = None) -> Any:
         """The nested arrays, only to be read, in the memory of all arenas of all shards; or `out`, filled with them."""

@@ -267,7 +267,7 @@ def _sent_while_gathered(
                 caller.send(transfer, ready)
             caller.flush()
     except BaseException:  # Ctrl-C: what has begun cannot be taken back, and half of it must not count
-        fill_run(plan, layout, gradients, run.views)
+        fill_run(plan, layout, gradients, run.views, run.bytes)
         if transfer is None:
             _sent(connection, ps, whole, run, about)
         else:
@@ -305,7 +305,7 @@ def _filled(
         run = runs.take(ps, layout)
         gather(plan, layout, gradients, run.bytes)
         return run
-    fill_run(plan, layout, gradients, run.views)
+    fill_run(plan, layout, gradients, run.views, run.bytes)
     return run
 
 

@@ -128,6 +128,7 @@ class Session:
         self._server.wait_joined(deadline)
         connection = Connection(*self._server.session_arguments())
         connection.lanes.wanted = self._shared_memory
+        connection.lanes.tells_at_once = params is None
         connection.compression = self._compression
         self._connection = connection
         self._waiter = Waiter(connection, self._timeout, self._rejoined)
@@ -228,6 +229,7 @@ class Session:
         leases = None if packed else local_leases(self._connection)
         if leases is None and (lent := self._stepping.lent()) is not None:
             try:
+                self._stepping.holds()
                 yield self._pulls.still([lent.memory])
             finally:
                 lent.release()
@@ -301,8 +303,10 @@ class Session:
         if made is not None:
             incarnation = self._connection.caller.incarnation
             self._settled(made.result, loss)
-            same = self._connection.caller.incarnation == incarnation  # else a hook has rolled back
-            return made.values if same and made.values is not None else self.pull(timeout=timeout)
+            if self._connection.caller.incarnation != incarnation or made.lent is None:  # a hook may have rolled back
+                return self.pull(timeout=timeout)
+            self._stepping.note(made.lent)
+            return made.values
         if pushing is None:
             pushing = self._pushes.start(gradients, loss, timeout, self._pulls.may_come_with_a_push)
         if not self._pulls.may_follow_a_push:

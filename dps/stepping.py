@@ -54,15 +54,17 @@ class Lent(NamedTuple):
     until: float
 
     def release(self) -> None:
-        """It is read: the ps hears of it with the next step."""
-        self.way.lane.over(self.request)
+        """It is read: the ps hears of it with the next message."""
+        self.way.lane.release(self.request, len(self.memory))
 
 
 class Made(NamedTuple):
-    """A push that was made at once: its result, and the values after it, where they were wanted and could be had."""
+    """A push that was made at once: its result, and the values after it, where they were wanted and could be had: a
+    copy of what was lent."""
 
     result: Push
-    values: Any
+    values: Any = None
+    lent: Lent | None = None
 
 
 def _nothing(layout: ShardLayout) -> None:
@@ -79,6 +81,8 @@ class Stepping:
         """The incarnation that `_way` was looked for in."""
         self._unread: Lent | None = None
         """What came with the last push."""
+        self._loose: Lent | None = None
+        """What was lent just now, until somebody sees to its release: after Ctrl-C in between that is done here."""
 
     def step(self, gradients: Mapping[int, Gradient], loss: Any) -> tuple[Made | None, PushOp | None]:
         """A push and the values after it; None where it has to go the ordinary way, then also the push, where it is on
@@ -95,16 +99,25 @@ class Stepping:
         `meanwhile` is called."""
         if not self._connection.sync:
             return self._look(meanwhile)
-        lent, self._unread = self._unread, None
-        connection = self._connection
+        self._loose, self._unread = self._unread, None
+        lent, connection = self._loose, self._connection
         if lent is None:
             return None
         same = lent.way.incarnation == connection.caller.incarnation and not connection.aborted
         if not same or self._pushes.numbers[lent.way.ps] != lent.push or connection.runtime.now() > lent.until:
             lent.release()
             return None
-        self._note(lent)
+        self.note(lent)
         return lent
+
+    def holds(self) -> None:
+        """Whoever has called `lent` releases what it was given, whatever comes."""
+        self._loose = None
+
+    def note(self, lent: Lent) -> None:
+        """These values have been pulled."""
+        self._pulls.read = self._connection.epoch, {lent.way.ps: lent.counter}
+        self._pushes.pulled[lent.way.ps] = lent.counter
 
     def pull(self, out: Any) -> Any:
         """The nested arrays of the values of now, the caller's own, or `out`, filled with them; None where they have to
@@ -119,6 +132,7 @@ class Stepping:
         if lent is None:
             return None
         try:
+            self.holds()
             if out is not None:
                 return self._pulls.still([lent.memory], out)
             return self._copied(lent, *(prepared or [self._pulls.prepared(lent.way.layout)])[0])
@@ -159,6 +173,9 @@ class Stepping:
     def _open_way(self) -> Way | None:
         """The way of now; None where things have to go the ordinary way."""
         connection = self._connection
+        if self._loose is not None:
+            self._loose.release()
+            self._loose = None
         if self._known != connection.caller.incarnation:
             self._way, self._known = self._found(), connection.caller.incarnation
         if self._way is None or not self._way.lane.on or connection.aborted:
@@ -185,17 +202,18 @@ class Stepping:
             return None
         result = Push(answer.step, True, answer.staleness)
         if lent is None:
-            return Made(result, None)
+            return Made(result)
         try:
-            self._note(lent)
-            return Made(result, self._copied(lent, *prepared[0]))
+            self.holds()
+            return Made(result, self._copied(lent, *prepared[0]), lent)
         finally:
             lent.release()
 
     def _keep(self, way: Way, memory: Memory, number: int) -> Made | None:
         """Make a push, and in sync keep where the values are: until the next step nobody changes them."""
         answer, self._unread = self._push(way, memory, number, int(self._connection.sync), _nothing)
-        return None if answer is None else Made(Push(answer.step, True, answer.staleness), None)
+        self.holds()
+        return None if answer is None else Made(Push(answer.step, True, answer.staleness))
 
     def _push(
         self, way: Way, memory: Memory, number: int, lend: int, meanwhile: Callable[[ShardLayout], None]
@@ -220,7 +238,7 @@ class Stepping:
         answer, lent = self._ask(way, Look(self._connection.epoch, way.lane.all_released_below()), 0, meanwhile)
         if lent is not None and answer is not None:
             self._connection.step = max(self._connection.step, answer.step)
-            self._note(lent)
+            self.note(lent)
         return lent
 
     def _ask(
@@ -235,7 +253,8 @@ class Stepping:
             meanwhile(way.layout)
             answer = _as_foreseen(connection.caller.hear(request, PATIENCE_S))
             if answer is not None and answer.nbytes and (values := self._attached(way, answer)) is not None:
-                lent = Lent(way, request, number, answer.counter, values, connection.runtime.now() + KEPT_S)
+                until = connection.runtime.now() + KEPT_S
+                self._loose = lent = Lent(way, request, number, answer.counter, values, until)
             return answer, lent
         finally:
             if lent is None:
@@ -249,11 +268,6 @@ class Stepping:
             way.lane.give_up(error)
             return None
         return memory if len(memory) == way.layout.arenas[0].nbytes else None
-
-    def _note(self, lent: Lent) -> None:
-        """These values have been pulled."""
-        self._pulls.read = self._connection.epoch, {lent.way.ps: lent.counter}
-        self._pushes.pulled[lent.way.ps] = lent.counter
 
 
 def _as_foreseen(answer: Message | None) -> Stepped | Shown | None:

@@ -186,7 +186,7 @@ def test_a_reader_without_params_sees_the_values_of_now(asked: Asked) -> None:
     with cluster(1, 2) as servers, session(servers[0]) as s, dps.Session(servers[1]) as reader:
         s.push(ones())
         asked.clear()
-        assert values(reader) == (-1.0, -1.0) and asked == ["Look"]
+        assert values(reader) == (-1.0, -1.0) and asked == ["Look", "Release"]
         assert reader.global_step == 1
 
 
@@ -229,6 +229,64 @@ def test_ctrl_c_at_any_line_neither_loses_nor_doubles() -> None:
                 after = values(s)[0]
                 assert before - after in (1.0, 5.0), f"at line {line}"
                 before, line = after, line + 7
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["at once", "the ordinary way"])
+def test_a_step_is_of_its_own_version_also_where_a_hook_has_pulled_a_later_one(shared: bool) -> None:
+    class Pulls(dps.Hook):
+        def after_run(self, session: Any, result: Any, loss: Any) -> None:
+            if loss is not None:
+                session.push(ones())
+                session.pull()
+
+    with trained(hooks=[Pulls()], shared_memory=shared) as s:
+        for count in (1, 3):
+            assert float(s.step(ones(), loss=0.0)["w"][0, 0]) == -count
+            assert s.version.counters == ((0, count),)
+            newer = s.pull(if_newer_than=s.version)
+            assert newer is not None and float(newer["w"][0, 0]) == -count - 1
+
+
+def test_readers_that_idle_keep_no_versions_from_others() -> None:
+    with cluster(1, 4) as servers, session(servers[0]) as s:
+        readers = [dps.Session(server) for server in servers[1:]]
+        try:
+            for reader in readers:
+                s.push(ones())
+                reader.pull()
+                with reader.view():
+                    pass
+            assert s.stats()["ps:0"]["leases"] == 0
+        finally:
+            for reader in readers:
+                reader.close()
+
+
+def test_what_ctrl_c_leaves_behind_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: stepping.Stepping, lent: Any) -> None:
+        raise KeyboardInterrupt
+
+    with trained() as s:
+        for _ in range(5):
+            with monkeypatch.context() as patch:
+                patch.setattr(stepping.Stepping, "note", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    s.pull()
+        s.pull()
+        s.push(ones())
+        assert s.stats()["ps:0"]["leases"] == 0
+
+
+def test_what_is_done_to_the_arrays_of_one_view_is_not_seen_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dps import session as sessions
+
+    monkeypatch.setattr(sessions, "local_leases", lambda connection: None)  # as in a process of its own
+    with trained() as s:
+        with s.view() as seen:
+            seen["w"].shape = (-1,)
+        with s.view() as seen:
+            assert seen["w"].shape == (100, 170) and not seen["w"].flags.writeable
+        assert s.pull(out=ones())["w"].shape == (100, 170)
 
 
 def test_the_messages_are_of_whole_numbers() -> None:

@@ -495,3 +495,26 @@ def test_waiting_for_ever_says_every_ten_seconds_for_whom() -> None:
         logging.getLogger("dps").removeHandler(handler)
     assert not run.errors and run.seconds > 45
     assert sum("step 1 waits for worker:1" in text for text in texts) == 4
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "sockets"])
+def test_a_conditional_pull_has_the_values_of_now_also_of_shards_that_are_not_newer(shared: bool) -> None:
+    one, params = np.ones(3, np.float32), {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
+    settings: Any = {"optimizer": dps.optim.SGD(1.0), "shared_memory": shared}
+    with cluster(2, 1) as (server,), dps.Session(server, params, **settings) as s:
+        version = (s.pull(), s.version)[1]
+        s.push({"a": one, "b": one})
+        s.pull(if_newer_than=version)  # is kept
+        for _ in range(2):
+            s.push({"a": one})
+        version = (s.pull(), s.version)[1]
+        s.push({"b": one})
+        found = s.pull(if_newer_than=version)
+        assert (found["a"][0], found["b"][0]) == (-3.0, -2.0)
+        s.push({"b": one})
+        found = s.pull(["b", "a", "b"], if_newer_than=version)
+        assert (found["a"][0], found["b"][0]) == (-3.0, -3.0)
+        s.push({"a": one})
+        found = s.pull(if_newer_than=version)
+        assert (found["a"][0], found["b"][0]) == (-4.0, -3.0)
+        assert s.pull([]) == {} and s.pull(if_newer_than=s.version) is None

@@ -19,9 +19,6 @@ from dps.variables.tree import Rows, to_array
 Gradient = Array | Rows | PackedGradient
 """Packed ones come from a session's `Compression`."""
 
-WORTH_A_LOOK_NBYTES = 1 << 16
-"""Whether a gradient lies in its run already costs as much to find out as to copy fewer bytes."""
-
 
 def specs_of(
     found: list[tuple[str, Array, dict[str, Any] | None, bool]],
@@ -112,17 +109,32 @@ def check_rows(spec: VariableSpec, indices: Array) -> None:
         )
 
 
-def fill_run(plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], views: Mapping[int, Array]) -> None:
-    """Copy dense gradients, of all trained parts, into the views of a shard's run; those that lie there are left."""
+def fill_run(
+    plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], views: Mapping[int, Array], run: Array
+) -> None:
+    """Copy dense gradients, of all trained parts, into the views of a shard's run; those that lie there are left.
+
+    One that lies in the run at another's place is copied before that is written."""
     if all(map(operator.is_, map(gradients.get, layout.trained_variables), map(views.get, layout.trained_indices))):
         return
+    moved: list[tuple[Array, Array]] = []
     for part in layout.trained:
         gradient, view = gradients[part.variable], views[part.index]
         if gradient is view or not isinstance(gradient, np.ndarray):
             continue
         source = split(gradient, part, len(plan.parts_of[part.variable]))
-        if view.nbytes < WORTH_A_LOOK_NBYTES or not np.may_share_memory(source, view):
-            view[...] = source
+        if source.base is None or not np.may_share_memory(source, run):
+            moved.append((view, source))
+        elif not _same_place(source, view):
+            moved.append((view, source.copy()))  # which may be a view of another's place
+    for view, source in moved:
+        view[...] = source
+
+
+def _same_place(one: Array, other: Array) -> bool:
+    """Whether two arrays of one shape and dtype are the same memory."""
+    first, second = one.__array_interface__, other.__array_interface__
+    return bool(first["data"][0] == second["data"][0] and one.strides == other.strides)
 
 
 def parts_of_shard(

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 ALIGN = 64
 FEW = 8
 """Variables up to which a loop over them costs less than calls that take all at once."""
-
+CUT_ONCE = 256
+"""Parts of which views are kept: to make others of these takes less than to cut the run anew, unless very many have
+one shape."""
 
 A_STRETCH = 4
 """Neighbours of one shape from which on it takes less to make all of them at once."""

@@ -33,6 +33,7 @@ from dps.transport.endpoint import Runtime
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
+from dps.variables.runs import CUT_ONCE
 
 SIMULATED_BLOCK = 64
 """Bytes that are copied in the simulator before other tasks may run."""
@@ -89,11 +90,6 @@ class Reader(Protocol):
 
     def give_up(self, error: Exception) -> None:
         """It does not work; the socket is used from now on."""
-
-
-CUT_ONCE = 256
-"""Parts of which views are kept: to make others of these takes less than to cut the run anew, unless very many have
-one shape."""
 
 
 class Taken:

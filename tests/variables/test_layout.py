@@ -42,8 +42,9 @@ def test_what_is_cut_into_runs_is_put_together_again(plan: Plan) -> None:
     gradients = {plan.by_name[name]: value for name, value in values.items()}
     views: dict[int, Any] = {}
     for layout in plan.layouts.values():
-        views |= layout.views(np.zeros(layout.nbytes, np.uint8))
-        fill_run(plan, layout, gradients, views)
+        run = np.zeros(layout.nbytes, np.uint8)
+        views |= layout.views(run)
+        fill_run(plan, layout, gradients, views, run)
     leaf = assemble(plan, views, plan.by_name)
     for name, value in values.items():
         if plan.variables[plan.by_name[name]].optimizer is None:
@@ -121,7 +122,7 @@ def test_a_gradient_that_lies_in_the_run_already_is_left_there() -> None:
     views = layout.views(run)
     own = views[0]
     own[...] = 5
-    fill_run(plan, layout, {0: own, 1: np.full(2, 7, np.float32)}, views)
+    fill_run(plan, layout, {0: own, 1: np.full(2, 7, np.float32)}, views, run)
     assert {i: v.tolist() for i, v in layout.views(run).items()} == {0: [5, 5, 5], 1: [7, 7]}
 
 
@@ -131,8 +132,19 @@ def test_views_that_the_user_filled_are_left_and_other_arrays_are_copied() -> No
     run = np.zeros(layout.nbytes, np.uint8)
     views = layout.views(run)
     views[0][...] = 5
-    fill_run(plan, layout, {0: views[0], 1: np.full(2, 7, np.float32)}, views)
+    fill_run(plan, layout, {0: views[0], 1: np.full(2, 7, np.float32)}, views, run)
     assert {i: v.tolist() for i, v in layout.views(run).items()} == {0: [5, 5, 5], 1: [7, 7]}
+
+
+def test_views_of_each_others_places_change_places() -> None:
+    specs = [VariableSpec(name, (3,), "<f4", SGD) for name in "abc"]
+    layout = (plan := make_plan(specs, (0,), lambda *_: 0, None)).layouts[0]
+    run = np.zeros(layout.nbytes, np.uint8)
+    views = layout.views(run)
+    for index, view in views.items():
+        view[...] = index
+    fill_run(plan, layout, {0: views[1][:], 1: views[2], 2: views[0][::-1]}, views, run)
+    assert {i: v.tolist() for i, v in layout.views(run).items()} == {0: [1, 1, 1], 1: [2, 2, 2], 2: [0, 0, 0]}
 
 
 def test_gradients_are_checked_by_name_and_none_is_none() -> None:
