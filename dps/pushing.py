@@ -168,27 +168,32 @@ def push_shards(
     if connection.compression is not None:
         gradients = connection.compression.pack(connection.plan, gradients, operation)
     step = connection.local_step if connection.sync else connection.step
-    for ps in connection.plan.ps:
-        leads, lane = ps == connection.step_ps, connection.lanes[ps]
-        about = About(
-            connection.epoch, numbers[ps] + 1, step, counters[ps], clock if leads else 0,
-            lend and lane.on and (leads or not connection.sync), lane.all_released_below(),
-        )  # fmt: skip
-        run = filled.get(ps) or _given_run(connection, gradients, ps)
-        layout = connection.plan.layouts[ps]
-        if run is not None:
+    before = dict(numbers)
+    try:
+        for ps in connection.plan.ps:
+            leads, lane = ps == connection.step_ps, connection.lanes[ps]
+            about = About(
+                connection.epoch, numbers[ps] + 1, step, counters[ps], clock if leads else 0,
+                lend and lane.on and (leads or not connection.sync), lane.all_released_below(),
+            )  # fmt: skip
+            run = filled.get(ps) or _given_run(connection, gradients, ps)
+            layout = connection.plan.layouts[ps]
+            if run is not None:
+                numbers[ps] += 1
+                operation.sent(ps, _sent(connection, ps, _pieces(connection, ps, run, about), run, about))
+                continue
+            if layout.trained and is_whole(layout, gradients):
+                numbers[ps] += 1
+                operation.sent(ps, _sent_dense(connection, gradients, ps, about, runs, buffers))
+                continue
+            parts = PartsPush(connection, gradients, ps, about, part_runs)
+            if parts.empty and not connection.sync and ps != connection.step_ps:
+                continue
             numbers[ps] += 1
-            operation.sent(ps, _sent(connection, ps, _pieces(connection, ps, run, about), run, about))
-            continue
-        if layout.trained and is_whole(layout, gradients):
-            numbers[ps] += 1
-            operation.sent(ps, _sent_dense(connection, gradients, ps, about, runs, buffers))
-            continue
-        parts = PartsPush(connection, gradients, ps, about, part_runs)
-        if parts.empty and not connection.sync and ps != connection.step_ps:
-            continue
-        numbers[ps] += 1
-        operation.sent(ps, _sent_parts(connection, ps, parts))
+            operation.sent(ps, _sent_parts(connection, ps, parts))
+    except BaseException:  # Ctrl-C: nobody knows what the ps have of this push, and later ones would wait for it
+        connection.aborted = connection.aborted or numbers != before
+        raise
     return operation
 
 

@@ -518,3 +518,31 @@ def test_a_conditional_pull_has_the_values_of_now_also_of_shards_that_are_not_ne
         found = s.pull(if_newer_than=version)
         assert (found["a"][0], found["b"][0]) == (-4.0, -3.0)
         assert s.pull([]) == {} and s.pull(if_newer_than=s.version) is None
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "sockets"])
+def test_an_interrupt_amid_a_push_to_several_ps_leaves_no_gap(
+    update: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dps import pushing
+
+    one, params = np.ones(3, np.float32), {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
+    settings: Any = {"optimizer": dps.optim.SGD(1.0), "shared_memory": shared, "update": update, "timeout": 10}
+    sent, calls = pushing.PushTransfer.__init__, list[None]()
+
+    def interrupted(self: pushing.PushTransfer, *arguments: Any, **more: Any) -> None:
+        calls.append(None)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        sent(self, *arguments, **more)
+
+    with cluster(2, 1) as (server,), dps.Session(server, params, **settings) as s:
+        s.push({"a": one, "b": one})
+        monkeypatch.setattr(pushing.PushTransfer, "__init__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            s.push_async({"a": one, "b": one})
+        s.pull()
+        assert s.push({"a": one, "b": one}).accepted
+        found = s.pull()
+        assert found["a"][0] in (-2.0, -3.0) and found["b"][0] in (-2.0, -3.0)
