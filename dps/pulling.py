@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,16 +93,16 @@ class PullOp:
             if transfer.error is not None:
                 raise transfer.error
 
-    def parts(self, cache: Mapping[int, Array] | None = None, still: bool = False) -> list[Array]:
+    def parts(self, kept: Kept, still: bool) -> list[Array]:
         """All parts that a whole pull has brought, shard after shard, in the order of their runs; those of shards that
-        were not newer are copies from `cache`. `still`: read-only."""
+        were not newer are copies of what is kept. `still`: read-only."""
         found: list[Array] = []
         for ps, layout in self._connection.plan.layouts.items():
             taken = self.transfers[ps].taken
             if taken is not None and not still:
                 found += taken.parts()
             else:
-                found += layout.listed(self._memories(ps, cache, still))
+                found += layout.listed(self._memories(ps, kept, still))
         return found
 
     def held(self) -> list[Array] | None:
@@ -115,20 +115,20 @@ class PullOp:
             found += held
         return found
 
-    def some(self, cache: Mapping[int, Array] | None = None) -> dict[int, Array]:
+    def some(self) -> dict[int, Array]:
         """Those that were asked for, by index."""
         found: dict[int, Array] = {}
         for ps, transfer in self.transfers.items():
-            memories = self._memories(ps, cache, False)
+            memories = self._memories(ps, {}, False)
             found |= {index: transfer.layout.view(memories, index) for index in transfer.parts}
         return found
 
-    def _memories(self, ps: int, cache: Mapping[int, Array] | None, still: bool) -> list[Array]:
+    def _memories(self, ps: int, kept: Kept, still: bool) -> list[Array]:
         """The bytes of a shard's arenas."""
         transfer = self.transfers[ps]
         if transfer.held is not None:
             return transfer.held
-        run = transfer.taken.bytes if transfer.taken is not None else (cache or {})[ps].copy()
+        run = transfer.taken.bytes if transfer.taken is not None else kept[ps][1].copy()
         if still:
             run = run.view()
             run.flags.writeable = False
@@ -150,10 +150,10 @@ class PullOp:
         for transfer in self.transfers.values():
             transfer.taken = None
 
-    def kept_runs(self, cache: Kept) -> Kept:
+    def kept_runs(self, kept: Kept) -> Kept:
         """Private copies of the runs, for the next conditional pull."""
         return {
-            ps: cache[ps] if t.taken is None else (t.counter, t.taken.bytes.copy()) for ps, t in self.transfers.items()
+            ps: kept[ps] if t.taken is None else (t.counter, t.taken.bytes.copy()) for ps, t in self.transfers.items()
         }
 
 
@@ -288,15 +288,15 @@ class Pulls:
         they are read-only."""
         self._waiter.wait(operation, timeout, "a pull")
         connection = self._connection
-        cache: dict[int, Array] = {}
+        kept: Kept = {}
         if operation.conditional:
             if not any(t.newer for t in operation.transfers.values()):
                 return None
             if not self._has_the_others(operation):
                 return self.finish(self._operation(operation.names, None, after=False), out, timeout)
             if operation.names is None:
-                cache = {ps: run for ps, (_, run) in self._cache.items()}
-                self._cache = operation.kept_runs(self._cache)
+                kept = self._cache
+                self._cache = operation.kept_runs(kept)
         if connection.compression is not None:
             connection.compression.pulled(operation.transfers.values(), whole=operation.names is None)
         if operation.names is None:
@@ -306,11 +306,11 @@ class Pulls:
         connection.step = max([connection.step, *(t.step for t in operation.transfers.values())])
         names = operation.names
         if names is not None:
-            tree = self._some(operation.some(cache), names)
+            tree = self._some(operation.some(), names)
         elif (held := operation.held()) is not None:
             tree = self.still(held)
         else:
-            tree = self.tree(operation.parts(cache, still))
+            tree = self.tree(operation.parts(kept, still))
         operation.forget_runs()
         return tree if out is None else _filled(out, tree)
 

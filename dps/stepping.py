@@ -129,20 +129,19 @@ class Stepping:
                 prepared.append(self._pulls.prepared(layout))
 
         lent = self.lent(prepare)
-        if lent is None:
-            return None
+        return None if lent is None else self._read(lent, prepared, out)
+
+    def _read(self, lent: Lent, prepared: list[tuple[Array, Any]], out: Any = None) -> Any:
+        """The values in `out`, or in what was prepared for them, if anything was; what was lent is released."""
         try:
             self.holds()
             if out is not None:
                 return self._pulls.still([lent.memory], out)
-            return self._copied(lent, *(prepared or [self._pulls.prepared(lent.way.layout)])[0])
+            run, tree = prepared[0] if prepared else self._pulls.prepared(lent.way.layout)
+            copy_steadily(self._connection.runtime, run[: len(lent.memory)], lent.memory)
+            return tree
         finally:
             lent.release()
-
-    def _copied(self, lent: Lent, run: Array, tree: Any) -> Any:
-        """`tree`, which lies in `run`, once the values are there."""
-        copy_steadily(self._connection.runtime, run[: len(lent.memory)], lent.memory)
-        return tree
 
     def _try(
         self, gradients: Mapping[int, Gradient], loss: Any, use: Callable[[Way, Memory, int], Made | None], lend: bool
@@ -201,13 +200,7 @@ class Stepping:
         if answer is None:
             return None
         result = Push(answer.step, True, answer.staleness)
-        if lent is None:
-            return Made(result)
-        try:
-            self.holds()
-            return Made(result, self._copied(lent, *prepared[0]), lent)
-        finally:
-            lent.release()
+        return Made(result) if lent is None else Made(result, self._read(lent, prepared), lent)
 
     def _keep(self, way: Way, memory: Memory, number: int) -> Made | None:
         """Make a push, and in sync keep where the values are: until the next step nobody changes them."""

@@ -14,7 +14,7 @@ from dps import stepping
 from dps.actors.caller import Caller
 from dps.errors import Unavailable
 from dps.lanes import Lane
-from dps.protocol import Look, Shown, Step
+from dps.protocol import NOWHERE, Look, Shown, Step
 from dps.ps.shard import Shard
 from dps.reply import Push
 from tests.in_process import cluster
@@ -193,7 +193,7 @@ def test_a_reader_without_params_sees_the_values_of_now(asked: Asked) -> None:
 def test_where_there_is_no_room_for_a_reader_the_values_are_sent(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> None:
     with trained() as s:
         monkeypatch.setattr(Shard, "lend", lambda *_: None)
-        monkeypatch.setattr(Shard, "lend_all", lambda *_: None)
+        monkeypatch.setattr(Shard, "lend_all", lambda *_: NOWHERE)
         assert values(s) == (0.0, 0.0)
         assert float(s.step(ones())["w"][0, 0]) == -1.0
         assert asked[-4:] == ["Pull", "Step", "Look", "Pull"]

@@ -34,9 +34,8 @@ class AsyncMode:
         self._senders: dict[tuple[int, int], Sender] = {}
         self._backups: dict[int, list[Array]] = {}
         self._worth = Worth()
-        self._check = bool(shard.settings.get("check_finite", True))
         stale = settings.max_staleness is not None or settings.damping is not None or bool(settings.compensation)
-        self._plain = not stale and len(shard.layout.arenas) == 1 and bool(shard.layout.trained)
+        self._plain = not stale and shard.takes_steps
 
     def whole(self, staged: Staged, sender: Sender) -> None:
         ledger = self.shard.ledgers[staged.incarnation]
@@ -57,9 +56,9 @@ class AsyncMode:
         staged.looks = self.shard.store.looks_first
         if self.settings.compensation:
             return
-        staleness, limit = self._staleness(staged), self.settings.max_staleness
+        staleness, limit = self._staleness(staged.counter), self.settings.max_staleness
         if staged.number == ledger.done + 1 and (limit is None or staleness <= limit) and self._worth.a_try():
-            staged.ahead = Ahead.of(self.shard.store, self._step(staged), self._scale(staleness))
+            staged.ahead = Ahead.of(self.shard.store, self._step(staged.step), self._scale(staleness))
             staged.tried = staged.ahead is not None
         alone = len(self.shard.ledgers) == 1 and staged.form == RUN
         staged.keeps = FORGETS if staged.ahead is not None and alone else KEEPS
@@ -79,14 +78,13 @@ class AsyncMode:
         ledger = shard.ledgers.get(sender.incarnation)
         if ledger is None or ledger.staged or step.number != ledger.done + 1 or not self._plain:
             return False
-        name = step.process, step.descriptor, step.inode, step.nbytes
-        gradients = tuple(shard.borrowed[sender.incarnation].arrays(name, shard.layout))
-        if self._check and not store.arenas[0].is_finite(gradients[0]):
+        gradients = tuple(shard.gradients_of(step, sender))
+        if shard.checks_finite and not store.arenas[0].is_finite(gradients[0]):
             return False
-        staleness = max(0, store.counter - step.counter) if step.counter >= 0 else 0
+        staleness = self._staleness(step.counter)
         if step.released:
             shard.released(sender.incarnation, step.released)
-        store.apply_mean(gradients, store.step + 1 if shard.is_step_ps else max(store.step, step.step) + 1)
+        store.apply_mean(gradients, self._step(step.step))
         self._note(ledger, sender.incarnation, step.number, staleness)
         try:
             shard.stepped(sender, step, staleness)
@@ -124,7 +122,7 @@ class AsyncMode:
 
     def _apply(self, ledger: Ledger, staged: Staged) -> Pushed:
         store = self.shard.store
-        staleness = self._staleness(staged)
+        staleness = self._staleness(staged.counter)
         limit = self.settings.max_staleness
         stale = limit is not None and staleness > limit
         if stale or self.settings.compensation:
@@ -135,7 +133,7 @@ class AsyncMode:
             status = DROPPED
         else:
             status = APPLIED
-            step = self._step(staged)
+            step = self._step(staged.step)
             published = staged.publish()
             if staged.tried:
                 self._worth.note(published)
@@ -150,14 +148,14 @@ class AsyncMode:
         result = Pushed(staged.number, status, store.step, staleness, store.counter, staged.problem)
         return self.shard.decide(ledger, result)
 
-    def _staleness(self, staged: Staged) -> int:
-        """Versions between the one that a push was computed from and that of now."""
-        return max(0, self.shard.store.counter - staged.counter) if staged.counter >= 0 else 0
+    def _staleness(self, counter: int) -> int:
+        """Versions between the one that a push was computed from, -1 for none, and that of now."""
+        return max(0, self.shard.store.counter - counter) if counter >= 0 else 0
 
-    def _step(self, staged: Staged) -> int:
+    def _step(self, computed_at: int) -> int:
         """The step that a push makes if it is applied now."""
         step = self.shard.store.step
-        return step + 1 if self.shard.is_step_ps else max(step, staged.step + 1)
+        return step + 1 if self.shard.is_step_ps else max(step, computed_at + 1)
 
     def _scale(self, staleness: int) -> float:
         """What the rate of a push of that staleness is multiplied by."""

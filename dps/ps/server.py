@@ -228,7 +228,7 @@ class PsActor(Actor):
             return
         staged.touched_at = self.node.runtime.now()
         self._credits.heard(key, staged.touched_at)
-        check_finite = bool(shard.settings.get("check_finite", True))
+        check_finite = shard.checks_finite
         if borrowed is not None and message.offsets:
             staged.lend(message, borrowed, shard.layout, check_finite)
         elif borrowed is not None:

@@ -114,6 +114,9 @@ class Shard:
         self.borrowed: dict[int, Borrowed] = {}
         self.members_version = -1
         self.saving = Saving(self.store, plan, ps, node)
+        self.checks_finite = bool(settings.get("check_finite", True))
+        self.takes_steps = len(self.layout.arenas) == 1 and bool(self.layout.trained)
+        """Whether a Step can name all that a push brings."""
         self.ended = False
         """A newer run epoch has replaced this shard; what it still asked for is moot."""
         self.mode: Mode
@@ -294,33 +297,38 @@ class Shard:
             self._note(sender, record=True)
         return lease
 
-    def lend_all(self, senders: Sequence[Sender]) -> Lease | None:
-        """Let several readers of this machine read the current version; None when they have to be sent the values."""
+    def lend_all(self, senders: Sequence[Sender]) -> list[int]:
+        """Let several readers of this machine read the current version; where the memory of the only arena is, or
+        NOWHERE when they have to be sent the values."""
         self.store.refresh([])
-        lease = self.store.lease(shared=True, times=len(senders))
-        if lease is not None:
-            for sender in senders:
-                self.lending.note(sender.incarnation, sender.request, lease)
-                self._note(sender, record=True)
-        return lease
+        lease = self.store.lease(shared=True, times=len(senders)) if len(self.layout.arenas) == 1 else None
+        if lease is None:
+            return NOWHERE
+        for sender in senders:
+            self.lending.note(sender.incarnation, sender.request, lease)
+            self._note(sender, record=True)
+        return lease.memories[0]
+
+    def gradients_of(self, step: Step, sender: Sender) -> list[Array]:
+        """What a Step brings, by arena, where it lies. ProtocolError and Unavailable as of `Borrowed.run`."""
+        name = step.process, step.descriptor, step.inode, step.nbytes
+        return self.borrowed[sender.incarnation].arrays(name, self.layout)
 
     def look(self, sender: Sender, message: Look) -> None:
         """Answer who reads in place, if that goes at once."""
         self.ledger(sender, message.epoch)
         if message.released:
             self.released(sender.incarnation, message.released)
-        self.store.refresh([])
-        lease = self.lend(sender)
-        if lease is None or len(lease.memories) != 1:
+        place = self.lend_all([sender])
+        if place is NOWHERE:
             self.node.answer(sender, Waiting(f"{self.node.name} has no room for one more reader"))
         else:
-            self.node.answer(sender, Shown(lease.counter, lease.step, *lease.memories[0]))
+            self.node.answer(sender, Shown(self.store.counter, self.store.step, *place))
 
     def stepped(self, sender: Sender, step: Step, staleness: int) -> None:
         """Tell of a push that was just applied, with the values where its sender wants them and they can be lent."""
         store = self.store
-        lease = self.lend_all([sender]) if step.lend else None
-        place = NOWHERE if lease is None else lease.memories[0]
+        place = self.lend_all([sender]) if step.lend else NOWHERE
         self.node.answer(sender, Stepped(step.number, store.step, staleness, store.counter, *place))
 
     def answer_push(self, sender: Sender, result: Pushed) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from operator import itemgetter
 
 from dps.actors.ref import Sender
-from dps.protocol import APPLIED, NOWHERE, SHARED, Push, Pushed, Step, Stepped
+from dps.protocol import APPLIED, SHARED, Push, Pushed, Step, Stepped
 from dps.ps.gradients import Mean
 from dps.ps.quorum import PushId, Quorum
 from dps.ps.shard import Shard
@@ -26,8 +26,6 @@ class Stepping:
 
     def __init__(self, shard: Shard, quorum: Quorum, granted: Callable[[int, Pushed], None]) -> None:
         self._shard, self._quorum, self._granted = shard, quorum, granted
-        self._check = bool(shard.settings.get("check_finite", True))
-        self._one_arena = len(shard.layout.arenas) == 1 and bool(shard.layout.trained)
         self._kept: dict[int, _Kept] = {}
         """By incarnation."""
 
@@ -39,7 +37,7 @@ class Stepping:
         wanted, ledger = self._quorum.undisturbed, shard.ledgers.get(incarnation)
         if (
             not wanted
-            or not self._one_arena
+            or not shard.takes_steps
             or ledger is None
             or incarnation in self._kept
             or step.number != ledger.done + 1
@@ -47,8 +45,7 @@ class Stepping:
             return False
         if ledger.staged or not self._quorum.awaits(incarnation, step.number, step.step):
             return False
-        name = step.process, step.descriptor, step.inode, step.nbytes
-        arrays = shard.borrowed[incarnation].arrays(name, shard.layout)
+        arrays = shard.gradients_of(step, sender)
         if step.released:
             shard.released(incarnation, step.released)
         self._kept[incarnation] = (ledger.task, incarnation, step.number), step, sender, arrays
@@ -70,7 +67,7 @@ class Stepping:
         shard, store = self._shard, self._shard.store
         kept = sorted(self._kept.values(), key=itemgetter(0))
         gradients = tuple([gradient for *_, (gradient,) in kept])
-        if self._check and not store.arenas[0].is_finite(Mean(gradients)):
+        if shard.checks_finite and not store.arenas[0].is_finite(Mean(gradients)):
             return False
         self._kept = {}
         pushes = [push for push, *_ in kept]
@@ -92,8 +89,7 @@ class Stepping:
     def _answer(self, kept: list[_Kept], number: int) -> None:
         """Lend the values to all and tell them at once: the books can wait until they have left."""
         shard, node = self._shard, self._shard.node
-        lease = shard.lend_all([sender for _, _, sender, _ in kept])
-        place = NOWHERE if lease is None else lease.memories[0]
+        place = shard.lend_all([sender for _, _, sender, _ in kept])
         for (_, _, push), _, sender, _ in kept:  # one by one: the first are at work again while the last are told
             node.answer(sender, Stepped(push, number, 0, shard.store.counter, *place))
             node.flush()

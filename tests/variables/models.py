@@ -64,3 +64,14 @@ def values_of(plan: Plan) -> dict[str, Any]:
         found[spec.name] = np.arange(start, start + size).astype(spec.dtype).reshape(spec.shape)
         start += size
     return found
+
+
+def two_ps() -> Plan:
+    """`t` in two parts of two and one rows, on ps 0 and 1; `s` on 0, `n` (not trained) on 1."""
+    specs = [
+        VariableSpec("t", (3, 2), "<f4", SGD),
+        VariableSpec("s", (), "<f8", SGD),
+        VariableSpec("n", (2,), "<i8", None),
+    ]
+    turn = iter([0, 1, 0, 1])
+    return make_plan(specs, (0, 1), lambda *_: next(turn), lambda name, *_: 2 if name == "t" else 1)

@@ -14,7 +14,7 @@ from dps.variables.dense import Whole, fit, gather, gather_pieces, is_whole
 from dps.variables.layout import split
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from dps.variables.tree import Rows
-from tests.variables.models import SGD, plans, values_of
+from tests.variables.models import SGD, plans, two_ps, values_of
 
 
 def one_ps(*specs: tuple[tuple[int, ...], str]) -> Plan:
@@ -35,13 +35,7 @@ def laid_out(plan: Plan, ps: int, values: list[Any], trained_only: bool = True) 
 
 
 def test_a_shard_is_whole_when_all_that_it_trains_has_a_dense_gradient() -> None:
-    specs = [
-        VariableSpec("t", (3, 2), "<f4", SGD),
-        VariableSpec("s", (), "<f8", SGD),
-        VariableSpec("n", (2,), "<i8", None),
-    ]
-    turn = iter([0, 1, 0, 1])
-    plan = make_plan(specs, (0, 1), lambda *_: next(turn), lambda name, *_: 2 if name == "t" else 1)
+    plan = two_ps()
     t, s, rows = np.zeros((3, 2), np.float32), np.zeros(()), Rows(np.array([0]), np.zeros((1, 2), np.float32))
     cases: list[dict[int, Any]] = [{0: t, 1: s}, {0: t}, {0: rows, 1: s}, {}]
     whole = [[is_whole(plan.layouts[ps], gradients) for ps in (0, 1)] for gradients in cases]

@@ -13,18 +13,7 @@ from dps.variables.layout import assemble, check_gradients, fill_run, parts_of_s
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from dps.variables.rowlists import RowLists, RowsOfPart
 from dps.variables.tree import Rows
-from tests.variables.models import ADAM, SGD, plans, values_of
-
-
-def two_ps() -> Plan:
-    """`t` in two parts of two and one rows, on ps 0 and 1; `s` on 0, `n` (not trained) on 1."""
-    specs = [
-        VariableSpec("t", (3, 2), "<f4", SGD),
-        VariableSpec("s", (), "<f8", SGD),
-        VariableSpec("n", (2,), "<i8", None),
-    ]
-    turn = iter([0, 1, 0, 1])
-    return make_plan(specs, (0, 1), lambda *_: next(turn), lambda name, *_: 2 if name == "t" else 1)
+from tests.variables.models import ADAM, SGD, plans, two_ps, values_of
 
 
 def rows_of(gradient: Any) -> tuple[Any, Any]:
