@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 from dps.errors import ConfigError
-from dps.record import as_dict, fields_of
+from dps.record import as_dict, fields_of, init_of
 
 D = TypeVar("D", bound="Definition")
 
@@ -27,7 +27,7 @@ class Checked(type):
     """The class of classes whose constructors say in one line of dps's own which arguments they take."""
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
-        signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # that of the class is this function's
+        signature = inspect.signature(init_of(cls))
         fields = ", ".join(list(signature.parameters)[1:]) or "nothing"
         if unknown := [name for name in named if name not in signature.parameters]:
             raise BadArgument(f"{cls.__name__}: got {', '.join(unknown)}, which it does not take; it takes {fields}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import pickle
 from typing import Any, ClassVar
 
@@ -42,6 +43,18 @@ def test_fields_are_taken_by_place_and_by_name_and_have_their_defaults() -> None
         Point()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="unexpected keyword argument 'z'"):
         Point(1, z=2)  # type: ignore[call-arg]
+
+
+def test_the_parameters_are_shown_before_an_instance_is_made() -> None:
+    @record
+    class Fresh(Named):
+        more: int = 3
+
+        def __call__(self, angle: float) -> None: ...
+
+    assert str(inspect.signature(Fresh)).startswith("(x, y=2, marks=") and "more=3" in str(inspect.signature(Fresh))
+    assert list(inspect.signature(Fresh(1)).parameters) == ["angle"]
+    assert list(inspect.signature(type("Own", (Fresh,), {"__init__": lambda self, z: None})).parameters) == ["z"]
 
 
 def test_a_default_that_is_made_belongs_to_one_instance() -> None:

@@ -49,26 +49,25 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def cost_of(modules: str, environ: dict[str, str]) -> float:
-    """Processor seconds of an import; those of the interpreter are not in it."""
-    code = f"import time; t = time.process_time(); import {modules}; print(time.process_time() - t)"
-    return float(subprocess.run([sys.executable, "-c", code], env=environ, stdout=-1, check=True).stdout)
+def import_ratio(environ: dict[str, str], rounds: int = 15, most: int = 45) -> float:
+    """Processor time of `import dps` with its Session over that of zmq, msgpack and numpy: the median of `rounds`, or
+    while that is above the limit, of up to `most`.
 
-
-def import_ratio(environ: dict[str, str], rounds: int = 12, most: int = 48) -> float:
-    """Processor time of `import dps` with its Session over that of zmq, msgpack and numpy.
-
-    The least of each: where neighbours share its caches, the same import takes up to twice as long, in spells. Turns
-    are added, up to `most`, while the ratio is above the limit: each has to meet a free moment.
+    Both are measured in one process, one after the other: where neighbours share its caches, the same import takes up
+    to twice as long, in spells longer than a process. That dps loads numpy with the garbage collector at rest, where
+    it is imported first, is not in it. Of the main thread: that of numpy's library that waits for work is apart.
     """
-    bare, own = [], []
-    for _ in range(1 + most):
-        bare.append(cost_of("zmq, msgpack, numpy", environ))
-        own.append(cost_of("dps; dps.Session", environ))
-        ratio = min(own) / min(bare)  # bytecode is made in the first round
-        if len(own) > rounds and ratio <= IMPORT_RATIO:
+    code = (
+        "import time; now = time.thread_time; began = now(); import zmq, msgpack, numpy; bare = now() - began\n"
+        "import dps; dps.Session; print((now() - began) / bare)"
+    )
+    ratios: list[float] = []
+    for turn in range(1 + most):
+        found = float(subprocess.run([sys.executable, "-c", code], env=environ, stdout=-1, check=True).stdout)
+        ratios += [found] if turn else []  # bytecode is made in the first
+        if len(ratios) >= rounds and statistics.median(ratios) <= IMPORT_RATIO:
             break
-    return ratio
+    return statistics.median(ratios)
 
 
 def first_lines(commands: list[list[str]], words: str, times: int, environ: dict[str, str]) -> tuple[float, float]:

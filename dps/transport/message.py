@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
-from dps.record import constructor, getter, own_fields
+from dps.record import construct, getter, own_fields
 
 _TYPES: dict[str, frozenset[type] | None] = {
     **{plain.__name__: frozenset([plain]) for plain in (int, str, bool, bytes, list, dict)},
@@ -62,7 +62,7 @@ class Message:
         usual = tuple(None if t is None else next(iter(t)) if len(t) == 1 else float for t in types)
         plain = struct.Struct(f"<3B{2 + len(names)}q") if names == fields and set(usual) <= {int} else None
         given = {name: cls.__dict__[name] for name in fields if name in cls.__dict__}
-        cls.__init__ = constructor(cls, fields, given, frozen=False)  # type: ignore[method-assign]
+        construct(cls, fields, given, frozen=False)
         cls.form_of = FORMS[kind] = Form(cls, kind, names, types, "arrays" in fields, getter(names), usual, plain)
 
     def __repr__(self) -> str:
