@@ -47,7 +47,8 @@ class Given(Whole):
 
 
 class PushOp:
-    """One push. In sync the step ps's answer is the result; else every shard's."""
+    """One push. In sync the step ps's answer is the result, and the others are done with the session's memory; else
+    every shard's is."""
 
     WINDOW = WINDOW
 
@@ -75,7 +76,7 @@ class PushOp:
     @property
     def complete(self) -> bool:
         if not self.rolled_back:
-            for transfer in self._deciding:
+            for transfer in self.transfers.values():
                 if not transfer.complete:
                     return False
         return True
@@ -128,9 +129,6 @@ class PushOp:
                 staleness = max(staleness, result.staleness)
                 if result.status == REFUSED:
                     self.refusal = self.refusal or result.reason or "refused"
-        if self._sync:
-            for transfer in self.transfers.values():
-                self._connection.caller.drop(transfer)  # beside the step ps nothing more is to be heard
         leading = self.transfers.get(self._step_ps)
         if leading is not None and leading.result is not None:
             step = leading.result.step
@@ -174,7 +172,7 @@ def push_shards(
             leads, lane = ps == connection.step_ps, connection.lanes[ps]
             about = About(
                 connection.epoch, numbers[ps] + 1, step, counters[ps], clock if leads else 0,
-                lend and lane.on and (leads or not connection.sync), lane.all_released_below(),
+                lend and lane.on, lane.all_released_below(),
             )  # fmt: skip
             run = filled.get(ps) or _given_run(connection, gradients, ps)
             layout = connection.plan.layouts[ps]

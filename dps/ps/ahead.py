@@ -7,6 +7,7 @@ come to that. Only where the shard has stayed what it was meanwhile; so the bits
 from __future__ import annotations
 
 from dps.ps.arena import ArenaMemory
+from dps.ps.gradients import Mean
 from dps.ps.store import Store
 from dps.transport.wire import Array
 
@@ -55,7 +56,11 @@ class Ahead:
         """Whether the shard still is what the update is made from."""
         return self._of == (self._store.counter, self._store.step)
 
-    def add(self, number: int, start: int, gradient: Array, check: bool) -> bool:
+    def makes(self, step: int) -> bool:
+        """Whether it is this step that it makes out of what the shard is."""
+        return self.holds and self._step == step
+
+    def add(self, number: int, start: int, gradient: Array | Mean, check: bool) -> bool:
         """Take a piece of the gradient of arena `number`, from element `start` on; False where it is not finite, and
         that was to be looked for (`check`): what was added is of no use then."""
         store, index = self._store, self._aside[number]

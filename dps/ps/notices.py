@@ -12,17 +12,20 @@ MOMENT_S = 0.02
 class Notices:
     """What is to be said soon; each `tell` looks for itself whether anybody still waits."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, node: Node, moment_s: float = MOMENT_S) -> None:
+        self._node, self._moment_s = node, moment_s
+        self._new: list[Callable[[], None]] = []
         self._due: list[Callable[[], None]] = []
 
     def add(self, tell: Callable[[], None]) -> None:
-        """Call `tell` within a moment."""
-        self._due.append(tell)
-        if len(self._due) == 1:
-            self._node.after(MOMENT_S, self._tell)
+        """Call `tell` when one moment has passed, and within two."""
+        self._new.append(tell)
+        if len(self._new) == 1 and not self._due:
+            self._node.after(self._moment_s, self._tell)
 
     def _tell(self) -> None:
-        due, self._due = self._due, []
+        due, self._due, self._new = self._due, self._new, []
         for tell in due:
             tell()
+        if self._due:
+            self._node.after(self._moment_s, self._tell)

@@ -313,7 +313,9 @@ class Store:
         self.take_back(aside)
         return None
 
-    def write(self, memory: ArenaMemory, index: int, start: int, gradient: Array, step: int, scale: float) -> bool:
+    def write(
+        self, memory: ArenaMemory, index: int, start: int, gradient: Array | Mean, step: int, scale: float
+    ) -> bool:
         """Update a range into a buffer that was set aside; False where it `looks_itself` and found it not finite."""
         return self._pass(memory, index, start, gradient, int(memory.applied[0]) + 1, step - 1, scale)
 

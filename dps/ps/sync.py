@@ -23,6 +23,8 @@ from dps.protocol import (
     Token,
 )
 from dps.ps.combine import mean
+from dps.ps.foreseen import Foreseen
+from dps.ps.notices import Notices
 from dps.ps.quorum import Decision, Grant, Member, PushId, Quorum
 from dps.ps.shard import Shard
 from dps.ps.staging import Ledger, Staged
@@ -32,6 +34,9 @@ from dps.update import SyncReplicas
 
 PEER_TIMEOUT_S = 10.0
 """How long a ps asks another one before it asks anew; the chief decides when a ps is lost."""
+HELD_S = 0.25
+"""How long a push that has no decision stays in its session's memory on a ps that is not the step ps. Then it is
+copied, so that the session can go on where it has its token. Most have their decision sooner."""
 
 
 class SyncMode:
@@ -50,6 +55,10 @@ class SyncMode:
                 settings.initial_tokens,
             )  # fmt: skip
         self._others = [ps for ps in shard.plan.ps if ps != shard.ps]
+        self._goes_on = settings.replicas_to_aggregate is not None or bool(settings.initial_tokens)
+        """Whether a session may usually go on before its push is part of a step."""
+        self._foreseen = Foreseen(shard, settings.replicas_to_aggregate)
+        self._notices = shard.notices if self.quorum is not None else Notices(shard.node, HELD_S)
         self._decisions: dict[int, Decide] = {}
         self._next = 1
         self._issued = 0
@@ -69,18 +78,30 @@ class SyncMode:
 
     def whole(self, staged: Staged, sender: Sender) -> None:
         staged.look(self.shard.store)
-        self._askers[staged.incarnation, staged.number] = sender
-        if self.quorum is None:
-            staged.own()  # the session is told that it is held, and goes on when the step ps lets it
+        key = staged.incarnation, staged.number
+        self._askers[key] = sender
         self._report([[staged.incarnation, staged.number, staged.step, staged.problem]])
-        if self.quorum is None:
-            self._say_held(sender, staged.number)
-        elif (staged.incarnation, staged.number) in self._askers:
-            self.shard.notices.add(partial(self._say_held, sender, staged.number))
+        if self.quorum is None and self._goes_on:
+            self._say_held(key)
+        elif key in self._askers:
+            self._notices.add(partial(self._say_held, key))
+        if self._others:
+            self._foreseen.whole(staged)
 
-    def _say_held(self, sender: Sender, number: int) -> None:
-        if (sender.incarnation, number) in self._askers:
-            self.shard.node.answer(sender, self._held(number))
+    def _say_held(self, key: tuple[int, int]) -> None:
+        """To whom waits. Of a ps that is not the step ps a session wants no more than that."""
+        sender = self._askers.get(key)
+        if sender is None:
+            return
+        if self.quorum is None:
+            self._own(self.shard.ledgers[key[0]].staged[key[1]])
+            del self._askers[key]
+        self.shard.node.answer(sender, self._held(key[1]))
+
+    def _own(self, staged: Staged) -> None:
+        """Its session may go on before it is applied."""
+        self._foreseen.finish()
+        staged.own()
 
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
         result = self._granted.get((sender.incarnation, number)) if self.quorum else ledger.results.get(number)
@@ -88,7 +109,7 @@ class SyncMode:
             self.shard.answer_push(sender, result)
             return
         self._askers[sender.incarnation, number] = sender
-        self.shard.node.answer(sender, self._held(number))
+        self._say_held((sender.incarnation, number))
 
     def enter(self, sender: Sender) -> None:
         if self.quorum is None:
@@ -106,6 +127,7 @@ class SyncMode:
         """Nothing to note: a step's set says what a gradient was computed from."""
 
     def members(self, message: Members) -> None:
+        self._foreseen.members(message)
         if self.quorum is not None:
             members = {incarnation: Member(task, name, worker) for incarnation, name, task, worker in message.live}
             self._carry_out(self.quorum.set_members(members, message.waiting, message.gone))
@@ -194,6 +216,7 @@ class SyncMode:
             )  # fmt: skip
             for ps in self._others:
                 self._tell_until_done(ps, message)
+            self.shard.node.flush()  # they do their part while this one does its own
         self._carry_out_one(decision, cut)
 
     def _carry_out_one(self, decision: Decision, cut: str) -> None:
@@ -210,8 +233,11 @@ class SyncMode:
 
     def _apply(self, chosen: tuple[PushId, ...], step: int) -> None:
         shard = self.shard
-        staged = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in chosen]
-        shard.store.apply(mean(staged, shard.layout), step)
+        if not self._foreseen.publish(chosen, step):
+            staged = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in chosen]
+            began = shard.node.runtime.now()
+            shard.store.apply(mean(staged, shard.layout), step)
+            self._foreseen.took(shard.node.runtime.now() - began)
         shard.store.step = step  # a step in which nobody had a gradient for this shard counts, too
         shard.node.runtime.record("applied", epoch=shard.epoch, counter=shard.store.counter, step=step, pushes=chosen)
         for push in chosen:
@@ -222,11 +248,12 @@ class SyncMode:
         if ledger is None:
             return
         result = Pushed(push[2], status, self.shard.store.step, 0, self.shard.store.counter, reason)
+        self._foreseen.forget(push)
         self.shard.decide(ledger, result)
         asker = self._askers.get((push[1], push[2]))
         if self.quorum is None and asker is not None:
             del self._askers[push[1], push[2]]
-            self.shard.node.answer(asker, result)
+            self.shard.answer_push(asker, result)
         elif status == APPLIED and asker is not None:
             self._accepted.append((push[1], push[2]))
 
@@ -238,7 +265,7 @@ class SyncMode:
             return
         ledger = self.shard.ledgers.get(grant.incarnation)
         if ledger is not None and (staged := ledger.staged.get(grant.number)) is not None:
-            staged.own()  # a token that comes before the step
+            self._own(staged)  # a token that comes before the step
         result = Pushed(grant.number, grant.status, grant.step, 0, self.shard.store.counter, grant.reason)
         self._note(grant.incarnation, result)
         if asker is not None:
@@ -250,6 +277,7 @@ class SyncMode:
         self._granted.pop((incarnation, result.number - WINDOW), None)
 
     def _forget(self, incarnation: int) -> None:
+        self._foreseen.forget_all(incarnation)
         self.shard.forget(incarnation)
         for table in (self._askers, self._granted):
             for key in [k for k in table if k[0] == incarnation]:

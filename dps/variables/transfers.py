@@ -267,7 +267,7 @@ class PushTransfer(Transfer):
         in_full: Callable[[], list[Push]] | None = None,
         first: Push | None = None,
     ) -> None:
-        """`only_held`: that the ps has the push whole is all that this transfer is for (sync, not the step ps).
+        """`only_held`: that the ps has the push whole, in memory of its own, is enough (sync, not the step ps).
         `otherwise` gives other pieces where the ps cannot reach the memory that `pieces` name, `in_full` where it does
         not have a row list that they name. `first`: what is sent now in place of the only one of `pieces`, which is for
         when that is to be sent again. Leaves at the next flush."""
@@ -296,6 +296,8 @@ class PushTransfer(Transfer):
         if isinstance(message, PushHeld):
             self.waits_for = message.reason
             self.accepted = True if message.accepted else self.accepted
+            if self._only_held and self.then is not None:
+                self.then.go_on([])
             return self._only_held
         if isinstance(message, Failed) and self._otherwise is not None:
             error = message.exception()

@@ -74,7 +74,8 @@ def train(
 ) -> int:  # fmt: skip
     """Each push adds one to a cell of its own in all variables (divided by the set's size in sync).
 
-    `rows`: two of them are tables, read and pushed by rows; `parts`: of each variable.
+    `view`: values are also read in place, and gradients written where the ps reads them. `rows`: two of the variables
+    are tables, read and pushed by rows; `parts`: of each variable.
     """
     params: dict[str, Any] = {name: np.zeros(history.cells, np.float32) for name in history.names}
     if rows:
@@ -93,6 +94,7 @@ def train(
         connection = session._connection
         history.plan = connection.plan
         marks = Marks(session, history, server.task) if rows else None
+        own = session.gradients() if view else {}
         while (k := history.next_cell.get(server.task, 0)) < history.pushes:
             if view:
                 with session.view() as values:
@@ -107,14 +109,18 @@ def train(
             gradient[cell] = -1.0
             server.runtime.record("sending", incarnation=connection.caller.incarnation, cell=cell)
             notes.cell = cell
-            gradients = {**dict.fromkeys(dense, gradient), **({} if marks is None else marks.gradient(k, cell))}
+            for name in dense if own else ():
+                own[name][...] = gradient
+            given = {name: own.get(name, gradient) for name in dense}
+            gradients = {**given, **({} if marks is None else marks.gradient(k, cell))}
             if k % 6 if history.steps else k % 2:
                 values = session.step(gradients)
                 # with quotas of their own a token may come before the push's step is made
                 seen.take(session, values, dense if session._pulls.may_follow_a_push else (), cell)
             else:
                 session.push(gradients)
-            gradient[...] = 1000.0  # ours again: whatever of it is still on its way counts no more
+            for array in given.values():
+                array[...] = 1000.0  # ours again: whatever of it is still on its way counts no more
     return server.task
 
 

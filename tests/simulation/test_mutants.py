@@ -8,7 +8,21 @@ from typing import Any
 import pytest
 
 from dps import pushing, stepping
-from dps.ps import ahead, answers, clocks, modes, quorum, rowlists, saving, server, shard, staging, store, sync
+from dps.ps import (
+    ahead,
+    answers,
+    clocks,
+    foreseen,
+    modes,
+    quorum,
+    rowlists,
+    saving,
+    server,
+    shard,
+    staging,
+    store,
+    sync,
+)
 from dps.ps import stepping as ps_stepping
 from dps.reply import Push
 from tests.simulation.scenario import run, scenario
@@ -73,6 +87,21 @@ def test_a_missing_lease_is_caught(mode: str, monkeypatch: pytest.MonkeyPatch) -
 def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead.Ahead, "holds", True)
     caught("async", "differ")
+
+
+def test_a_step_made_ahead_that_is_published_for_another_set_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def any_set(self: foreseen.Foreseen, chosen: Any, step: int) -> bool:
+        return publish(self, self._set, step)
+
+    publish: Callable[..., bool] = foreseen.Foreseen.publish
+    monkeypatch.setattr(foreseen.Foreseen, "publish", any_set)
+    caught("sync", "hold")
+
+
+def test_a_session_that_waits_for_the_step_ps_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = property(lambda self: self.rolled_back or all(t.complete for t in self._deciding))
+    monkeypatch.setattr(pushing.PushOp, "complete", alone)
+    caught("sync", "without its own push")
 
 
 def test_an_answer_that_is_overwritten_while_it_is_read_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,296 @@
+"""Synchronous steps on a ps that is not the step ps: made before their set is decided, and published if it is that one.
+And whose memory a push lies in until then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dps import optim, update
+from dps.protocol import APPLIED, DROPPED, REFUSED, Decide, Members, Pushed, PushHeld, PushStatus, Report
+from dps.ps import ahead, foreseen
+from dps.ps.server import PsActor
+from dps.ps.shard import Shard
+from dps.ps.store import Store
+from dps.ps.sync import HELD_S, SyncMode
+from dps.transport.current import runtime
+from dps.transport.endpoint import Memory
+from dps.update import SyncReplicas
+from dps.variables.plan import VariableSpec, make_plan
+from dps.variables.transfers import About, shared_message
+from tests.ps.test_modes import Desk, sender
+
+SIZE = 4
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_small() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ahead, "PIECES", 0)
+        patch.setattr(foreseen, "GAIN", 0.0)
+        yield
+
+
+class Told(Desk):
+    """A desk that also notes what other ps are told, with a clock of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+        self.now, self.due = 0.0, list[tuple[float, Any]]()
+
+    def ask(self, ref: Any, message: Any, timeout: float, done: Any) -> None:
+        self.told.append(message)
+
+    def after(self, seconds: float, call: Any) -> None:
+        self.due.append((self.now + seconds, call))
+
+    def wait(self, seconds: float, most: int = 1000) -> list[Any]:
+        """What is answered in the time to come, with no more than so many timers run."""
+        until = self.now + seconds
+        while most and self.due and min(at for at, _ in self.due) <= until:
+            place = min(range(len(self.due)), key=lambda n: self.due[n][0])
+            self.now, call = self.due.pop(place)
+            call()
+            most -= 1
+        self.now = until
+        return [answer for _, answer in self.take()]
+
+
+class Later:
+    """A runtime on whose clock it is later."""
+
+    def __init__(self, runtime: Any, seconds: float) -> None:
+        self._runtime, self._seconds = runtime, seconds
+
+    def now(self) -> float:
+        return float(self._runtime.now()) + self._seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+
+class Ps:
+    """ps:1 of two, with a variable of zeros, and workers of incarnations 1 to `workers`."""
+
+    def __init__(self, workers: int = 2, mode: SyncReplicas | None = None, optimizer: Any = None) -> None:
+        spec = (optimizer or optim.SGD(1.0)).to_wire()
+        plan = make_plan(
+            [VariableSpec(name, (SIZE,), "<f8", spec) for name in "ab"], (0, 1),
+            lambda op, *_: "ab".index(op), None,
+        )  # fmt: skip
+        self.desk, self.actor, mode = Told(), PsActor(), mode or SyncReplicas()
+        self.actor.node = self.desk  # type: ignore[assignment]
+        self.layout, self.part = plan.layouts[1], plan.parts[1]
+        self.shard = Shard(self.actor.node, 1, plan, 1, {0: "inproc://ps-0"}, {"update": update.to_wire(mode)})
+        self.actor.shard, self.shard.mode = self.shard, SyncMode(self.shard, mode)
+        self.shard.mode._foreseen.took(0.0)  # known, as after the first step
+        self.memories: dict[int, Memory] = {}
+        self.index = self.version = 0
+        self.members(*range(1, workers + 1))
+
+    def members(self, *incarnations: int) -> None:
+        self.version += 1
+        live = [[i, f"worker:{i - 1}", i - 1, True] for i in incarnations]
+        self.shard.set_members(Members(1, self.version, live, [], 0))
+
+    def push(self, incarnation: int, value: float, number: int = 1, step: int = 0, wait: float = 0.01) -> list[Any]:
+        """Push `value` for all elements out of the session's own memory; what is answered while we `wait`."""
+        memory = self.memories[incarnation] = runtime().share(self.layout.nbytes)
+        memory.array.view(np.float64)[:] = value
+        (message,) = shared_message(self.layout, memory.name, About(1, number, step, 0))
+        self.actor.on_Push(message, sender(incarnation))
+        return self.desk.wait(wait) if wait else [answer for _, answer in self.desk.take()]
+
+    def decide(self, chosen: dict[int, int], step: int, **what: Any) -> list[tuple[int, Any]]:
+        """A decision of ps:0: numbers of the chosen pushes by incarnation."""
+        self.index += 1
+        pushes = [[i - 1, i, number] for i, number in chosen.items()]
+        given = {"dropped": [], "refused": [], "ended": [], **what}
+        self.actor.on_Decide(Decide(1, self.index, step, pushes, *given.values(), ""), sender(9))
+        return [answer for answer in self.desk.take() if answer[1] is not None]
+
+    @property
+    def value(self) -> float:
+        values = self.shard.store.part(self.part)
+        assert len(set(values.tolist())) == 1
+        return float(values[0])
+
+    @property
+    def made(self) -> list[float]:
+        """What the versions hold that are made and not published."""
+        return [
+            float(buffer.values[0])
+            for memory in self.shard.store.arenas for buffer in memory.buffers
+            if buffer.aside
+        ]  # fmt: skip
+
+
+def applied(number: int, step: int) -> Pushed:
+    return Pushed(number, APPLIED, step, 0, step, "")
+
+
+def test_the_version_is_made_when_the_last_push_is_whole_and_published_when_the_step_is_decided() -> None:
+    ps = Ps()
+    ps.push(1, 2.0)
+    assert ps.made == []
+    ps.push(2, 4.0)
+    assert ps.made == [-3.0] and ps.value == 0.0 and ps.shard.store.counter == 0
+    assert [type(m) for m in ps.desk.told] == [Report, Report]
+    for memory in ps.memories.values():
+        memory.array.view(np.float64)[:] = 77.0  # to show that it is not made again
+    assert ps.decide({1: 1, 2: 1}, 1) == [(1, applied(1, 1)), (2, applied(1, 1))]
+    assert ps.value == -3.0 and ps.made == [] and (ps.shard.store.counter, ps.shard.store.step) == (1, 1)
+
+
+def test_a_decision_that_comes_with_the_last_push_finds_nothing_begun() -> None:
+    ps = Ps()
+    ps.push(1, 2.0)
+    ps.push(2, 4.0, wait=0.0)
+    ps.decide({1: 1, 2: 1}, 1)
+    ps.desk.wait(0.01)
+    assert ps.made == [] and ps.value == -3.0
+
+
+@pytest.mark.parametrize("blocks", range(SIZE + 1))
+def test_a_decision_in_between_ends_what_is_nearly_done_and_drops_what_is_not(
+    blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreseen, "BLOCK", 0)  # of one element
+    ps, passes = Ps(), []
+    monkeypatch.setattr(ps.shard.store, "apply", lambda *given: passes.append(apply(*given)))
+    apply = Store.apply.__get__(ps.shard.store)
+    ps.push(1, 2.0)
+    ps.push(2, 4.0, wait=0.0)
+    ps.desk.wait(0.1, most=blocks)
+    assert len(ps.made) == min(blocks, 1)
+    ps.decide({1: 1, 2: 1}, 1)
+    assert (ps.value, ps.made, len(passes)) == (-3.0, [], int(blocks < SIZE // 2))
+    ps.desk.wait(0.1)
+    assert ps.value == -3.0
+
+
+def test_memory_that_a_session_gets_back_is_read_before() -> None:
+    ps = Ps()
+    ps.push(1, 2.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(foreseen, "BLOCK", 0)
+        ps.push(2, 4.0, wait=0.0)
+        ps.desk.wait(0.1, most=1)
+        ps.actor.on_PushStatus(PushStatus(1, 1), sender(1))
+    assert [type(answer) for _, answer in ps.desk.take()] == [PushHeld]
+    ps.memories[1].array.view(np.float64)[:] = 77.0
+    ps.decide({1: 1, 2: 1}, 1)
+    assert ps.value == -3.0
+
+
+def test_a_step_is_begun_where_decisions_usually_take_long_beside_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreseen, "GAIN", 0.5)
+    ps, begun = Ps(), []
+    ps.shard.mode._foreseen.took(400.0)  # the usual pass takes 100 s then
+    for number, wait in enumerate([0.0, 0.0, 300.0, 0.0], 1):
+        for incarnation in (1, 2):
+            ps.push(incarnation, 1.0, number, number - 1)
+        begun.append(bool(ps.made))
+        monkeypatch.setattr(ps.desk, "runtime", Later(ps.desk.runtime, wait))
+        ps.decide({1: number, 2: number}, number)
+    assert begun == [False, False, False, True] and ps.value == -4.0
+
+
+def test_another_set_than_foreseen_is_applied_as_decided() -> None:
+    ps = Ps(3, SyncReplicas(2, 3))
+    ps.push(1, 2.0)
+    ps.push(2, 4.0)
+    ps.push(3, 10.0)
+    assert ps.made == [-3.0]
+    ps.decide({1: 1, 3: 1}, 1)
+    assert ps.value == -6.0 and ps.made == []
+    assert [r.status for _, r in ps.decide({}, 1, dropped=[[1, 2, 1]])] == []  # it was told that it is held
+    assert ps.shard.ledgers[2].results[1].status == DROPPED
+
+
+def test_after_a_set_that_was_foreseen_wrongly_the_next_is_not_tried_and_the_one_after_is() -> None:
+    ps = Ps()
+    for number in range(1, 4):
+        for incarnation in (1, 2):
+            ps.push(incarnation, 1.0, number, number - 1)
+        assert bool(ps.made) == (number != 2)
+        ps.decide({1: number} if number == 1 else {1: number, 2: number}, number)
+        if number == 1:
+            ps.decide({}, 1, dropped=[[1, 2, 1]])
+    assert ps.value == -3.0 and ps.made == []
+
+
+def test_a_session_that_ends_meanwhile_takes_its_push_along() -> None:
+    ps = Ps()
+    ps.push(1, 2.0)
+    ps.push(2, 4.0)
+    ps.members(1)
+    ps.decide({}, 0, ended=[2])
+    ps.decide({1: 1}, 1)
+    assert ps.value == -2.0 and ps.made == []
+
+
+def test_a_push_that_is_not_finite_is_for_no_version() -> None:
+    ps = Ps()
+    ps.push(1, 2.0)
+    ps.push(2, float("nan"))
+    assert ps.made == [] and "NaN" in ps.desk.told[-1].pushes[0][3]
+    assert ps.decide({}, 0, refused=[[[1, 2, 1], "bad"]])[0][1].status == REFUSED
+    ps.decide({1: 1}, 1)
+    assert ps.value == -2.0
+
+
+def test_pushes_of_an_older_step_are_for_no_version() -> None:
+    ps = Ps()
+    for incarnation in (1, 2):
+        ps.push(incarnation, 1.0)
+    ps.decide({1: 1, 2: 1}, 1)
+    ps.push(1, 1.0, 2, 1)
+    ps.push(2, 5.0, 2, 0)
+    assert ps.made == []
+
+
+def test_slots_are_not_changed_before_the_decision() -> None:
+    ps = Ps(optimizer=optim.Momentum(1.0, 0.5))
+    for number in (1, 2):
+        ps.push(1, 2.0, number, number - 1)
+        ps.push(2, 4.0, number, number - 1)
+        assert ps.made == [] and ps.shard.store.step == number - 1
+        ps.decide({1: number, 2: number}, number)
+    assert ps.value == -3.0 - 4.5
+
+
+def test_a_push_stays_in_the_sessions_memory_until_it_is_applied() -> None:
+    ps = Ps(3)
+    assert ps.push(1, 2.0) == []
+    ps.memories[1].array.view(np.float64)[:] = 5.0
+    ps.push(2, 4.0)
+    ps.push(3, 0.0)
+    assert ps.decide({1: 1, 2: 1, 3: 1}, 1)[0] == (1, applied(1, 1))
+    assert ps.value == -3.0
+
+
+def test_where_the_decision_takes_long_the_push_is_copied_and_the_session_told() -> None:
+    ps = Ps()
+    assert ps.push(1, 2.0) == [] and ps.desk.wait(HELD_S) == []
+    (held,) = ps.desk.wait(HELD_S)
+    assert isinstance(held, PushHeld) and held.reason == "ps:0 waits for the step ps, ps:0"
+    ps.memories[1].array.view(np.float64)[:] = 5.0
+    ps.push(2, 4.0)
+    assert ps.decide({1: 1, 2: 1}, 1) == [(2, applied(1, 1))]
+    assert ps.value == -3.0
+
+
+@pytest.mark.parametrize("mode", [SyncReplicas(2), SyncReplicas(initial_tokens=1)])
+def test_where_sessions_go_on_before_the_step_the_push_is_copied_at_once(mode: SyncReplicas) -> None:
+    ps = Ps(2, mode)
+    (held,) = ps.push(1, 2.0)
+    assert isinstance(held, PushHeld)
+    ps.memories[1].array.view(np.float64)[:] = 5.0
+    ps.push(2, 4.0)
+    assert ps.decide({1: 1, 2: 1}, 1) == []
+    assert ps.value == -3.0
