@@ -83,6 +83,8 @@ class Connection:
         self.compression: Compression | None = None
         """How the session's gradients and values travel; None: as they are."""
         self.row_lists = RowLists(1 if runtime.simulated else LEAST)
+        self.credit: dict[int, int] = {}
+        """The push, by its number, that a ps takes without being asked, by ps."""
         self.aborted = False
         """A ps has said that this epoch or incarnation is over; `reopen` is due."""
         self.abort: Callable[[], None]
@@ -127,6 +129,7 @@ class Connection:
     def _join(self, deadline: float) -> None:
         while True:
             self.aborted = False
+            self.credit.clear()
             opened = self._open_once(deadline)
             self.epoch, self.step = opened.epoch, opened.step
             self.local_step = opened.step

@@ -286,6 +286,8 @@ class Pushed(Message, kind=24):
     lent: list[Any] = NOTHING
     """[version counter, step, memories] of values after the update, as of SharedValues, under the push's request
     number; nothing where they were not asked for or cannot be lent: they are to be pulled then."""
+    credit: bool = False
+    """The next push may be sent without asking for credit."""
 
 
 class Credit(Message, kind=25):

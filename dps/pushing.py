@@ -125,6 +125,8 @@ class PushOp:
         for transfer in self._deciding:
             result = transfer.result
             if result is not None:
+                if result.credit:
+                    self._connection.credit[transfer.ps] = result.number + 1
                 accepted = accepted and result.status == APPLIED
                 staleness = max(staleness, result.staleness)
                 if result.status == REFUSED:
@@ -205,7 +207,7 @@ def _sent(
         otherwise = partial(_over_the_socket, connection, ps, run, about)
     transfer = PushTransfer(
         connection.caller, connection.refs[ps], ps, pieces, connection.sync and ps != connection.step_ps,
-        connection.abort, otherwise, first=first,
+        connection.abort, otherwise, first=first, credit=connection.credit.pop(ps, 0) == about.number,
     )  # fmt: skip
     if run is not None:
         run.reader = transfer

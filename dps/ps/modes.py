@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,8 @@ class AsyncMode:
         if staged.number == ledger.done + 1 and (limit is None or staleness <= limit) and self._worth.a_try():
             staged.ahead = Ahead.of(self.shard.store, self._step(staged.step), self._scale(staleness))
             staged.tried = staged.ahead is not None
-        alone = len(self.shard.ledgers) == 1 and staged.form == RUN
-        staged.keeps = FORGETS if staged.ahead is not None and alone else KEEPS
+        forgets = staged.ahead is not None and self._alone and staged.form == RUN
+        staged.keeps = FORGETS if forgets else KEEPS
 
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
         result = ledger.results.get(number)
@@ -138,15 +139,43 @@ class AsyncMode:
             if staged.tried:
                 self._worth.note(published)
             if not published:
+                certain = None
+                if staged.pieces and store.is_large and not staged.unchecked:
+                    certain = partial(self._answer_first, staged, step, staleness)
                 update = self._compensated(staged)
-                staged.problem = store.apply(update, step, self._scale(staleness), check=staged.unchecked)
+                staged.problem = store.apply(update, step, self._scale(staleness), staged.unchecked, certain)
             if staged.problem:
                 status = REFUSED
             else:
                 store.step = step
                 self._note(ledger, staged.incarnation, staged.number, staleness)
-        result = Pushed(staged.number, status, store.step, staleness, store.counter, staged.problem)
+        credit = staged.form == RUN and self._gives_credit
+        result = Pushed(staged.number, status, store.step, staleness, store.counter, staged.problem, credit=credit)
         return self.shard.decide(ledger, result)
+
+    def _answer_first(self, staged: Staged, step: int, staleness: int) -> None:
+        """Tell a session what is certain: it goes on while its push, whose memory is not the session's, is applied.
+
+        Whatever it asks then is handled after that; and a ps that is lost in between is lost with all that it applied.
+        """
+        asker = self._senders.get((staged.incarnation, staged.number))
+        if asker is None or self.shard.lending.wants(asker.incarnation, asker.request):
+            return
+        del self._senders[staged.incarnation, staged.number]
+        counter = self.shard.store.counter + 1
+        result = Pushed(staged.number, APPLIED, step, staleness, counter, "", credit=self._gives_credit)
+        self.shard.node.answer(asker, result)
+        self.shard.node.flush()
+
+    @property
+    def _alone(self) -> bool:
+        """Whether no other session can come in between two pushes of one."""
+        return len(self.shard.ledgers) == 1
+
+    @property
+    def _gives_credit(self) -> bool:
+        """Whether a session has credit for its next push, of several pieces, with the result of one."""
+        return self.shard.store.is_large and self._alone
 
     def _staleness(self, counter: int) -> int:
         """Versions between the one that a push was computed from, -1 for none, and that of now."""

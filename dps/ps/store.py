@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -157,8 +157,18 @@ class Store:
                 values = data.reshape(-1).view(np.uint8).view(arena.dtype)
                 memory.write(None, (offset - arena.offset) // values.itemsize, values)
 
-    def apply(self, update: Update, step: int, scale: float = 1.0, check: bool = False) -> str:
+    def apply(
+        self,
+        update: Update,
+        step: int,
+        scale: float = 1.0,
+        check: bool = False,
+        certain: Callable[[], None] | None = None,
+    ) -> str:
         """Apply one update as one new version: whole or not at all for every reader. "" when it was applied.
+
+        `certain` is called before the pass of an update of all of the shard, if nothing can come in its way any more,
+        not even a want of memory; whoever it tells finds the new version when he asks.
 
         `check`: nobody has looked for NaN and infinity. Where there is some, the first variable that has it comes back
         as a sentence, and the shard is as it was: values, slots, counts and version.
@@ -167,7 +177,7 @@ class Store:
             return ""
         before = step - 1  # what a schedule is a function of: the first update takes its rate at 0
         if update.run is not None:
-            return self._apply_run(update.run, step, before, scale, check)
+            return self._apply_run(update.run, step, before, scale, check, certain)
         if check and (problem := self._problem(update)):
             return problem
         targets, touched = self._begin(update)
@@ -188,7 +198,8 @@ class Store:
         """`apply` of the mean of gradients of all of a shard with one arena, which were looked at."""
         (_, memory), *_ = self._trained
         if len(gradients) > MOST or not memory.small or memory.counts_differ or self.runtime.simulated:
-            self._apply_run([Mean(gradients) if len(gradients) > 1 else gradients[0]], step, step - 1, 1.0, False)
+            run = [Mean(gradients) if len(gradients) > 1 else gradients[0]]
+            self._apply_run(run, step, step - 1, 1.0, False, None)
             return
         with self._lock:
             index = memory.target(False) if self.leases_on else memory.current
@@ -206,16 +217,19 @@ class Store:
     # all of the shard
 
     def _apply_run(
-        self, run: Sequence[Array | Mean | Pieces], step: int, before: int, scale: float, check: bool
-    ) -> str:
+        self, run: Sequence[Array | Mean | Pieces], step: int, before: int, scale: float, check: bool,
+        certain: Callable[[], None] | None,
+    ) -> str:  # fmt: skip
         chosen: list[tuple[int, ArenaMemory, int]] = []
         with self._lock:
             for a, memory in self._trained:
                 index = memory.target(check) if self.leases_on else memory.current
-                self._writing |= index == memory.current
+                self._writing |= index == memory.current or certain is not None
                 chosen.append((a, memory, index))
         good = True
         try:
+            if certain is not None and not check and all(_takes_pieces(memory) for _, memory, _ in chosen):
+                certain()
             left = self._checked(chosen, run, before, scale) if check else chosen
             good = left is not None
             for a, memory, index in left or ():
@@ -266,7 +280,7 @@ class Store:
         """Update all of an arena into buffer `index`; False for a gradient that was found not to be finite."""
         counts = memory.applied
         if isinstance(gradient, Pieces):
-            if not memory.by_rows and not memory.on_device and not memory.counts_differ:
+            if _takes_pieces(memory):
                 return self._pass_pieces(memory, index, gradient, step, scale)
             gradient = gradient.array()
         if not memory.counts_differ:
@@ -419,6 +433,11 @@ def _check_rows(part: Part, rows: Array) -> None:
             f"a row number of {part.name} is out of range: got {rows.min()} to {rows.max()}, "
             f"wanted 0 to {part.shape[0] - 1}"
         )
+
+
+def _takes_pieces(memory: ArenaMemory) -> bool:
+    """Whether a gradient that came in pieces is applied as it is, and not put together before."""
+    return not (memory.by_rows or memory.on_device or memory.counts_differ)
 
 
 def _part_not_finite(memory: ArenaMemory, number: int, gradient: Array | RowGradient) -> str:

@@ -266,11 +266,12 @@ class PushTransfer(Transfer):
         otherwise: Callable[[Exception], list[Push]] | None = None,
         in_full: Callable[[], list[Push]] | None = None,
         first: Push | None = None,
+        credit: bool = False,
     ) -> None:
         """`only_held`: that the ps has the push whole, in memory of its own, is enough (sync, not the step ps).
         `otherwise` gives other pieces where the ps cannot reach the memory that `pieces` name, `in_full` where it does
         not have a row list that they name. `first`: what is sent now in place of the only one of `pieces`, which is for
-        when that is to be sent again. Leaves at the next flush."""
+        when that is to be sent again. `credit`: the ps has given some already. Leaves at the next flush."""
         super().__init__(caller, ps, aborted)
         self._otherwise, self._in_full = otherwise, in_full
         self._pieces, self._only_held = pieces, only_held
@@ -280,8 +281,11 @@ class PushTransfer(Transfer):
         self.then: PullTransfer | None = None
         """What waits for the values that come with the result."""
         self.lends = pieces[0].lend
-        self._credit = len(pieces) == 1
+        self._credit = len(pieces) == 1 or credit
         caller.open(ref, first or (pieces[0] if self._credit else Credit(self._epoch, self._push)), self)
+        if self._credit:
+            for piece in pieces[1:]:
+                caller.send(self, piece)
 
     def again(self) -> Message:
         return PushStatus(self._epoch, self._push) if self._credit else Credit(self._epoch, self._push)

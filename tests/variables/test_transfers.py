@@ -150,11 +150,11 @@ def test_an_epoch_that_is_over_is_told_and_does_not_end_the_transfer() -> None:
 # -- pushes -------------------------------------------------------------------------------------------------------
 
 
-def push(size: int, held: bool = False) -> tuple[Wire, PushTransfer, list[Push]]:
+def push(size: int, held: bool = False, credit: bool = False) -> tuple[Wire, PushTransfer, list[Push]]:
     """A push of 32 bytes in pieces of `size`, as number 4 of epoch 1."""
     plan, wire = small(), Wire()
     pieces = run_pieces(plan.layouts[0], run_of(plan, 0), size, About(1, 4, 2, 7))
-    transfer = PushTransfer(wire, PS, 0, pieces, held, wire.abort)  # type: ignore[arg-type]
+    transfer = PushTransfer(wire, PS, 0, pieces, held, wire.abort, credit=credit)  # type: ignore[arg-type]
     return wire, transfer, pieces
 
 
@@ -178,6 +178,13 @@ def test_a_long_push_asks_for_credit_and_then_sends_all_pieces() -> None:
     wire.answer(Done(), Done())
     assert wire.sent == [Credit(1, 4), *pieces] and len(pieces) == 4  # a second leave is none
     assert transfer.again() == PushStatus(1, 4)
+
+
+def test_a_long_push_that_has_credit_goes_at_once_and_asks_for_more_where_the_ps_has_lost_sight_of_it() -> None:
+    wire, transfer, pieces = push(8, credit=True)
+    assert wire.sent == pieces and len(pieces) == 4 and transfer.again() == PushStatus(1, 4)
+    wire.answer(PushMissing(4), Done())
+    assert wire.sent == [*pieces, Credit(1, 4), *pieces]
 
 
 def test_a_push_that_the_ps_does_not_have_is_sent_again_under_its_number() -> None:

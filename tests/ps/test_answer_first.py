@@ -1,0 +1,117 @@
+"""Large asynchronous pushes whose pieces the ps keeps are answered before the pass that applies them, and nobody can
+tell: whatever is asked after the answer finds the push applied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dps.protocol import APPLIED, NO_BASE, REFUSED, Pull, Pushed, Values
+from dps.ps import store
+from dps.update import Async
+from tests.ps.test_ahead import Ps, after, push
+from tests.ps.test_modes import sender
+
+FIRST = Pushed(1, APPLIED, 1, 0, 1, "", credit=True)
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large shard, and nothing applied ahead."""
+    monkeypatch.setattr(store, "LARGE", 0)
+    monkeypatch.setattr("dps.ps.ahead.PIECES", 1 << 30)
+
+
+class Watched(Ps):
+    """Notes what holds whenever something is said."""
+
+    def __init__(self, *incarnations: int, **given: Any) -> None:
+        super().__init__(*incarnations, **given)
+        self.said: list[tuple[Any, int, bool]] = []
+        answer = self.desk.answer
+
+        def noted(to: Any, message: Any = None, done: Any = None) -> None:
+            lease = self.shard.store.lease()
+            self.said.append((message, self.shard.store.counter, lease is not None))
+            if lease is not None:
+                lease.release()
+            answer(to, message, done)
+
+        self.desk.answer = noted  # type: ignore[method-assign]
+
+
+def test_the_answer_comes_before_the_pass_and_nobody_reads_in_between() -> None:
+    ps = Watched(1)
+    assert ps.bring(1, *push(1, 2.0)) == [FIRST] and ps.values == after(2.0)
+    assert ps.said == [(FIRST, 0, False)], "the old version, which nobody can lease"
+    assert ps.shard.ledgers[1].results[1] == FIRST and ps.shard.store.counter == 1
+    lease = ps.shard.store.lease()
+    assert lease is not None and lease.counter == 1
+
+
+def test_one_that_reads_the_version_before_does_not_keep_the_answer() -> None:
+    ps = Watched(1)
+    reader = ps.shard.store.lease()
+    assert reader is not None and ps.bring(1, *push(1, 2.0)) == [FIRST]
+    assert ps.said == [(FIRST, 0, False)] and reader.arrays[0][0] == 0.0
+    reader.release()
+
+
+def test_a_push_that_is_asked_after_again_is_answered_as_it_was() -> None:
+    ps = Ps(1)
+    ps.bring(1, *push(1, 2.0))
+    assert ps.bring(1, *push(1, 2.0)[:1]) == [FIRST] and ps.values == after(2.0)
+
+
+def test_pushes_that_wait_for_an_earlier_one_are_answered_in_turn_each_with_its_version() -> None:
+    ps = Ps(1)
+    assert ps.bring(1, *push(2, 4.0), *push(3, 8.0)) == []
+    answers = ps.bring(1, *push(1, 2.0))
+    assert [(a.number, a.step, a.counter) for a in answers] == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
+    assert ps.values == after(14.0)
+
+
+def test_a_pull_behind_the_push_has_its_values() -> None:
+    ps = Ps(1)
+    *first, last = push(1, 2.0)
+    ps.bring(1, *first)
+    ps.shard.read(sender(1, 7), Pull(1, 0, 1, 0, NO_BASE, []))
+    answer, values = ps.bring(1, last)
+    assert answer == FIRST and isinstance(values, Values) and values.counter == 1
+
+
+def test_what_is_not_certain_is_said_when_it_is() -> None:
+    ps = Watched(1)
+    (answer,) = ps.bring(1, *push(1, 2.0, bad=3))
+    assert (answer.status, ps.shard.store.counter) == (REFUSED, 0) and ps.values == after()
+    stale = Watched(1)
+    stale.shard.mode = type(stale.shard.mode)(stale.shard, Async(compensation=0.1))  # type: ignore[call-arg]
+    stale.bring(1, *push(1, 2.0))
+    assert [counter for _, counter, _ in stale.said] == [1]
+
+
+def test_where_the_pass_needs_memory_of_its_own_the_answer_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_takes_pieces", lambda memory: False)
+    ps = Watched(1)
+    ps.bring(1, *push(1, 2.0))
+    assert [counter for _, counter, _ in ps.said] == [1] and ps.values == after(2.0)
+
+
+def test_a_sender_that_wants_the_values_with_the_answer_waits_for_them() -> None:
+    ps = Watched(1)
+    ps.shard.lending.want(1, sender(1).request)
+    ps.bring(1, *push(1, 2.0))
+    assert [counter for _, counter, _ in ps.said] == [1]
+
+
+def test_the_next_push_has_credit_where_no_other_session_pushes() -> None:
+    assert [a.credit for a in Ps(1).bring(1, *push(1, 2.0))] == [True]
+    assert [a.credit for a in Ps(1, 2).bring(1, *push(1, 2.0))] == [False]
+
+
+def test_a_small_shard_has_its_answer_with_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "LARGE", 1 << 30)
+    ps = Watched(1)
+    (answer,) = ps.bring(1, *push(1, 2.0))
+    assert answer == Pushed(1, APPLIED, 1, 0, 1, "") and ps.said[0][1] == 1
