@@ -83,7 +83,8 @@ def construct(cls: type, names: tuple[str, ...], given: dict[str, Any], **how: b
 
     def compiled() -> Callable[..., None]:
         init = constructor(cls, names, given, **how)
-        setattr(cls, "__init__", init)  # noqa: B010
+        if cls.__dict__["__init__"] is __init__:  # and not what somebody has wrapped around it
+            setattr(cls, "__init__", init)  # noqa: B010
         return init
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

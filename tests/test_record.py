@@ -57,6 +57,21 @@ def test_the_parameters_are_shown_before_an_instance_is_made() -> None:
     assert list(inspect.signature(type("Own", (Fresh,), {"__init__": lambda self, z: None})).parameters) == ["z"]
 
 
+def test_what_is_wrapped_around_the_constructor_before_its_first_use_stays() -> None:
+    @record
+    class Fresh:
+        x: int
+
+    calls, init = [], Fresh.__init__
+
+    def counted(self: Any, *args: Any, **named: Any) -> None:
+        calls.append(args)
+        init(self, *args, **named)
+
+    Fresh.__init__ = counted  # type: ignore[method-assign]
+    assert [Fresh(x).x for x in range(3)] == [0, 1, 2] and len(calls) == 3
+
+
 def test_a_default_that_is_made_belongs_to_one_instance() -> None:
     one, other = Point(1), Point(1)
     one.marks.append(5)

@@ -56,6 +56,12 @@ class Credits:
         if key in self._wanted:
             shard.node.answer(sender, Waiting(f"{shard.node.name} takes {CREDITS} large pushes at a time"))
 
+    def begins(self, shard: Shard, key: Key) -> None:
+        """The first piece of a push is here; it may have had its credit with the result of another."""
+        if key not in self._held:
+            self._wanted.pop(key, None)
+            self._hold(shard, key)
+
     def heard(self, key: Key, now: float) -> None:
         """A piece has come."""
         if key in self._held:
@@ -79,10 +85,13 @@ class Credits:
         """Give credit to those who have waited longest, as far as there is some."""
         while self._wanted and self._may_grant(shard):
             key, sender = self._wanted.popitem(last=False)
-            now = shard.node.runtime.now()
-            self._held[key] = self._since[key] = now
-            self._pace = Pace(now, self._here(shard))
+            self._hold(shard, key)
             shard.node.answer(sender)
+
+    def _hold(self, shard: Shard, key: Key) -> None:
+        now = shard.node.runtime.now()
+        self._held[key] = self._since[key] = now
+        self._pace = Pace(now, self._here(shard))
 
     def _may_grant(self, shard: Shard) -> bool:
         if not self._held or len(self._held) >= CREDITS or self._slow >= SLOW or not shard.spares:

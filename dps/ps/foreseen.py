@@ -68,16 +68,18 @@ class Foreseen:
     def forget(self, push: PushId) -> None:
         """A push has its decision."""
         self._whole.pop(push, None)
+        if push in self._set:
+            self._drop()
 
     def forget_all(self, incarnation: int) -> None:
         """A session has ended."""
         for push in [push for push in self._whole if push[1] == incarnation]:
-            del self._whole[push]
+            self.forget(push)
 
-    def finish(self) -> None:
-        """Read the gradients now: their memory is about to be the sessions' own again."""
-        while self._go_on():
-            pass
+    def gives_back(self, push: PushId) -> None:
+        """The memory of a push is about to be its session's own again: read it now, if it is to be read."""
+        if self._ahead is not None and push in self._set:
+            self._finish()
 
     def took(self, seconds: float) -> None:
         """A step was made after its decision, in this time."""
@@ -88,19 +90,27 @@ class Foreseen:
         if self._since is not None:
             self._wait_s += SHARE * (self._shard.node.runtime.now() - self._since - self._wait_s)
             self._since = None
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
+        if self._ahead is None:
             return False
-        good = chosen == self._set and ahead.makes(step)
+        good = chosen == self._set and self._ahead.makes(step)
         self._worth.note(good)
-        if good and self._left <= self._shard.layout.gradient_nbytes // 2:
-            self._ahead = ahead
-            self.finish()
-            self._ahead = None
-            ahead.publish()
-            return True
-        ahead.drop()
-        return False
+        if not good or self._left > self._shard.layout.gradient_nbytes // 2:
+            self._drop()
+            return False
+        self._finish()
+        self._ahead.publish()
+        self._ahead, self._set = None, ()
+        return True
+
+    def _drop(self) -> None:
+        """Nothing comes of what was begun."""
+        ahead, self._ahead, self._set = self._ahead, None, ()
+        if ahead is not None:
+            ahead.drop()
+
+    def _finish(self) -> None:
+        while self._go_on():
+            pass
 
     def _pushes(self) -> list[Staged]:
         """Those of the step to come, if all are there as far as this shard knows."""

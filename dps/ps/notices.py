@@ -25,7 +25,7 @@ class Notices:
 
     def _tell(self) -> None:
         due, self._due, self._new = self._due, self._new, []
-        for tell in due:
-            tell()
         if self._due:
             self._node.after(self._moment_s, self._tell)
+        for tell in due:
+            tell()

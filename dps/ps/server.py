@@ -223,6 +223,8 @@ class PsActor(Actor):
             ledger.staged[message.number] = staged
             if message.form == RUN or (message.form == SHARED and message.offsets):
                 shard.mode.begun(ledger, staged)
+            if message.form == RUN and sum(array.nbytes for array in message.arrays) < message.nbytes:
+                self._credits.begins(shard, key)
         elif staged.whole:
             shard.mode.again(ledger, message.number, sender)
             return

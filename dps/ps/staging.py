@@ -127,7 +127,6 @@ class Staged:
         """Copy what is borrowed: the session may go on before the push is applied."""
         if not self.borrowed:
             return
-        self.borrowed = False
         if self.run is not None:
             self.run = self.run.copy()
         for index, gradient in self.parts.items():
@@ -135,6 +134,7 @@ class Staged:
                 self.parts[index] = RowGradient(gradient.rows, gradient.values.copy())
             else:
                 self.parts[index] = gradient.copy()
+        self.borrowed = False
 
     def _add_run(self, piece: Push, layout: ShardLayout, check_finite: bool) -> None:
         if self.nbytes != layout.gradient_nbytes:

@@ -223,10 +223,9 @@ class Store:
         chosen: list[tuple[int, ArenaMemory, int]] = []
         with self._lock:
             for a, memory in self._trained:
-                index = memory.target(check) if self.leases_on else memory.current
-                self._writing |= index == memory.current or certain is not None
-                chosen.append((a, memory, index))
-        good = True
+                chosen.append((a, memory, memory.target(check) if self.leases_on else memory.current))
+            self._writing = certain is not None or any(index == memory.current for _, memory, index in chosen)
+        good = False
         try:
             if certain is not None and not check and all(_takes_pieces(memory) for _, memory, _ in chosen):
                 certain()

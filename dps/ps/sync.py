@@ -55,9 +55,10 @@ class SyncMode:
                 settings.initial_tokens,
             )  # fmt: skip
         self._others = [ps for ps in shard.plan.ps if ps != shard.ps]
-        self._goes_on = settings.replicas_to_aggregate is not None or bool(settings.initial_tokens)
+        quota = settings.replicas_to_aggregate or settings.total_num_replicas
+        self._goes_on = quota is not None or bool(settings.initial_tokens)
         """Whether a session may usually go on before its push is part of a step."""
-        self._foreseen = Foreseen(shard, settings.replicas_to_aggregate)
+        self._foreseen = Foreseen(shard, quota)
         self._notices = shard.notices if self.quorum is not None else Notices(shard.node, HELD_S)
         self._decisions: dict[int, Decide] = {}
         self._next = 1
@@ -91,16 +92,19 @@ class SyncMode:
     def _say_held(self, key: tuple[int, int]) -> None:
         """To whom waits. Of a ps that is not the step ps a session wants no more than that."""
         sender = self._askers.get(key)
-        if sender is None:
+        if sender is None or self.shard.ended:
             return
         if self.quorum is None:
-            self._own(self.shard.ledgers[key[0]].staged[key[1]])
+            ledger = self.shard.ledgers.get(key[0])
+            if ledger is not None and (staged := ledger.staged.get(key[1])) is not None:
+                self._own(staged)
             del self._askers[key]
         self.shard.node.answer(sender, self._held(key[1]))
 
     def _own(self, staged: Staged) -> None:
         """Its session may go on before it is applied."""
-        self._foreseen.finish()
+        if staged.borrowed:
+            self._foreseen.gives_back(staged.id)
         staged.own()
 
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
@@ -128,9 +132,18 @@ class SyncMode:
 
     def members(self, message: Members) -> None:
         self._foreseen.members(message)
-        if self.quorum is not None:
+        if self.quorum is None:
+            self._own_all_but({incarnation for incarnation, *_ in message.live})
+        else:
             members = {incarnation: Member(task, name, worker) for incarnation, name, task, worker in message.live}
             self._carry_out(self.quorum.set_members(members, message.waiting, message.gone))
+
+    def _own_all_but(self, live: set[int]) -> None:
+        """Once this ps has heard that a session has ended, its memory may be that of its next incarnation; but what it
+        has pushed may be part of a step that is decided already."""
+        for incarnation, ledger in self.shard.ledgers.items():
+            for staged in ledger.staged.values() if incarnation not in live else ():
+                self._own(staged)
 
     def waiting_for(self) -> str:
         if self.quorum is None:

@@ -115,3 +115,19 @@ def test_a_small_shard_has_its_answer_with_the_pass(monkeypatch: pytest.MonkeyPa
     ps = Watched(1)
     (answer,) = ps.bring(1, *push(1, 2.0))
     assert answer == Pushed(1, APPLIED, 1, 0, 1, "") and ps.said[0][1] == 1
+
+
+def test_an_answer_that_cannot_be_given_leaves_the_push_as_it_was() -> None:
+    ps = Ps(1)
+    *first, last = push(1, 2.0)
+    ps.bring(1, *first)
+
+    def fails() -> None:
+        raise OSError("no descriptors left")
+
+    ps.desk.flush = fails  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no descriptors"):
+        ps.actor.on_Push(last, sender(1))
+    assert ps.shard.store.counter == 0 and ps.values == after()
+    lease = ps.shard.store.lease()
+    assert lease is not None

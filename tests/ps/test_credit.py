@@ -147,3 +147,25 @@ def test_a_sender_that_brings_nothing_loses_its_credit_to_the_next(clock: list[f
 
 def test_the_pace_is_more_than_a_gigabit_and_less_than_what_two_and_a_half_bring() -> None:
     assert 1e9 / 8 < SLOW_NBYTES_S < 2.5e9 / 8
+
+
+def test_a_push_that_had_its_credit_with_a_result_counts_as_one_on_its_way() -> None:
+    ps = Ps(1)
+    ask(ps, 1)
+    (result,) = ps.bring(1, *push(1, 2.0))
+    assert result.credit
+    first, *rest = push(2, 1.0)
+    assert ps.bring(1, first) == [] and waits(ask(ps, 1, 3))
+    answers = ps.bring(1, *rest)
+    assert GRANTED in answers and ps.values == after(3.0)
+
+
+def test_such_a_push_that_is_brought_no_further_goes(clock: list[float]) -> None:
+    ps = Ps(1)
+    ask(ps, 1)
+    ps.bring(1, *push(1, 2.0))
+    ps.bring(1, *push(2, 1.0)[:-1])
+    clock[0] += CREDIT_TIMEOUT_S + 1
+    ps.actor._expire_credit()
+    assert not ps.shard.ledgers[1].staged and ps.aside == 0
+    assert ps.bring(1, *push(2, 4.0))[-1].status == APPLIED and ps.values == after(6.0)

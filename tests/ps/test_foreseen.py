@@ -12,6 +12,7 @@ import pytest
 from dps import optim, update
 from dps.protocol import APPLIED, DROPPED, REFUSED, Decide, Members, Pushed, PushHeld, PushStatus, Report
 from dps.ps import ahead, foreseen
+from dps.ps.notices import Notices
 from dps.ps.server import PsActor
 from dps.ps.shard import Shard
 from dps.ps.store import Store
@@ -234,6 +235,107 @@ def test_a_session_that_ends_meanwhile_takes_its_push_along() -> None:
     assert ps.value == -2.0 and ps.made == []
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_push_of_a_session_that_begins_anew_is_read_before_its_memory_is_written(
+    begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreseen, "BLOCK", 0)
+    ps = Ps()
+    ps.push(1, 2.0)
+    ps.push(2, 4.0, wait=0.0)
+    ps.desk.wait(0.1, most=int(begun))
+    ps.members(2, 3)  # what ps:0 has decided before is on its way
+    ps.memories[1].array.view(np.float64)[:] = 1000.0
+    ps.decide({1: 1, 2: 1}, 1)
+    assert ps.value == -3.0
+
+
+def test_of_what_was_begun_nothing_is_left_when_its_sessions_have_ended() -> None:
+    ps = Ps()
+    ps.push(1, 2.0)
+    ps.push(2, 4.0)
+    assert ps.made
+    ps.members()
+    ps.decide({}, 0, ended=[1, 2])
+    assert ps.made == [] and not ps.shard.ledgers
+
+
+def test_a_refusal_elsewhere_ends_what_was_begun() -> None:
+    ps = Ps()
+    ps.push(1, 2.0)
+    ps.push(2, 4.0)
+    ps.decide({}, 0, refused=[[[1, 2, 1], "not finite on ps:0"]])
+    assert ps.made == []
+    ps.decide({1: 1}, 1)
+    assert ps.value == -2.0
+
+
+def test_who_asks_again_ends_no_pass_that_does_not_read_his_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreseen, "BLOCK", 0)
+    ps = Ps()
+    ps.push(1, 2.0)
+    ps.shard.ledgers[1].staged[1].own()
+    ps.push(2, 4.0, wait=0.0)
+    ps.desk.wait(0.1, most=1)
+    ps.actor.on_PushStatus(PushStatus(1, 1), sender(1))
+    assert ps.shard.mode._foreseen._left == (SIZE - 1) * 8  # type: ignore[attr-defined]
+
+
+def test_a_copy_for_which_there_is_no_memory_is_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(np.ndarray):  # type: ignore[type-arg]
+        def copy(self, *_: Any) -> Any:
+            raise MemoryError
+
+    ps = Ps()
+    ps.push(1, 2.0)
+    staged = ps.shard.ledgers[1].staged[1]
+    assert staged.run is not None
+    staged.run = staged.run.view(Full)
+    with pytest.raises(MemoryError):
+        ps.desk.wait(1.0)
+    staged.run = staged.run.view(np.ndarray)
+    ps.actor.on_PushStatus(PushStatus(1, 1), sender(1))
+    assert [type(answer) for _, answer in ps.desk.take()] == [PushHeld]
+    ps.memories[1].array.view(np.float64)[:] = 1000.0
+    ps.push(2, 4.0)
+    ps.decide({1: 1, 2: 1}, 1)
+    assert ps.value == -3.0
+
+
+def test_a_shard_that_has_ended_says_nothing_more() -> None:
+    ps = Ps()
+    ps.push(1, 2.0)
+    ps.shard.ended = True
+    assert ps.desk.wait(1.0) == [] and ps.shard.ledgers[1].staged[1].borrowed
+
+
+def test_a_push_that_fell_out_of_the_window_long_ago_is_held() -> None:
+    ps = Ps(1)
+    for number in range(1, 4):
+        ps.push(1, 0.0, number, number - 1)
+        ps.decide({1: number}, number)
+    ps.shard.ledgers[1].results.pop(1)
+    assert [type(answer) for answer in ps.push(1, 0.0, 1, 0)] == [PushHeld]
+
+
+def test_a_notice_that_fails_keeps_no_other_from_being_given() -> None:
+    desk, said = Told(), list[int]()
+    notices = Notices(desk, 0.25)  # type: ignore[arg-type]
+
+    def fails() -> None:
+        raise MemoryError
+
+    notices.add(fails)
+    desk.wait(0.3)
+    notices.add(lambda: said.append(1))
+    with pytest.raises(MemoryError):
+        desk.wait(1.0)
+    desk.wait(1.0)
+    notices.add(lambda: said.append(2))
+    desk.wait(1.0)
+    assert said == [1, 2]
+
+
 def test_a_push_that_is_not_finite_is_for_no_version() -> None:
     ps = Ps()
     ps.push(1, 2.0)
@@ -285,7 +387,7 @@ def test_where_the_decision_takes_long_the_push_is_copied_and_the_session_told()
     assert ps.value == -3.0
 
 
-@pytest.mark.parametrize("mode", [SyncReplicas(2), SyncReplicas(initial_tokens=1)])
+@pytest.mark.parametrize("mode", [SyncReplicas(2), SyncReplicas(None, 2), SyncReplicas(initial_tokens=1)])
 def test_where_sessions_go_on_before_the_step_the_push_is_copied_at_once(mode: SyncReplicas) -> None:
     ps = Ps(2, mode)
     (held,) = ps.push(1, 2.0)

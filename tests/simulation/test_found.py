@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 import dps
+from dps.launch.simulate import SimulatedCluster
+from dps.protocol import Decide
+from dps.ps.sync import SyncMode
 from dps.transport.sim import Network, Pause
 from tests.simulation.scenario import run, scenario
 
@@ -41,3 +44,38 @@ FOUND = [
 @pytest.mark.parametrize(("mode", "seed", "what"), FOUND, ids=[what for _, _, what in FOUND])
 def test_what_seeds_have_found_stays_mended(mode: str, seed: int, what: str) -> None:
     assert not run(scenario(mode, seed))
+
+
+def test_a_step_that_is_decided_has_what_was_pushed_though_its_session_has_begun_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A session comes again after Ctrl-C in a push, and fills its gradients anew, while the decision is on its way."""
+    tell, pushed, read = SyncMode._tell_until_done, set[int](), list[dict[str, set[float]]]()
+
+    def slowly(self: SyncMode, ps: int, message: Any) -> None:
+        self.shard.node.after(0.15 if isinstance(message, Decide) else 0.0, lambda: tell(self, ps, message))
+
+    def rejoins(server: Any) -> None:
+        params = {name: np.zeros(4096, np.float32) for name in "ab"}
+        with dps.Session(server, params, optimizer=dps.optim.SGD(1.0), update="sync", timeout=60.0) as session:
+            own, connection = session.gradients(), session._connection
+            for gradient in own.values():
+                gradient[...] = 1.0
+            reply = session.push_async(own)
+            pushed.add(server.task)
+            while len(pushed) < 2:
+                server.runtime.sleep(0.002)
+            server.runtime.sleep(0.01)
+            connection.aborted = server.task == 0
+            reply.result()
+            for gradient in own.values():
+                gradient[...] = 1000.0
+            server.runtime.sleep(0.3)
+            if server.task == 0:
+                read.append({name: set(values.tolist()) for name, values in session.pull().items()})
+
+    monkeypatch.setattr(SyncMode, "_tell_until_done", slowly)
+    cluster = SimulatedCluster(rejoins, ps=2, workers=2, seed=1, network=Network(latency_s=1e-3), shared_memory=True)
+    with cluster:
+        assert not cluster.run(30.0).errors
+    assert read == [{"a": {-1.0}, "b": {-1.0}}]
