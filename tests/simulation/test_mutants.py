@@ -30,9 +30,9 @@ from tests.simulation.scenario import run, scenario
 SEEDS = 400
 
 
-def caught(mode: str, words: str) -> int:
-    """The first seed that finds the bug, in words of the promise that it breaks."""
-    for seed in range(SEEDS):
+def caught(mode: str, words: str, first: int = 0) -> int:
+    """The first seed from `first` on that finds the bug, in words of the promise that it breaks."""
+    for seed in range(first, SEEDS):
         if any(words in text for text in run(scenario(mode, seed))):
             return seed
     raise AssertionError(f"no seed of {SEEDS} noticed in {mode} that {words!r}")
@@ -78,10 +78,10 @@ def test_a_push_counted_before_it_is_whole_everywhere_is_caught(monkeypatch: pyt
     caught("sync", "has the set")
 
 
-@pytest.mark.parametrize("mode", ["async", "at once"])
-def test_a_missing_lease_is_caught(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("mode", "first"), [("async", 0), ("at once", 95)])
+def test_a_missing_lease_is_caught(mode: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.Store, "leases_on", False)
-    caught(mode, "differ")
+    caught(mode, "differ", first)
 
 
 def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_a_step_made_ahead_that_is_published_for_another_set_is_caught(monkeypat
 
     publish: Callable[..., bool] = foreseen.Foreseen.publish
     monkeypatch.setattr(foreseen.Foreseen, "publish", any_set)
-    caught("sync", "hold")
+    caught("sync", "hold", 95)
 
 
 def test_a_session_that_waits_for_the_step_ps_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
