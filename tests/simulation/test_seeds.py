@@ -1,4 +1,4 @@
-"""Every promise, in every update mode, under faults, for as many seeds as DPS_SEEDS says (300 a mode)."""
+"""Every promise, in every update mode, under faults, for as many seeds as DPS_SEEDS says (200 a mode)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.scenario import run, scenario
 
-SEEDS = int(os.environ.get("DPS_SEEDS", "300"))
+SEEDS = int(os.environ.get("DPS_SEEDS", "200"))
 CHUNK = 50
 FIRST = int(os.environ.get("DPS_FIRST_SEED", "0"))
 
