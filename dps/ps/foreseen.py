@@ -24,7 +24,6 @@ GAIN = 0.5
 one to other memory."""
 BLOCK = 4
 """Pieces that are updated between two looks at what has come."""
-
 SHARE = 0.25
 """Of the last one in what is usual."""
 

@@ -158,13 +158,9 @@ class Store:
                 memory.write(None, (offset - arena.offset) // values.itemsize, values)
 
     def apply(
-        self,
-        update: Update,
-        step: int,
-        scale: float = 1.0,
-        check: bool = False,
+        self, update: Update, step: int, scale: float = 1.0, check: bool = False,
         certain: Callable[[], None] | None = None,
-    ) -> str:
+    ) -> str:  # fmt: skip
         """Apply one update as one new version: whole or not at all for every reader. "" when it was applied.
 
         `certain` is called before the pass of an update of all of the shard, if nothing can come in its way any more,
@@ -198,8 +194,7 @@ class Store:
         """`apply` of the mean of gradients of all of a shard with one arena, which were looked at."""
         (_, memory), *_ = self._trained
         if len(gradients) > MOST or not memory.small or memory.counts_differ or self.runtime.simulated:
-            run = [Mean(gradients) if len(gradients) > 1 else gradients[0]]
-            self._apply_run(run, step, step - 1, 1.0, False, None)
+            self._apply_run([Mean(gradients) if len(gradients) > 1 else gradients[0]], step, step - 1, 1.0, False)
             return
         with self._lock:
             index = memory.target(False) if self.leases_on else memory.current
@@ -218,7 +213,7 @@ class Store:
 
     def _apply_run(
         self, run: Sequence[Array | Mean | Pieces], step: int, before: int, scale: float, check: bool,
-        certain: Callable[[], None] | None,
+        certain: Callable[[], None] | None = None,
     ) -> str:  # fmt: skip
         chosen: list[tuple[int, ArenaMemory, int]] = []
         with self._lock:
