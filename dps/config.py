@@ -59,9 +59,24 @@ def keep_large_blocks(serves: bool = False) -> bool:
         library = ctypes.CDLL(None)
         library.gnu_get_libc_version  # noqa: B018  # other libraries have a mallopt that does nothing
         wanted = {**MALLOC, **(ONE_ARENA if serves else {})}
-        return all(library.mallopt(_MALLOPT[name], value) == 1 for name, value in wanted.items())
+        if all(library.mallopt(_MALLOPT[name], value) == 1 for name, value in wanted.items()):
+            _blocks_kept.set()
     except (OSError, AttributeError, TypeError):
-        return False
+        pass
+    return _blocks_kept.is_set()
+
+
+_blocks_kept = threading.Event()
+
+
+def large_blocks_are_kept() -> bool:
+    """Whether this process's malloc keeps large blocks: `keep_large_blocks` was called, or `environment` made it."""
+    if _blocks_kept.is_set():
+        return True
+    with contextlib.suppress(ValueError, OSError, AttributeError):  # other C libraries do not know the name
+        own = all(os.environ.get(name) == str(value) for name, value in MALLOC.items())
+        return own and bool(os.confstr("CS_GNU_LIBC_VERSION"))
+    return False
 
 
 @contextlib.contextmanager

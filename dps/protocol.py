@@ -53,6 +53,8 @@ class Pull(Message, kind=10):
     base: int = NO_BASE
     """Version counter of the PackedLayout that the asker keeps, to be sent only what changed since, as Changes; -1: it
     has none yet and will keep this one."""
+    whole: bool = False
+    """The asker uses the memory that pieces come in: the whole run is sent in pieces that end where parts do."""
 
 
 class Values(Message, kind=11):

@@ -99,8 +99,8 @@ class PullOp:
         found: list[Array] = []
         for ps, layout in self._connection.plan.layouts.items():
             taken = self.transfers[ps].taken
-            if taken is not None and not still:
-                found += taken.parts()
+            if taken is not None:
+                found += taken.parts(still)
             else:
                 found += layout.listed(self._memories(ps, kept, still))
         return found
@@ -273,8 +273,14 @@ class Pulls:
                 messages[ps] = Pull(
                     connection.epoch, min_step, pushes.numbers[ps] if behind else 0, clock, counters.get(ps, -1),
                     parts, patience_ms, lane.on and not parts, lane.all_released_below(),
+                    whole=not parts and self._comes_whole(plan.layouts[ps]),
                 )  # fmt: skip
         return messages
+
+    def _comes_whole(self, layout: ShardLayout) -> bool:
+        """Whether a shard's values are not copied out of the messages that they come in."""
+        runtime = self._connection.runtime
+        return runtime.keeps_blocks and layout.data_nbytes > runtime.piece_nbytes and layout.may_be_whole
 
     def _indices(self, names: Sequence[str]) -> list[int]:
         by_name = self._connection.plan.by_name

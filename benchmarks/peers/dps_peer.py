@@ -14,10 +14,12 @@ a = C.parse()
 import numpy as np  # noqa: E402
 
 import dps  # noqa: E402
+from dps import config  # noqa: E402
 from dps.monitor.beside import workers  # noqa: E402
 from dps.monitor.setting import Setting, kernel  # noqa: E402
 from dps.transport import limits as L  # noqa: E402
 
+config.keep_large_blocks()  # as in a worker that the launcher or dps.role started
 CASES = a.cases.split(",")
 TRANSPORT = "socket" if a.variant == "socket" else "tcp"
 FORMS = {"": ""} if a.variant == "socket" else {"": "", "inplace": " in place"}

@@ -56,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
     args = _checked(parser().parse_args(argv))
     for variable in config.THREADS:
         os.environ.setdefault(variable, "1")
+    config.keep_large_blocks()  # as a worker that the launcher or dps.role started
     settings = goals.settings() if args.goals else _settings(args)
     results = [row for setting, chosen in settings for row in measured(setting, chosen, args.rounds, args.seconds)]
     found: dict[str, Any] = {"machine": _machine(), "results": results}

@@ -71,7 +71,10 @@ def malloc() -> tuple[str, str, str]:
         return "large blocks are kept, by the environment", "", ""
     if "CS_GNU_LIBC_VERSION" not in os.confstr_names or not os.confstr("CS_GNU_LIBC_VERSION"):
         return "not glibc's; dps leaves it as it is", "", ""
-    advice = "a program that is started by itself keeps its large blocks, in place of new pages for every message"
+    advice = (
+        "a program that is started by itself keeps its large blocks, in place of new pages for every message, "
+        "and need not copy what it pulls over sockets"
+    )
     command = "export " + " ".join(f"{name}={value}" for name, value in config.MALLOC.items())
     return "large blocks are kept in every task of dps.role, dps launch and LocalCluster", advice, command
 

@@ -46,6 +46,9 @@ from dps.transport.wire import Array
 from dps.variables.packed import PackedLayout
 from dps.variables.plan import Plan, piece_size
 
+COPIED = 2
+"""So many pieces as one, at most, for who copies them: longer ones have left his cache by then."""
+
 
 class Mode(Protocol):
     """An update mode on one shard."""
@@ -360,7 +363,10 @@ class Shard:
     def _pieces(self, pull: Pull) -> list[list[tuple[int, int]]]:
         smallest = self.node.runtime.piece_nbytes
         if not pull.parts:
-            return self.layout.pieces(piece_size(self.layout.data_nbytes, smallest))
+            size = piece_size(self.layout.data_nbytes, smallest)
+            if pull.whole and self.layout.may_be_whole:
+                return self.layout.whole_pieces(size)
+            return self.layout.pieces(min(size, COPIED * smallest))
         ranges: list[tuple[int, int]] = []
         for index in pull.parts:
             number, start = self.layout.place[index]

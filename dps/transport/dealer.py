@@ -10,12 +10,17 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from dps.record import record
+from dps.transport.address import is_loopback, parse
 from dps.transport.endpoint import Buffer
 from dps.transport.outgoing import MAX_FRAME_NBYTES, Loans, finish
 
 WAITING_MESSAGES = 1024
 WAITING_NBYTES = 64 << 20
 """What may wait for a node that is not connected; beyond either bound the oldest messages are dropped."""
+
+BUFFERED, BUFFERED_HERE = 1 << 20, 1 << 18
+"""Bytes that the kernel holds for a connection, each way, and for one within this machine: there is no distance to
+bridge, and what does not wait for long is still in the cache."""
 
 _UP = int(zmq.Event.HANDSHAKE_SUCCEEDED)
 _DOWN = int(zmq.Event.DISCONNECTED)
@@ -48,8 +53,9 @@ def set_stream_options(socket: zmq.Socket[bytes], url: str) -> None:
     socket.set(zmq.HEARTBEAT_TIMEOUT, 5000)
     socket.set(zmq.HEARTBEAT_TTL, 5000)
     if url.startswith("tcp://"):
-        socket.set(zmq.SNDBUF, 1 << 20)
-        socket.set(zmq.RCVBUF, 1 << 20)
+        nbytes = BUFFERED_HERE if is_loopback(parse(url).host) else BUFFERED
+        socket.set(zmq.SNDBUF, nbytes)
+        socket.set(zmq.RCVBUF, nbytes)
         if url.startswith("tcp://["):
             socket.set(zmq.IPV6, 1)
 

@@ -134,6 +134,11 @@ class Runtime(Protocol):
     together: int
     """So many small messages to one node may travel as one."""
 
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether the memory of a large message serves later ones when nobody uses it any more. Then what is in it need
+        not be copied out of it: fresh memory for every message would cost more than the copies."""
+
     def now(self) -> float:
         """Monotonic seconds."""
 

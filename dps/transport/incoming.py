@@ -30,7 +30,7 @@ def take(socket: zmq.Socket[bytes], address: str | None, inproc: bool) -> Delive
             frame = socket.recv(zmq.NOBLOCK, copy=False)
             more = frame.more
             copied = inproc or len(frame) < COPIED_NBYTES
-            frames.append(memoryview(frame.bytes) if copied else frame.buffer.toreadonly())
+            frames.append(memoryview(frame.bytes) if copied else frame.buffer)
     except zmq.Again:
         return None
     except BaseException:  # Ctrl-C half-way

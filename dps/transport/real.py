@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import random
@@ -15,6 +16,7 @@ from typing import Any
 import zmq
 from zmq.utils.garbage import gc as lent  # before `atexit.register` below: its own end must come after ours
 
+from dps import config
 from dps.checkpoint.storage import LocalStorage, Storage
 from dps.transport.endpoint import Endpoint
 from dps.transport.inproc import Names
@@ -66,6 +68,11 @@ class RealRuntime:
         self._names = Names()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._endpoints: list[ZmqEndpoint] = []
+
+    @functools.cached_property
+    def keeps_blocks(self) -> bool:
+        """As Runtime.keeps_blocks."""
+        return config.large_blocks_are_kept()
 
     def now(self) -> float:
         """Monotonic seconds."""

@@ -148,7 +148,7 @@ def unbundle(header: bytes, frames: Sequence[Buffer]) -> list[tuple[bytes, Seque
 
 
 def decode(header: bytes, frames: Sequence[Buffer]) -> Envelope:
-    """The envelope in a header and its frames; arrays are read-only views of the frames.
+    """The envelope in a header and its frames; arrays are views of the frames, made read-only.
 
     Raises ProtocolError for everything that does not fit; nothing is allocated for it.
     """

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,10 @@ one shape."""
 
 A_STRETCH = 4
 """Neighbours of one shape from which on it takes less to make all of them at once."""
+
+
+WHOLE_NBYTES = 256 << 20
+"""Of a part that travels in one piece, at most: who waits for room on a ps counts the pieces that have left."""
 
 
 @record
@@ -193,6 +197,36 @@ class ShardLayout:
                 at, room = at + n, room - n
         return pieces
 
+    @functools.cached_property
+    def may_be_whole(self) -> bool:
+        """Whether its values may travel in `whole_pieces`: a few parts, each of which a message can carry."""
+        return (
+            len(self.indices) <= CUT_ONCE and max((end - at for at, end, _, _ in self.spans), default=0) <= WHOLE_NBYTES
+        )
+
+    def whole_pieces(self, piece_nbytes: int) -> list[list[tuple[int, int]]]:
+        """As `pieces`, but each part lies in one range; one of more than `piece_nbytes` is a piece of its own."""
+        pieces: list[list[tuple[int, int]]] = []
+        room = 0
+        for start, stop in itertools.chain.from_iterable(_neighbours(arena, piece_nbytes) for arena in self.arenas):
+            if stop - start > room:
+                pieces.append([])
+                room = piece_nbytes
+            pieces[-1].append((start, stop - start))
+            room -= stop - start
+        return pieces or [[]]
+
+    @functools.cached_property
+    def spans(self) -> list[tuple[int, int, np.dtype[Any], tuple[int, ...]]]:
+        """Of each part: where its bytes begin and end in the run, dtype and shape."""
+        found = []
+        for arena in self.arenas:
+            dtype, ends = np.dtype(arena.dtype), [*arena.starts[1:], arena.size]
+            for part, start, stop in zip(arena.parts, arena.starts, ends, strict=True):
+                at, end = (arena.offset + n * arena.itemsize for n in (start, stop))
+                found.append((at, end, dtype, part.shape))
+        return found
+
     def flats(self, run: Array) -> list[Array]:
         """The arenas as flat arrays in a run of bytes."""
         return [run[start:stop].view(dtype) for start, stop, dtype in self._cuts]
@@ -250,3 +284,16 @@ class ShardLayout:
                     break
                 return number, at // arena.itemsize
         raise ProtocolError(f"bytes {offset} to {offset + nbytes} are no piece of a run of {self.nbytes} bytes")
+
+
+def _neighbours(arena: Arena, nbytes: int) -> Iterator[tuple[int, int]]:
+    """Where runs of neighbouring parts begin and end, each of up to so many bytes, or of one part."""
+    start = at = arena.offset
+    for first in (*arena.starts[1:], arena.size):
+        end = arena.offset + first * arena.itemsize
+        if end - start > nbytes and at > start:
+            yield start, at
+            start = at
+        at = end
+    if at > start:
+        yield start, at

@@ -32,6 +32,7 @@ from dps.protocol import (
 from dps.transport.endpoint import Runtime
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
+from dps.variables.arrived import Arrived
 from dps.variables.plan import ShardLayout
 from dps.variables.runs import CUT_ONCE
 
@@ -103,8 +104,13 @@ class Taken:
     def _made(self) -> list[Array]:
         return self._layout.listed(self._layout.memories(self.bytes))
 
-    def parts(self) -> list[Array]:
-        """Its parts in the order of the run, as new arrays, whose owner may do with them whatever he likes."""
+    def parts(self, still: bool = False) -> list[Array]:
+        """Its parts in the order of the run, as new arrays, whose owner may do with them whatever he likes, or with
+        `still` only read them."""
+        if still:
+            run = self.bytes.view()
+            run.flags.writeable = False
+            return self._layout.listed(self._layout.memories(run))
         return self._made() if self._few is None else [view.view() for view in self._few]
 
 
@@ -133,10 +139,12 @@ class PullTransfer(Transfer):
         `behind`: a push that asks for the values with its result; the message is sent where it does not bring them."""
         super().__init__(caller, ps, aborted)
         self.layout = layout
-        self.taken: Taken | None = None
+        self.taken: Taken | Arrived | None = None
         self.held: list[Array] | None = None
         self.counter, self.step, self.newer = -1, 0, True
         self._got: dict[int, int] = {}
+        self._kept: dict[int, Array] = {}
+        """Of an answer in whole pieces, by their first byte."""
         self._message, self._reader = message, reader
         self._take_run, self._hold = take, hold
         self._ref, self._behind = ref, behind
@@ -225,17 +233,29 @@ class PullTransfer(Transfer):
         """Pieces of two versions, after a resend, are never mixed: a higher one starts anew."""
         if piece.counter < self.counter or len(piece.offsets) != len(piece.arrays):
             return False
-        if piece.counter > self.counter or self.taken is None:
+        if piece.counter > self.counter:
             self.counter, self.step = piece.counter, piece.step
-            self._got = {}
-            if self.taken is None:
+            self._got, self._kept = {}, {}
+            if self._message.whole:
+                self.taken = None
+            elif not isinstance(self.taken, Taken):
                 self.taken = self._take_run(self.layout)
-        run = self.taken.bytes
         for offset, data in zip(piece.offsets, piece.arrays, strict=True):
             self.layout.check_range(offset, data.nbytes)
-            run[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
+            self._put(offset, data.reshape(-1).view(np.uint8))
             self._got[offset] = data.nbytes
-        return sum(self._got.values()) >= piece.nbytes
+        if sum(self._got.values()) < piece.nbytes:
+            return False
+        if self._message.whole:
+            pieces, self._kept = self._kept, {}
+            self.taken = Arrived(self.layout, pieces)
+        return True
+
+    def _put(self, offset: int, data: Array) -> None:
+        if isinstance(self.taken, Taken):
+            self.taken.bytes[offset : offset + len(data)] = data
+        else:
+            self._kept[offset] = data
 
     @property
     def parts(self) -> list[int]:

@@ -68,17 +68,17 @@ def small() -> Plan:
 # -- pulls --------------------------------------------------------------------------------------------------------
 
 
-def pull(plan: Plan, ps: int) -> tuple[Wire, PullTransfer]:
+def pull(plan: Plan, ps: int, whole: bool = False) -> tuple[Wire, PullTransfer]:
     wire = Wire()
-    message = Pull(1, 0, 0, 0, -1, [])
+    message = Pull(1, 0, 0, 0, -1, [], whole=whole)
     return wire, PullTransfer(wire, PS, ps, plan.layouts[ps], message, wire.abort)  # type: ignore[arg-type]
 
 
-def pieces_of(plan: Plan, ps: int, run: Any, counter: int, size: int) -> list[Message]:
+def pieces_of(plan: Plan, ps: int, run: Any, counter: int, size: int, whole: bool = False) -> list[Values]:
     layout = plan.layouts[ps]
     return [
         Values(1, counter, 3, layout.data_nbytes, [o for o, _ in piece], tuple(run[o : o + n].copy() for o, n in piece))
-        for piece in layout.pieces(size)
+        for piece in (layout.whole_pieces(size) if whole else layout.pieces(size))
     ]
 
 

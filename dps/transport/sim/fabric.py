@@ -252,7 +252,7 @@ class Fabric:
         elif self._cuts and self._stopped(source.owner.name, target.owner.name):
             self._note_message(message, "partitioned")
         else:
-            frames = [memoryview(view.tobytes()) for view in message.views] if message.views else []
+            frames = [memoryview(bytearray(view)) for view in message.views] if message.views else []
             if self._trace.deliveries:
                 self._note_message(message, "delivered")
             delivery = Delivery(source.identity if message.outward else via.address, message.header, frames)

@@ -61,6 +61,7 @@ class SimRuntime(Group):
         self.incarnation = incarnation
         self.random = Random(f"{setting.seed}/random/{name}/{incarnation}")
         self.piece_nbytes = setting.piece_nbytes
+        self.keeps_blocks = Random(f"{setting.seed}/blocks").random() < 0.5
         self.together = Random(f"{setting.seed}/together").choice((1, 64))
         """In half of all worlds messages travel one by one, and are lost and reordered one by one."""
         self.small_nbytes = Random(f"{setting.seed}/small").choice(SMALL_NBYTES)

@@ -1,0 +1,122 @@
+"""Values that are used where they were received: pieces in any order and doubled, and never half of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from dps.errors import ProtocolError
+from dps.protocol import Values
+from dps.variables.arrived import Arrived
+from dps.variables.plan import Plan, VariableSpec, make_plan
+from tests.variables.models import SGD, plans
+from tests.variables.test_transfers import pieces_of, pull, run_of
+
+
+def three() -> Plan:
+    """Variables of 8, 16 and 8 bytes on one ps."""
+    names = {"a": (2,), "b": (4,), "c": (2,)}
+    return make_plan([VariableSpec(name, shape, "<f4", SGD) for name, shape in names.items()], (0,), lambda *_: 0, None)
+
+
+def arrived(pieces: Sequence[tuple[int, int]]) -> Arrived:
+    run = run_of(three(), 0)
+    return Arrived(three().layouts[0], {start: run[start:stop].copy() for start, stop in pieces})
+
+
+@given(plans(), st.integers(8, 64))
+def test_whole_pieces_are_the_run_and_no_part_lies_in_two(plan: Plan, size: int) -> None:
+    for layout in plan.layouts.values():
+        pieces = layout.whole_pieces(size)
+        ranges = [(at, at + nbytes) for piece in pieces for at, nbytes in piece]
+        seen = np.zeros(layout.nbytes, np.uint8)
+        for start, stop in ranges:
+            seen[start:stop] += 1
+        for start, stop, _, _ in layout.spans:
+            assert seen[start:stop].all() or start == stop
+            assert start == stop or any(at <= start and stop <= end for at, end in ranges)
+        assert int(seen.sum()) == layout.data_nbytes
+        for piece in pieces:
+            alone = len(piece) == 1 and (piece[0][0], sum(piece[0])) in [(at, end) for at, end, _, _ in layout.spans]
+            assert alone or sum(nbytes for _, nbytes in piece) <= size
+
+
+@settings(max_examples=50)
+@given(plans(), st.integers(8, 64), st.data())
+def test_pieces_in_any_order_and_doubled_make_the_values(plan: Plan, size: int, data: st.DataObject) -> None:
+    for ps in plan.ps:
+        wire, transfer = pull(plan, ps, whole=True)
+        pieces = pieces_of(plan, ps, run_of(plan, ps), 5, size, whole=True)
+        order = data.draw(st.permutations(pieces))
+        doubled = [*data.draw(st.lists(st.sampled_from(order[:-1]), max_size=3)), *order] if len(order) > 1 else order
+        wire.answer(*doubled[:-1])
+        assert not transfer.complete and transfer.taken is None
+        wire.answer(doubled[-1])
+        assert transfer.complete and transfer.counter == 5 and isinstance(transfer.taken, Arrived)
+        layout, run = plan.layouts[ps], run_of(plan, ps)
+        for got, wanted in zip(transfer.taken.parts(), layout.listed(layout.memories(run)), strict=True):
+            assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape) and got.flags.writeable
+            np.testing.assert_array_equal(got, wanted)
+        for start, stop, _, _ in layout.spans:
+            np.testing.assert_array_equal(transfer.taken.bytes[start:stop], run[start:stop])
+
+
+def test_parts_lie_where_they_came_and_are_copied_where_that_may_not_be_written_to() -> None:
+    run = run_of(three(), 0)
+    own, others = run[:24].copy(), run[24:32].copy()
+    others = np.frombuffer(others.tobytes(), np.uint8)
+    a, b, c = Arrived(three().layouts[0], {0: own, 24: others}).parts()
+    assert np.shares_memory(a, own) and np.shares_memory(b, own) and not np.shares_memory(c, others)
+    c[:] = 7
+    assert c.flags.writeable and a.flags.writeable
+
+
+def test_what_is_received_read_only_may_be_written_to_by_who_has_it_alone() -> None:
+    memory = bytearray(run_of(three(), 0)[:32].tobytes())
+    received = np.frombuffer(memory, np.uint8)
+    received.flags.writeable = False
+    for part in Arrived(three().layouts[0], {0: received.view()}).parts():
+        part[:] = 3
+    assert np.frombuffer(memory, np.float32).tolist() == [3.0] * 8
+
+
+def test_values_that_are_only_to_be_read_cannot_be_written_to() -> None:
+    for part in arrived([(0, 32)]).parts(still=True):
+        with pytest.raises(ValueError, match="read-only"):
+            part[:] = 0
+
+
+@pytest.mark.parametrize(
+    "pieces", [[], [(0, 8)], [(0, 8), (24, 32)], [(8, 32)], [(0, 24), (8, 32)], [(0, 24), (16, 24), (24, 32)]]
+)
+def test_pieces_that_are_not_the_run_are_refused(pieces: list[tuple[int, int]]) -> None:
+    with pytest.raises(ProtocolError, match="have not come|do not fit"):
+        arrived(pieces)
+
+
+def test_a_part_in_two_pieces_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="bytes 8 to 24 .* several pieces"):
+        arrived([(0, 16), (16, 32)])
+
+
+def test_pieces_of_two_versions_are_never_mixed() -> None:
+    plan = three()
+    old, new = (pieces_of(plan, 0, run_of(plan, 0, add), counter, 16, True) for counter, add in ((5, 0), (6, 100)))
+    assert len(old) == 3
+    wire, transfer = pull(plan, 0, whole=True)
+    wire.answer(*old[:2], new[1], old[2])  # the older version is complete, but a newer one has begun
+    assert not transfer.complete
+    wire.answer(new[0], new[2])
+    assert transfer.complete and transfer.counter == 6 and transfer.taken is not None
+    np.testing.assert_array_equal(transfer.taken.bytes, run_of(plan, 0, 100))
+
+
+def test_a_ps_that_sends_other_bytes_than_it_says_ends_nothing() -> None:
+    wire, transfer = pull(three(), 0, whole=True)
+    with pytest.raises(ProtocolError):
+        wire.answer(Values(1, 1, 0, 8, [0], (np.zeros(8, np.uint8),)))
+    assert not transfer.complete and transfer.taken is None
