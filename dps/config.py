@@ -59,11 +59,12 @@ def keep_large_blocks(serves: bool = False) -> bool:
         library = ctypes.CDLL(None)
         library.gnu_get_libc_version  # noqa: B018  # other libraries have a mallopt that does nothing
         wanted = {**MALLOC, **(ONE_ARENA if serves else {})}
-        if all(library.mallopt(_MALLOPT[name], value) == 1 for name, value in wanted.items()):
-            _blocks_kept.set()
+        done = all(library.mallopt(_MALLOPT[name], value) == 1 for name, value in wanted.items())
     except (OSError, AttributeError, TypeError):
-        pass
-    return _blocks_kept.is_set()
+        return False
+    if done:
+        _blocks_kept.set()
+    return done
 
 
 _blocks_kept = threading.Event()
