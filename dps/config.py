@@ -19,11 +19,12 @@ session_opened = threading.Event()
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 """How many threads numeric libraries use; the launcher sets those that are unset to 1."""
 
-MALLOC = {"MALLOC_MMAP_MAX_": 0, "MALLOC_TRIM_THRESHOLD_": 2_000_000_000, "MALLOC_TOP_PAD_": 64 << 20}
+MALLOC = {
+    "MALLOC_MMAP_MAX_": 0, "MALLOC_TRIM_THRESHOLD_": 2_000_000_000, "MALLOC_TOP_PAD_": 64 << 20, "MALLOC_ARENA_MAX": 1,
+}  # fmt: skip
 """glibc keeps large blocks for the next message. By default it gives each back to the kernel, and every message then
-faults its pages in anew. (A high MALLOC_MMAP_THRESHOLD_ would do as well, but older versions cut it to 32 MB.)"""
-ONE_ARENA = {"MALLOC_ARENA_MAX": 1}
-"""For ps and chief: the arena of a thread of its own cannot keep blocks of more than 64 MB."""
+faults its pages in anew. (A high MALLOC_MMAP_THRESHOLD_ would do as well, but older versions cut it to 32 MB.) One
+arena, for that of a thread of its own, as libzmq's, cannot keep blocks of more than 64 MB."""
 _MALLOPT = {"MALLOC_MMAP_MAX_": -4, "MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_ARENA_MAX": -8}
 """The same for mallopt(3): its parameters in malloc.h."""
 
@@ -47,10 +48,9 @@ def malloc_is_chosen(environ: Mapping[str, str] | None = None) -> bool:
     )
 
 
-def keep_large_blocks(serves: bool = False) -> bool:
+def keep_large_blocks() -> bool:
     """Have this process's malloc keep large blocks, unless the environment sets malloc. Whether that was done: False
-    also where the C library is not glibc. `serves`: a ps or chief, whose threads share one arena; call it before there
-    are threads."""
+    also where the C library is not glibc. Call it before there are threads."""
     if malloc_is_chosen():
         return False
     import ctypes
@@ -58,8 +58,7 @@ def keep_large_blocks(serves: bool = False) -> bool:
     try:
         library = ctypes.CDLL(None)
         library.gnu_get_libc_version  # noqa: B018  # other libraries have a mallopt that does nothing
-        wanted = {**MALLOC, **(ONE_ARENA if serves else {})}
-        done = all(library.mallopt(_MALLOPT[name], value) == 1 for name, value in wanted.items())
+        done = all(library.mallopt(_MALLOPT[name], value) == 1 for name, value in MALLOC.items())
     except (OSError, AttributeError, TypeError):
         return False
     if done:

@@ -54,7 +54,7 @@ class Pull(Message, kind=10):
     """Version counter of the PackedLayout that the asker keeps, to be sent only what changed since, as Changes; -1: it
     has none yet and will keep this one."""
     whole: bool = False
-    """The asker uses the memory that pieces come in: the whole run is sent in pieces that end where parts do."""
+    """The asker uses the memory that pieces come in, where they end where parts do."""
 
 
 class Values(Message, kind=11):
@@ -66,6 +66,8 @@ class Values(Message, kind=11):
     nbytes: int
     """Bytes of the whole answer."""
     offsets: list[int]
+    answer: int
+    """Rises with each answer of the ps, for two may be cut differently."""
     arrays: tuple[Array, ...] = ()
 
 

@@ -17,6 +17,7 @@ from dps.reply import Version
 from dps.transport.wire import Array
 from dps.variables.layout import assemble
 from dps.variables.plan import ShardLayout
+from dps.variables.runs import CUT_ONCE
 from dps.variables.transfers import PullTransfer, Taken
 from dps.variables.tree import Nesting, leaves, nested
 from dps.waiting import Waiter
@@ -273,14 +274,14 @@ class Pulls:
                 messages[ps] = Pull(
                     connection.epoch, min_step, pushes.numbers[ps] if behind else 0, clock, counters.get(ps, -1),
                     parts, patience_ms, lane.on and not parts, lane.all_released_below(),
-                    whole=not parts and self._comes_whole(plan.layouts[ps]),
+                    whole=not parts and self._may_be_kept(plan.layouts[ps]),
                 )  # fmt: skip
         return messages
 
-    def _comes_whole(self, layout: ShardLayout) -> bool:
-        """Whether a shard's values are not copied out of the messages that they come in."""
+    def _may_be_kept(self, layout: ShardLayout) -> bool:
+        """Whether a shard's values need not be copied out of the messages that they come in."""
         runtime = self._connection.runtime
-        return runtime.keeps_blocks and layout.data_nbytes > runtime.piece_nbytes and layout.may_be_whole
+        return runtime.keeps_blocks and len(layout.indices) <= CUT_ONCE and layout.data_nbytes > runtime.piece_nbytes
 
     def _indices(self, names: Sequence[str]) -> list[int]:
         by_name = self._connection.plan.by_name

@@ -198,7 +198,6 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
 
 def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
     """A chief or ps: serve until the run ends, or a signal does."""
-    config.keep_large_blocks(serves=True)
     with config.loading():
         from dps.server import Server
 

@@ -71,6 +71,7 @@ def test_launched_tasks_keep_large_blocks() -> None:
     made = config.environment()
     assert {name: made[name] for name in config.MALLOC} == {
         "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "2000000000", "MALLOC_TOP_PAD_": "67108864",
+        "MALLOC_ARENA_MAX": "1",
     }  # fmt: skip
 
 
@@ -94,7 +95,7 @@ FAULTS = """
 import resource, sys, threading
 from dps import config
 if sys.argv[1] == "kept":
-    assert config.keep_large_blocks(serves=True)
+    assert config.keep_large_blocks()
 import numpy as np
 def faults_of_five():
     np.ones(64 << 20, np.uint8)

@@ -1,4 +1,4 @@
-"""Whether bytes go on moving at the pace of a fast connection: over one, who waits for them does not wait long."""
+"""How fast bytes move to others: whether at the pace of a fast connection, and what leaves within a moment."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ WINDOW_S = 0.5
 """How long is looked before anything is said: a busy machine holds everybody up for some tenths of a second."""
 SLOW_NBYTES_S = 130e6
 """What a connection of 1 Gbit/s does not reach."""
+
+SHORTEST_S = 1e-3
+"""Less says nothing of a connection."""
 
 
 class Pace:
@@ -28,3 +31,22 @@ class Pace:
         slow = moved - self._moved < SLOW_NBYTES_S * (now - self._at)
         self._at, self._moved = now, moved
         return slow
+
+
+class Rates:
+    """How fast values left to each session when it last had some."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, float] = {}
+
+    def note(self, incarnation: int, nbytes: int, seconds: float) -> None:
+        """So many bytes have left within so many seconds."""
+        self._known[incarnation] = nbytes / max(seconds, SHORTEST_S)
+
+    def within(self, incarnation: int, seconds: float) -> int:
+        """How many bytes would leave within so many seconds; 0 where nothing is known."""
+        return int(self._known.get(incarnation, 0.0) * seconds)
+
+    def forget(self, incarnation: int) -> None:
+        """A session has ended."""
+        self._known.pop(incarnation, None)

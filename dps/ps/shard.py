@@ -36,6 +36,7 @@ from dps.ps.borrowed import Borrowed
 from dps.ps.lending import Lending
 from dps.ps.lookups import Lookups
 from dps.ps.notices import Notices
+from dps.ps.pace import Rates
 from dps.ps.packing import Packing
 from dps.ps.room import Room, Wait
 from dps.ps.saving import Saving
@@ -48,6 +49,10 @@ from dps.variables.plan import Plan, piece_size
 
 COPIED = 2
 """So many pieces as one, at most, for who copies them: longer ones have left his cache by then."""
+WHOLE_NBYTES, LONGEST_NBYTES = 128 << 20, 512 << 20
+"""Of a piece that nobody has to copy, at most, and of one variable that is longer."""
+A_PIECE_S = 0.25
+"""How long it takes to leave, at most: a connection on which no message ends for 5 s counts as broken."""
 
 
 class Mode(Protocol):
@@ -130,6 +135,8 @@ class Shard:
         self.notices = Notices(node)
         self._packing = Packing(self.store)
         self._room = Room(self.store)
+        self._rates = Rates()
+        self._answers = 0
         self._reads: dict[tuple[Any, int], _Read] = {}
         self._on_their_way: set[tuple[Any, int]] = set()
         """Reads whose values are being sent."""
@@ -181,6 +188,7 @@ class Shard:
         self.borrowed.pop(incarnation, None)
         self.lending.forget(incarnation)
         self.lookups.forget(incarnation)
+        self._rates.forget(incarnation)
         for key in [k for k, read in self._reads.items() if read.sender.incarnation == incarnation]:
             del self._reads[key]
 
@@ -280,7 +288,7 @@ class Shard:
                 self.node.after(read.wait.until - self.node.runtime.now(), self._wake)
             return
         self._note(sender, record=True)
-        self._send(sender, lease, self._pieces(read.pull))
+        self._send(sender, lease, self._pieces(sender, read.pull))
 
     def _note(self, sender: Sender, record: bool = False) -> None:
         """A pull is answered with the current version; `record`: with its values."""
@@ -360,13 +368,13 @@ class Shard:
         self.node.answer(sender)
         self.wake_reads()
 
-    def _pieces(self, pull: Pull) -> list[list[tuple[int, int]]]:
+    def _pieces(self, sender: Sender, pull: Pull) -> list[list[tuple[int, int]]]:
         smallest = self.node.runtime.piece_nbytes
         if not pull.parts:
-            size = piece_size(self.layout.data_nbytes, smallest)
-            if pull.whole and self.layout.may_be_whole:
-                return self.layout.whole_pieces(size)
-            return self.layout.pieces(min(size, COPIED * smallest))
+            most = min(self._rates.within(sender.incarnation, A_PIECE_S), LONGEST_NBYTES) if pull.whole else 0
+            if most >= self.layout.longest_part:
+                return self.layout.whole_pieces(min(most, WHOLE_NBYTES))
+            return self.layout.pieces(min(piece_size(self.layout.data_nbytes, smallest), COPIED * smallest))
         ranges: list[tuple[int, int]] = []
         for index in pull.parts:
             number, start = self.layout.place[index]
@@ -378,8 +386,9 @@ class Shard:
     def _send(self, sender: Sender, lease: Lease, pieces: list[list[tuple[int, int]]]) -> None:
         """All pieces of one version at once; the lease ends when the last has left."""
         nbytes = sum(n for piece in pieces for _, n in piece)
-        left, key = len(pieces), (sender.route, sender.request)
+        left, key, began = len(pieces), (sender.route, sender.request), self.node.runtime.now()
         self._on_their_way.add(key)
+        self._answers += 1
 
         def sent(of: int) -> None:
             nonlocal left
@@ -388,13 +397,15 @@ class Shard:
             if left == 0:
                 lease.release()
                 self._on_their_way.discard(key)
+                if nbytes > self.node.runtime.piece_nbytes and sender.incarnation in self.ledgers:
+                    self._rates.note(sender.incarnation, nbytes, self.node.runtime.now() - began)
                 if self._reads:
                     self.node.post(self._wake)
 
         for piece in pieces:
             arrays = tuple(self._bytes(lease, offset, n) for offset, n in piece)
             offsets = [offset for offset, _ in piece]
-            values = Values(self.epoch, lease.counter, lease.step, nbytes, offsets, arrays)
+            values = Values(self.epoch, lease.counter, lease.step, nbytes, offsets, self._answers, arrays)
             self.node.answer(sender, values, partial(sent, sum(n for _, n in piece)))
 
     def _send_packed(self, read: _Read, packed: PackedLayout) -> None:
@@ -407,7 +418,7 @@ class Shard:
             arrays = tuple(data[offset : offset + n] for offset, n in piece)
             about, offsets = (self.epoch, store.counter, store.step), [offset for offset, _ in piece]
             if changes is None:
-                self.node.answer(read.sender, Values(*about, data.nbytes, offsets, arrays))
+                self.node.answer(read.sender, Values(*about, data.nbytes, offsets, 0, arrays))
             else:
                 self.node.answer(read.sender, Changes(*about, base, data.nbytes, offsets, arrays))
 

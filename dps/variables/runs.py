@@ -31,10 +31,6 @@ A_STRETCH = 4
 """Neighbours of one shape from which on it takes less to make all of them at once."""
 
 
-WHOLE_NBYTES = 256 << 20
-"""Of a part that travels in one piece, at most: who waits for room on a ps counts the pieces that have left."""
-
-
 @record
 class Arena:
     """Parts of one dtype, optimizer and device, one after the other: `size` elements from byte `offset` of the run."""
@@ -198,11 +194,18 @@ class ShardLayout:
         return pieces
 
     @functools.cached_property
-    def may_be_whole(self) -> bool:
-        """Whether its values may travel in `whole_pieces`: a few parts, each of which a message can carry."""
-        return (
-            len(self.indices) <= CUT_ONCE and max((end - at for at, end, _, _ in self.spans), default=0) <= WHOLE_NBYTES
-        )
+    def longest_part(self) -> int:
+        """Bytes of it."""
+        return max((stop - start for start, stop, _, _ in self.spans), default=0)
+
+    def is_whole(self, offset: int, nbytes: int) -> bool:
+        """Whether bytes of the run begin where a part does, and end where one does."""
+        starts, ends = self._edges
+        return offset in starts and offset + nbytes in ends
+
+    @functools.cached_property
+    def _edges(self) -> tuple[frozenset[int], frozenset[int]]:
+        return frozenset(start for start, *_ in self.spans), frozenset(stop for _, stop, *_ in self.spans)
 
     def whole_pieces(self, piece_nbytes: int) -> list[list[tuple[int, int]]]:
         """As `pieces`, but each part lies in one range; one of more than `piece_nbytes` is a piece of its own."""

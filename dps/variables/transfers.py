@@ -144,7 +144,9 @@ class PullTransfer(Transfer):
         self.counter, self.step, self.newer = -1, 0, True
         self._got: dict[int, int] = {}
         self._kept: dict[int, Array] = {}
-        """Of an answer in whole pieces, by their first byte."""
+        """Pieces that are used where they are, by their first byte."""
+        self._answer = -1, -1
+        """Version and number of the answer that pieces are taken of."""
         self._message, self._reader = message, reader
         self._take_run, self._hold = take, hold
         self._ref, self._behind = ref, behind
@@ -230,11 +232,12 @@ class PullTransfer(Transfer):
             self.release()
 
     def _take(self, piece: Values) -> bool:
-        """Pieces of two versions, after a resend, are never mixed: a higher one starts anew."""
-        if piece.counter < self.counter or len(piece.offsets) != len(piece.arrays):
+        """Pieces of two versions, or of two answers after a resend, are never mixed: a higher one starts anew."""
+        answer = piece.counter, piece.answer
+        if answer < self._answer or len(piece.offsets) != len(piece.arrays):
             return False
-        if piece.counter > self.counter:
-            self.counter, self.step = piece.counter, piece.step
+        if answer > self._answer:
+            self._answer, self.counter, self.step = answer, piece.counter, piece.step
             self._got, self._kept = {}, {}
             if self._message.whole:
                 self.taken = None
@@ -246,16 +249,21 @@ class PullTransfer(Transfer):
             self._got[offset] = data.nbytes
         if sum(self._got.values()) < piece.nbytes:
             return False
-        if self._message.whole:
+        if self.taken is None:
             pieces, self._kept = self._kept, {}
             self.taken = Arrived(self.layout, pieces)
         return True
 
     def _put(self, offset: int, data: Array) -> None:
-        if isinstance(self.taken, Taken):
-            self.taken.bytes[offset : offset + len(data)] = data
-        else:
+        """Pieces are kept as long as all that came end where parts do."""
+        if self.taken is None and self.layout.is_whole(offset, len(data)):
             self._kept[offset] = data
+            return
+        if not isinstance(self.taken, Taken):
+            self.taken = self._take_run(self.layout)
+        for at, piece in {**self._kept, offset: data}.items():
+            self.taken.bytes[at : at + len(piece)] = piece
+        self._kept.clear()
 
     @property
     def parts(self) -> list[int]:

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 
 from dps.errors import ProtocolError
 from dps.protocol import Values
+from dps.transport.message import changed
 from dps.variables.arrived import Arrived
 from dps.variables.plan import Plan, VariableSpec, make_plan
+from dps.variables.transfers import Taken
 from tests.variables.models import SGD, plans
 from tests.variables.test_transfers import pieces_of, pull, run_of
 
@@ -118,5 +120,36 @@ def test_pieces_of_two_versions_are_never_mixed() -> None:
 def test_a_ps_that_sends_other_bytes_than_it_says_ends_nothing() -> None:
     wire, transfer = pull(three(), 0, whole=True)
     with pytest.raises(ProtocolError):
-        wire.answer(Values(1, 1, 0, 8, [0], (np.zeros(8, np.uint8),)))
+        wire.answer(Values(1, 1, 0, 8, [0], 1, (np.zeros(8, np.uint8),)))
     assert not transfer.complete and transfer.taken is None
+
+
+def test_an_answer_that_is_cut_otherwise_is_copied() -> None:
+    plan, run = three(), run_of(three(), 0)
+    for size in (8, 16, 24):
+        wire, transfer = pull(plan, 0, whole=True)
+        wire.answer(*pieces_of(plan, 0, run, 5, size))
+        assert transfer.complete and transfer.taken is not None
+        np.testing.assert_array_equal(transfer.taken.bytes[:32], run[:32])
+        assert isinstance(transfer.taken, Taken) == (size != 24), "24 bytes are the first two variables"
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_two_answers_of_one_version_that_are_cut_differently_are_never_mixed(data: st.DataObject) -> None:
+    plan, run = three(), run_of(three(), 0)
+    sizes = data.draw(st.permutations([8, 16, 24, 32]))[:2]
+    wholes = [data.draw(st.booleans()) for _ in sizes]
+    first, second = (
+        [changed(piece, answer=number) for piece in pieces_of(plan, 0, run, 5, size, whole)]
+        for number, (size, whole) in enumerate(zip(sizes, wholes, strict=True))
+    )
+    lost = data.draw(st.integers(0, len(first) - 1))
+    order = data.draw(st.permutations([*first[:lost], *first[lost + 1 :], *second]))
+    wire, transfer = pull(plan, 0, whole=data.draw(st.booleans()))
+    for count, piece in enumerate(order):
+        here = all(any(piece is got for got in order[:count]) for piece in second)
+        assert transfer.complete == here
+        wire.answer(piece)
+    assert transfer.complete and transfer.taken is not None
+    np.testing.assert_array_equal(transfer.taken.bytes[:32], run[:32])
