@@ -288,7 +288,7 @@ class Shard:
                 self.node.after(read.wait.until - self.node.runtime.now(), self._wake)
             return
         self._note(sender, record=True)
-        self._send(sender, lease, self._pieces(sender, read.pull))
+        self._send(read, lease, self._pieces(sender, read.pull))
 
     def _note(self, sender: Sender, record: bool = False) -> None:
         """A pull is answered with the current version; `record`: with its values."""
@@ -383,8 +383,9 @@ class Shard:
             ranges.append((arena.offset + start * item, self.plan.parts[index].size * item))
         return cut(ranges, smallest)
 
-    def _send(self, sender: Sender, lease: Lease, pieces: list[list[tuple[int, int]]]) -> None:
+    def _send(self, read: _Read, lease: Lease, pieces: list[list[tuple[int, int]]]) -> None:
         """All pieces of one version at once; the lease ends when the last has left."""
+        sender, whole_run = read.sender, not read.pull.parts
         nbytes = sum(n for piece in pieces for _, n in piece)
         left, key, began = len(pieces), (sender.route, sender.request), self.node.runtime.now()
         self._on_their_way.add(key)
@@ -397,7 +398,7 @@ class Shard:
             if left == 0:
                 lease.release()
                 self._on_their_way.discard(key)
-                if nbytes > self.node.runtime.piece_nbytes and sender.incarnation in self.ledgers:
+                if whole_run and sender.incarnation in self.ledgers:
                     self._rates.note(sender.incarnation, nbytes, self.node.runtime.now() - began)
                 if self._reads:
                     self.node.post(self._wake)

@@ -236,6 +236,8 @@ def _array(described: Any, frame: Buffer) -> Array:
             f"an array of shape {tuple(shape)} and dtype {dtype} has {nbytes} bytes, got {frame.nbytes}"
         )
     try:
-        return np.frombuffer(frame, dtype).reshape(shape)
+        array: Array = np.frombuffer(frame, dtype).reshape(shape)
+        array.flags.writeable = False
+        return array
     except ValueError as error:  # no elements, and yet too many for numpy: (0, 1 << 47, 1 << 47)
         raise ProtocolError(f"an array of shape {tuple(shape)} and dtype {dtype}: {error}") from None

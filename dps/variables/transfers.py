@@ -11,7 +11,7 @@ from dps.actors.caller import Caller
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
-from dps.errors import Aborted, DpsError, Unavailable
+from dps.errors import Aborted, DpsError, ProtocolError, Unavailable
 from dps.protocol import (
     APPLIED,
     REFUSED,
@@ -174,7 +174,9 @@ class PullTransfer(Transfer):
             self._behind = None  # not before it has a number of its own: that of the push is not its to drop
 
     def again(self) -> Message:
-        return self._message
+        """Long pieces may be why no answer came: over a connection that has become slow, libzmq takes one for broken
+        while a message is on its way for too long."""
+        return changed(self._message, whole=False) if self._message.whole else self._message
 
     def feed(self, message: Message) -> bool:
         reader = self._reader
@@ -223,6 +225,7 @@ class PullTransfer(Transfer):
 
     def drop(self) -> None:
         """Forget the request; values that the ps lends to a late answer are given back at once."""
+        self._kept.clear()
         if self._behind is None:
             self._caller.drop(self)
         else:
@@ -236,6 +239,8 @@ class PullTransfer(Transfer):
         answer = piece.counter, piece.answer
         if answer < self._answer or len(piece.offsets) != len(piece.arrays):
             return False
+        if not self.parts and piece.nbytes != self.layout.data_nbytes:
+            raise ProtocolError(f"an answer of {piece.nbytes} bytes; wanted all {self.layout.data_nbytes} of the shard")
         if answer > self._answer:
             self._answer, self.counter, self.step = answer, piece.counter, piece.step
             self._got, self._kept = {}, {}

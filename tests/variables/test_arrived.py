@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from dps.errors import ProtocolError
-from dps.protocol import Values
+from dps.protocol import Pull, Values
 from dps.transport.message import changed
 from dps.variables.arrived import Arrived
 from dps.variables.plan import Plan, VariableSpec, make_plan
@@ -153,3 +153,21 @@ def test_two_answers_of_one_version_that_are_cut_differently_are_never_mixed(dat
         wire.answer(piece)
     assert transfer.complete and transfer.taken is not None
     np.testing.assert_array_equal(transfer.taken.bytes[:32], run[:32])
+
+
+def test_a_pull_that_is_sent_again_asks_for_small_pieces() -> None:
+    """A connection that has become slow would break in the middle of a long one, again and again."""
+    wire, transfer = pull(three(), 0, whole=True)
+    (asked,) = wire.sent
+    assert isinstance(asked, Pull) and asked.whole
+    assert transfer.again() == changed(asked, whole=False)
+    _, other = pull(three(), 0)
+    assert other.again() == changed(asked, whole=False)
+
+
+def test_pieces_of_a_pull_that_was_dropped_are_let_go() -> None:
+    wire, transfer = pull(three(), 0, whole=True)
+    wire.answer(*pieces_of(three(), 0, run_of(three(), 0), 5, 8, True)[:2])
+    assert transfer._kept
+    transfer.drop()
+    assert not transfer._kept
