@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import os
 import random
@@ -69,7 +68,7 @@ class RealRuntime:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._endpoints: list[ZmqEndpoint] = []
 
-    @functools.cached_property
+    @property
     def keeps_blocks(self) -> bool:
         """As Runtime.keeps_blocks."""
         return config.large_blocks_are_kept()
