@@ -51,9 +51,10 @@ def test_async_then_results_history_and_nothing_left() -> None:
             final = reader.pull()["a"]
     assert first["pushes"] + second["pushes"] == final[0] >= 40
     assert (final == final[0]).all()
-    rows = [row for row in run.history if row["worker"] == "worker:0"]
-    assert len(rows) == first["pushes"]
-    assert rows[0]["loss"] == 0.5 and rows[-1]["step"] <= final[0]
+    for task, result in enumerate((first, second)):  # one of them may have found all done when it came
+        rows = [row for row in run.history if row["worker"] == f"worker:{task}"]
+        assert len(rows) == result["pushes"]
+        assert not rows or (rows[0]["loss"] == 0.5 and rows[-1]["step"] <= final[0])
     assert {p.pid for p in children()} <= before
 
 
