@@ -73,10 +73,17 @@ def large_blocks_are_kept() -> bool:
     """Whether this process's malloc keeps large blocks: `keep_large_blocks` was called, or `environment` made it."""
     if _blocks_kept.is_set():
         return True
-    with contextlib.suppress(ValueError, OSError, AttributeError):  # other C libraries do not know the name
-        own = all(os.environ.get(name) == str(value) for name, value in MALLOC.items())
-        return own and bool(os.confstr("CS_GNU_LIBC_VERSION"))
-    return False
+    return blocks_kept_by_environment() and is_glibc()
+
+
+def blocks_kept_by_environment() -> bool:
+    """Whether the environment tells glibc to keep large blocks."""
+    return all(os.environ.get(name) == str(value) for name, value in MALLOC.items())
+
+
+def is_glibc() -> bool:
+    """Whether this process's malloc is glibc's."""
+    return "CS_GNU_LIBC_VERSION" in os.confstr_names and bool(os.confstr("CS_GNU_LIBC_VERSION"))
 
 
 @contextlib.contextmanager

@@ -153,9 +153,7 @@ class PullOp:
 
     def kept_runs(self, kept: Kept) -> Kept:
         """Private copies of the runs, for the next conditional pull."""
-        return {
-            ps: kept[ps] if t.taken is None else (t.counter, t.taken.bytes.copy()) for ps, t in self.transfers.items()
-        }
+        return {ps: kept[ps] if t.taken is None else (t.counter, t.taken.copied()) for ps, t in self.transfers.items()}
 
 
 OWN_REFERENCES = 3

@@ -67,9 +67,9 @@ def malloc() -> tuple[str, str, str]:
         names = [n for n in sorted(os.environ) if n.startswith("MALLOC_") or n == "GLIBC_TUNABLES"]
         values = ", ".join(f"{n}={os.environ[n]}" for n in names)
         return f"the environment sets it, and dps leaves it so: {values}", "", ""
-    if all(os.environ.get(name) == str(value) for name, value in config.MALLOC.items()):
+    if config.blocks_kept_by_environment():
         return "large blocks are kept, by the environment", "", ""
-    if "CS_GNU_LIBC_VERSION" not in os.confstr_names or not os.confstr("CS_GNU_LIBC_VERSION"):
+    if not config.is_glibc():
         return "not glibc's; dps leaves it as it is", "", ""
     advice = (
         "a program that is started by itself keeps its large blocks, in place of new pages for every message, "

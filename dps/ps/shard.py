@@ -288,7 +288,7 @@ class Shard:
                 self.node.after(read.wait.until - self.node.runtime.now(), self._wake)
             return
         self._note(sender, record=True)
-        self._send(read, lease, self._pieces(sender, read.pull))
+        self._send(read, lease)
 
     def _note(self, sender: Sender, record: bool = False) -> None:
         """A pull is answered with the current version; `record`: with its values."""
@@ -368,10 +368,10 @@ class Shard:
         self.node.answer(sender)
         self.wake_reads()
 
-    def _pieces(self, sender: Sender, pull: Pull) -> list[list[tuple[int, int]]]:
-        smallest = self.node.runtime.piece_nbytes
+    def _pieces(self, read: _Read) -> list[list[tuple[int, int]]]:
+        pull, smallest = read.pull, self.node.runtime.piece_nbytes
         if not pull.parts:
-            most = min(self._rates.within(sender.incarnation, A_PIECE_S), LONGEST_NBYTES) if pull.whole else 0
+            most = min(self._rates.within(read.sender.incarnation, A_PIECE_S), LONGEST_NBYTES) if pull.whole else 0
             if most >= self.layout.longest_part:
                 return self.layout.whole_pieces(min(most, WHOLE_NBYTES))
             return self.layout.pieces(min(piece_size(self.layout.data_nbytes, smallest), COPIED * smallest))
@@ -383,9 +383,9 @@ class Shard:
             ranges.append((arena.offset + start * item, self.plan.parts[index].size * item))
         return cut(ranges, smallest)
 
-    def _send(self, read: _Read, lease: Lease, pieces: list[list[tuple[int, int]]]) -> None:
+    def _send(self, read: _Read, lease: Lease) -> None:
         """All pieces of one version at once; the lease ends when the last has left."""
-        sender, whole_run = read.sender, not read.pull.parts
+        sender, pieces = read.sender, self._pieces(read)
         nbytes = sum(n for piece in pieces for _, n in piece)
         left, key, began = len(pieces), (sender.route, sender.request), self.node.runtime.now()
         self._on_their_way.add(key)
@@ -398,7 +398,7 @@ class Shard:
             if left == 0:
                 lease.release()
                 self._on_their_way.discard(key)
-                if whole_run and sender.incarnation in self.ledgers:
+                if not read.pull.parts and sender.incarnation in self.ledgers:
                     self._rates.note(sender.incarnation, nbytes, self.node.runtime.now() - began)
                 if self._reads:
                     self.node.post(self._wake)

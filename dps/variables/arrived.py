@@ -34,6 +34,10 @@ class Arrived:
     @property
     def bytes(self) -> Array:
         """The run, put together anew."""
+        return self.copied()
+
+    def copied(self) -> Array:
+        """The run in memory of its own."""
         run: Array = np.empty(self._layout.nbytes, np.uint8)
         for start, piece in zip(self._starts, self._pieces, strict=True):
             run[start : start + len(piece)] = piece

@@ -104,6 +104,10 @@ class Taken:
     def _made(self) -> list[Array]:
         return self._layout.listed(self._layout.memories(self.bytes))
 
+    def copied(self) -> Array:
+        """The run in memory of its own."""
+        return self.bytes.copy()
+
     def parts(self, still: bool = False) -> list[Array]:
         """Its parts in the order of the run, as new arrays, whose owner may do with them whatever he likes, or with
         `still` only read them."""
