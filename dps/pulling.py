@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,8 +16,9 @@ from dps.reply import Version
 from dps.transport.wire import Array
 from dps.variables.layout import assemble
 from dps.variables.plan import ShardLayout
+from dps.variables.recycled import Recycled, Taken
 from dps.variables.runs import CUT_ONCE
-from dps.variables.transfers import PullTransfer, Taken
+from dps.variables.transfers import PullTransfer
 from dps.variables.tree import Nesting, leaves, nested
 from dps.waiting import Waiter
 
@@ -106,6 +106,12 @@ class PullOp:
                 found += layout.listed(self._memories(ps, kept, still))
         return found
 
+    def taken(self) -> list[Taken]:
+        """What the values of all shards were put into; empty where some of them lie elsewhere."""
+        found = [self.transfers[ps].taken for ps in self._connection.plan.layouts]
+        mine = [taken for taken in found if isinstance(taken, Taken)]
+        return mine if len(mine) == len(found) else []
+
     def held(self) -> list[Array] | None:
         """The bytes of all arenas of all shards, where all are held in place."""
         found: list[Array] = []
@@ -156,38 +162,6 @@ class PullOp:
         return {ps: kept[ps] if t.taken is None else (t.counter, t.taken.copied()) for ps, t in self.transfers.items()}
 
 
-OWN_REFERENCES = 3
-"""To a run that no pull on its way has: the list's, the loop's and getrefcount's."""
-
-
-class Recycled:
-    """Runs of bytes for pulled values: one that nothing refers to any more is used again.
-
-    Fresh memory costs as much as the copy into it: each of its pages has to be found and cleared first.
-    """
-
-    KEPT = 4
-
-    def __init__(self) -> None:
-        self._kept: dict[int, list[tuple[Taken, int]]] = {}
-        """By the layout's identity; with each the number of references to its bytes when nobody has them."""
-
-    def take(self, layout: ShardLayout) -> Taken:
-        """A run, its bytes undefined, for the caller to keep for as long as it likes."""
-        kept = self._kept.setdefault(id(layout), [])
-        for made, alone in kept:
-            if sys.getrefcount(made.bytes) == alone and sys.getrefcount(made) == OWN_REFERENCES:
-                return made
-        made = Taken(layout)
-        kept.append((made, sys.getrefcount(made.bytes)))
-        del kept[: -self.KEPT]
-        return made
-
-    def forget(self) -> None:
-        """Another plan has been agreed on."""
-        self._kept = {}
-
-
 class Pulls:
     """The pulls of a session: what they ask for, and the user's nested arrays out of what they bring."""
 
@@ -236,7 +210,7 @@ class Pulls:
         """Of a plan with one shard and one part for each variable: a run of bytes for its values, and the user's nested
         arrays over it."""
         taken = self._recycled.take(layout)
-        return taken.bytes, self.tree(taken.parts())
+        return taken.bytes, self._tree([taken])
 
     @property
     def sync(self) -> bool:
@@ -316,7 +290,8 @@ class Pulls:
         elif (held := operation.held()) is not None:
             tree = self.still(held)
         else:
-            tree = self.tree(operation.parts(kept, still))
+            taken = [] if still else operation.taken()
+            tree = self._tree(taken) if taken else self._pushes.assembly.values(operation.parts(kept, still))
         operation.forget_runs()
         return tree if out is None else _filled(out, tree)
 
@@ -341,9 +316,12 @@ class Pulls:
         finally:
             operation.release()
 
-    def tree(self, parts: Sequence[Array]) -> Any:
-        """The user's nesting of all parts, which come shard after shard, in the order of their runs."""
-        return self._pushes.assembly.values(parts)
+    def _tree(self, taken: list[Taken]) -> Any:
+        """The user's nesting of the values that were put into these, one for each shard."""
+        assembly = self._pushes.assembly
+        if assembly.plan.is_split:
+            return assembly.values([part for one in taken for part in one.parts()])
+        return self._recycled.tree(taken, assembly.values, assembly.copy)
 
     def _some(self, views: dict[int, Array], names: list[int]) -> Any:
         """Nested dicts of these variables, of their parts by index."""

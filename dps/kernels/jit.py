@@ -32,12 +32,12 @@ def sources() -> str:
     return seen.hexdigest()
 
 
-def compiled(function: F) -> F:
+def compiled(function: F, nogil: bool = True) -> F:
     """`function` compiled by numba at its first call with each combination of dtypes, and cached on disk.
 
     - No fastmath: nothing is contracted or reassociated, so an element's bits do not depend on how its run was cut.
     - `error_model="numpy"`: x / 0 is inf or nan; numba's default check of each division stops vectorisation.
-    - `nogil`: other Python threads run meanwhile.
+    - `nogil`: other Python threads run meanwhile; False for what looks into objects of theirs.
 
     Compiled versions hold until any kernel's source changes: kernels call each other across files, which numba's own
     look at one file's time and size misses. They are kept in NUMBA_CACHE_DIR, else beside the source, else in the
@@ -46,7 +46,7 @@ def compiled(function: F) -> F:
     With Intel's SVML installed beside numba, powers (only `ftrl` with another power than -0.5) may round differently
     at the ends of a run; NUMBA_DISABLE_INTEL_SVML=1 in the environment turns that off.
     """
-    made = njit(nogil=True, error_model="numpy")(function)
+    made = njit(nogil=nogil, error_model="numpy")(function)
     try:
         made.enable_caching()
     except RuntimeError:  # numba found no folder to write to

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dps import optim
+from dps.kernels import headers
 from dps.protocol import RUN
 from dps.ps.arena import HERE_NBYTES, STREAM_NBYTES
 from dps.ps.combine import mean
@@ -53,12 +54,14 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
 
 
 def warm_all(progress: Callable[[str, int, int], None]) -> None:
-    """Have all kernels of a ps ready. `progress` gets what comes next, its number from 1, and how many there are."""
+    """Have all kernels of a ps ready, and those of a session with very many variables. `progress` gets what comes next,
+    its number from 1, and how many there are."""
     optimizers: list[optim.Optimizer] = [
         optim.SGD(0.1), optim.Momentum(0.1), optim.Adagrad(0.1), optim.RMSProp(0.1), optim.Adam(), optim.AdamW(),
         optim.Ftrl(0.1),
     ]  # fmt: skip
     kinds = [(optimizer, dtype) for optimizer in optimizers for dtype in ("float32", "float64")]
+    headers.ready()
     for number, (optimizer, dtype) in enumerate(kinds, 1):
         progress(f"{optimizer.name} {dtype}", number, len(kinds))
         for together in (1, 2, 3, 4):

@@ -49,6 +49,10 @@ class Assembly:
             [parts[at[0]] if len(at) == 1 else join([parts[one] for one in at]) for at in self._places]
         )
 
+    def copy(self, tree: Any) -> Any:
+        """The arrays of a tree of values in dicts and lists of the caller's own."""
+        return self._nesting.copy(tree)
+
     def still(self, memories: Sequence[Array]) -> Any:
         """The user's nesting of values that are only read, in the memory of all arenas of all shards. In memory that
         comes again very many have the same arrays, in dicts and lists of the caller's own; of fewer each is new."""

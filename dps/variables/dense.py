@@ -10,6 +10,7 @@ import numpy as np
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, split
 from dps.variables.plan import FEW, Arena, Plan, ShardLayout
+from dps.variables.recycled import MANY
 
 SMALL_NBYTES = 1 << 10
 """Arrays that are shorter, taken together, are joined as bytes before they are laid into a run: that takes half as long
@@ -42,6 +43,11 @@ class Whole(Mapping[int, Gradient]):
 
 def fit(plan: Plan, leaves: Sequence[object]) -> bool:
     """Whether these are arrays of the shapes and dtypes of the variables, in their order."""
+    if len(leaves) >= MANY:
+        from dps.kernels.headers import are_like
+
+        if are_like(leaves, plan.headers):
+            return True
     return (
         operator.countOf(map(type, leaves), np.ndarray) == len(leaves)
         and tuple(map(_dtype, leaves)) == plan.dtypes
@@ -103,6 +109,11 @@ def _sources(plan: Plan, arena: Arena, gradients: Mapping[int, Gradient]) -> Seq
 
 def _lay(arrays: Sequence[Array], out: Array) -> None:
     """Copy arrays one after the other to `out`, which is flat, of their dtype and as long as they are together."""
+    if len(arrays) >= MANY:
+        from dps.kernels.headers import lay
+
+        if lay(arrays, out):
+            return
     if len(arrays) > FEW and 0 < out.nbytes < SMALL_NBYTES * len(arrays):
         target, at, step = out.view(np.uint8), 0, max(1, BLOCK_NBYTES * len(arrays) // out.nbytes)
         try:

@@ -100,6 +100,13 @@ class Plan:
         return [spec.shape for spec in self.variables]
 
     @functools.cached_property
+    def headers(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """What arrays of the dtypes and shapes of all variables say of themselves."""
+        from dps.kernels.headers import described
+
+        return described(self.dtypes, self.shapes)
+
+    @functools.cached_property
     def is_split(self) -> bool:
         """Whether some variable has several parts."""
         return len(self.parts) > len(self.variables)

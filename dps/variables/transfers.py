@@ -34,7 +34,7 @@ from dps.transport.message import Message, changed
 from dps.transport.wire import Array
 from dps.variables.arrived import Arrived
 from dps.variables.plan import ShardLayout
-from dps.variables.runs import CUT_ONCE
+from dps.variables.recycled import Taken
 
 SIMULATED_BLOCK = 64
 """Bytes that are copied in the simulator before other tasks may run."""
@@ -91,31 +91,6 @@ class Reader(Protocol):
 
     def give_up(self, error: Exception) -> None:
         """It does not work; the socket is used from now on."""
-
-
-class Taken:
-    """A run of bytes that a shard's values are put into."""
-
-    def __init__(self, layout: ShardLayout) -> None:
-        self.bytes: Array = np.empty(layout.nbytes, np.uint8)
-        self._layout = layout
-        self._few = self._made() if len(layout.indices) <= CUT_ONCE else None
-
-    def _made(self) -> list[Array]:
-        return self._layout.listed(self._layout.memories(self.bytes))
-
-    def copied(self) -> Array:
-        """The run in memory of its own."""
-        return self.bytes.copy()
-
-    def parts(self, still: bool = False) -> list[Array]:
-        """Its parts in the order of the run, as new arrays, whose owner may do with them whatever he likes, or with
-        `still` only read them."""
-        if still:
-            run = self.bytes.view()
-            run.flags.writeable = False
-            return self._layout.listed(self._layout.memories(run))
-        return self._made() if self._few is None else [view.view() for view in self._few]
 
 
 class PullTransfer(Transfer):

@@ -14,7 +14,7 @@ from dps.protocol import Pull, Values
 from dps.transport.message import changed
 from dps.variables.arrived import Arrived
 from dps.variables.plan import Plan, VariableSpec, make_plan
-from dps.variables.transfers import Taken
+from dps.variables.recycled import Taken
 from tests.variables.models import SGD, plans
 from tests.variables.test_transfers import pieces_of, pull, run_of
 

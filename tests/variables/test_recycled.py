@@ -1,0 +1,156 @@
+"""Memory of pulled values that is used again: never while anybody has it, or an array in it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dps.variables import recycled
+from dps.variables.assembly import Assembly
+from dps.variables.plan import Plan, ShardLayout, VariableSpec, make_plan
+from dps.variables.recycled import Recycled, Taken
+from dps.variables.tree import Nesting, nested
+from tests.variables.models import SGD
+
+
+@pytest.fixture(autouse=True)
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recycled, "CUT_ONCE", 2)
+    monkeypatch.setattr(recycled, "MANY", 6)
+
+
+def plan_of(variables: int, ps: int = 1) -> Plan:
+    names = [f"{'a' if i % 3 else 'b'}/v{i}" for i in range(variables)]
+    specs = [VariableSpec(name, (2, 2) if i % 2 else (3,), "<f4", SGD) for i, name in enumerate(names)]
+    turns = iter(range(variables))
+    return make_plan(specs, tuple(range(ps)), lambda *_: next(turns) % ps, None)
+
+
+class Puller:
+    """Pulls values: all elements of the n-th are n."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.layouts = list(plan.layouts.values())
+        self.assembly = Assembly(plan, Nesting(nested([spec.name for spec in plan.variables])))
+        self.recycled = Recycled()
+        self.number = 0
+
+    def pull(self) -> Any:
+        taken = [self.recycled.take(layout) for layout in self.layouts]
+        self.number += 1
+        for one, layout in zip(taken, self.layouts, strict=True):
+            one.bytes[:] = 0
+            for flat in layout.flats(one.bytes):
+                flat[:] = self.number
+        return self.recycled.tree(taken, self.assembly.values, self.assembly.copy)
+
+
+def places(tree: Any) -> list[int]:
+    return [leaf.__array_interface__["data"][0] for group in tree.values() for leaf in group.values()]
+
+
+@pytest.mark.parametrize("variables", [2, 4, 8])
+@pytest.mark.parametrize("ps", [1, 2])
+def test_memory_that_nobody_has_comes_again(variables: int, ps: int) -> None:
+    puller = Puller(plan_of(variables, ps))
+    first = puller.pull()
+    where = places(first)
+    second = puller.pull()
+    assert not set(places(second)) & set(where)
+    del first
+    assert places(puller.pull()) == where
+
+
+def test_very_many_arrays_come_again_themselves_in_containers_of_the_callers_own() -> None:
+    puller = Puller(plan_of(8))
+    tree = puller.pull()
+    before = [id(leaf) for group in tree.values() for leaf in group.values()]
+    del tree["a"]["v1"], tree["b"]
+    tree["more"] = 1
+    del tree
+    again = puller.pull()
+    assert list(again) == ["b", "a"] and len(again["a"]) == 5
+    assert [id(leaf) for group in again.values() for leaf in group.values()] == before
+
+
+def leaf_of(tree: Any) -> Any:
+    return tree["a"]["v1"]
+
+
+HOLDS: list[Callable[[Any], Any]] = [
+    lambda tree: tree, leaf_of, lambda tree: leaf_of(tree)[1:], lambda tree: leaf_of(tree).T.reshape(-1),
+    lambda tree: memoryview(leaf_of(tree)), lambda tree: leaf_of(tree).base, lambda tree: tree["b"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("hold", HOLDS)
+@pytest.mark.parametrize("variables", [2, 4, 8])
+def test_memory_that_somebody_has_does_not_come_again(variables: int, hold: Callable[[Any], Any]) -> None:
+    puller = Puller(plan_of(variables))
+    held = hold(puller.pull())
+    for _ in range(10):
+        puller.pull()
+    kept = held
+    while isinstance(kept, dict):
+        kept = next(iter(kept.values()))
+    values = np.frombuffer(kept, np.float32) if isinstance(kept, memoryview) else np.asarray(kept).view(np.float32)
+    assert (values[values != 0] == 1).all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("variables", [2, 4, 8])
+def test_what_a_caller_did_to_an_array_is_no_part_of_the_next_values(variables: int) -> None:
+    puller = Puller(plan_of(variables))
+    for _ in range(6):
+        tree = puller.pull()
+        leaf_of(tree).shape = (4,)
+        next(iter(tree["b"].values())).flags.writeable = False
+        tree = None
+        tree = puller.pull()
+        assert leaf_of(tree).shape == (2, 2) and all(leaf.flags.writeable for leaf in tree["b"].values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_that_is_held_ever_changes(seed: int) -> None:
+    """Trees, arrays, slices are held and let go at random; so many trees are made that kept ones have to go."""
+    chance = random.Random(seed)
+    puller = Puller(plan_of(chance.choice([2, 8, 12, 20]), chance.choice([1, 2, 3])))
+    held: list[tuple[int, Any]] = []
+    for _ in range(150):
+        tree = puller.pull()
+        if chance.random() < 0.6:
+            group = chance.choice(list(tree.values()))
+            leaf = chance.choice(list(group.values()))
+            held.append((puller.number, chance.choice([tree, group, leaf, leaf[1:], leaf.view()])))
+            leaf = group = None
+        tree = None
+        chance.shuffle(held)
+        del held[chance.randrange(9) :]
+        for number, what in held:
+            for values in _arrays(what):
+                assert (values == number).all(), f"pulled {number}, now {values}"
+
+
+def _arrays(what: Any) -> list[Any]:
+    return [found for inner in what.values() for found in _arrays(inner)] if isinstance(what, dict) else [what]
+
+
+def test_of_memory_that_is_always_held_only_some_is_known_again() -> None:
+    puller = Puller(plan_of(8))
+    held = [puller.pull() for _ in range(10)]
+    assert len({place for tree in held for place in places(tree)}) == 80
+    (kept,) = puller.recycled._taken.values()
+    assert len(kept) == len(puller.recycled._trees) == Recycled.KEPT
+
+
+def test_arrays_of_more_dimensions_than_are_read_are_made_anew() -> None:
+    spec = [VariableSpec(f"v{i}", (1,) * 6, "<f4", SGD) for i in range(8)]
+    layout: ShardLayout = make_plan(spec, (0,), lambda *_: 0, None).layouts[0]
+    taken = Taken(layout)
+    assert taken.is_free and not taken.are_many
+    assert all(a is not b for a, b in zip(taken.parts(), taken.parts(), strict=True))
+    assert taken.is_free
