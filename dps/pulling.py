@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -180,24 +181,29 @@ class Pulls:
 
     def start(
         self, names: Sequence[str] | None, newer_than: Version | None, after: bool, hold: bool = False,
-        behind: PushOp | None = None,
+        behind: PushOp | None = None, leads: bool = False,
     ) -> PullOp:  # fmt: skip
         """A pull; `after`: it is answered when the pushes on their way have been applied. Does not block.
 
         `hold`: what ps on this machine have is not copied; see PullTransfer. `behind`: a push just made, whose
-        results may bring the values.
+        results may bring the values. `leads`: it is to be started right before a push to all ps that counts as one of
+        those on their way.
         """
         self._waiter.check_open()
         known = None if names is None else self._indices(names)
-        return self._operation(known, newer_than, after, hold, behind)
+        return self._operation(known, newer_than, after, hold, behind, leads)
 
     def _operation(
         self, known: list[int] | None, newer_than: Version | None, after: bool, hold: bool = False,
-        behind: PushOp | None = None,
+        behind: PushOp | None = None, leads: bool = False,
     ) -> PullOp:  # fmt: skip
+        to_come = itertools.chain([int(leads)], itertools.repeat(0))  # after a rollback it leads nothing
+
+        def launch() -> dict[int, Pull]:
+            return self._launch(known, newer_than, after, next(to_come))
+
         return PullOp(
-            self._connection, known, newer_than is not None, lambda: self._launch(known, newer_than, after),
-            self._recycled.take, hold, behind,
+            self._connection, known, newer_than is not None, launch, self._recycled.take, hold, behind
         )  # fmt: skip
 
     @property
@@ -230,12 +236,16 @@ class Pulls:
         """Whether ps on this machine may send the values with the result of a push."""
         return self.may_follow_a_push and not self._connection.bounded and self._connection.compression is None
 
-    def _launch(self, names: list[int] | None, newer_than: Version | None, after: bool) -> dict[int, Pull]:
-        """What to ask the ps, with what holds in the run epoch of now: after a rollback a pull is launched again."""
+    def _launch(
+        self, names: list[int] | None, newer_than: Version | None, after: bool, to_come: int
+    ) -> dict[int, Pull]:
+        """What to ask the ps, with what holds in the run epoch of now: after a rollback a pull is launched again.
+        `to_come`: pushes that leave right after it."""
         connection, pushes = self._connection, self._pushes
         counters = dict(newer_than.counters) if newer_than and newer_than.epoch == connection.epoch else {}
-        behind = after and pushes.under_way
+        behind = after and (pushes.under_way or to_come > 0)
         clock = pushes.acknowledged + (1 if behind else 0)
+        last = {ps: number + to_come if behind else 0 for ps, number in pushes.numbers.items()}
         min_step = connection.local_step if connection.sync and not behind else 0
         patience_ms, plan = self._waiter.patience_ms, connection.plan
         messages: dict[int, Pull] = {}
@@ -244,7 +254,7 @@ class Pulls:
             if names is None or parts:
                 lane = connection.lanes[ps]
                 messages[ps] = Pull(
-                    connection.epoch, min_step, pushes.numbers[ps] if behind else 0, clock, counters.get(ps, -1),
+                    connection.epoch, min_step, last[ps], clock, counters.get(ps, -1),
                     parts, patience_ms, lane.on and not parts, lane.all_released_below(),
                     whole=not parts and self._may_be_kept(plan.layouts[ps]),
                 )  # fmt: skip

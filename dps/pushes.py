@@ -88,13 +88,13 @@ class Pushes:
 
     def start(
         self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False,
-        filled: Mapping[int, ShardRun | None] = NONE_FILLED,
+        filled: Mapping[int, ShardRun | None] = NONE_FILLED, first: Callable[[], None] | None = None,
     ) -> PushOp:  # fmt: skip
         """Send a push; blocks while the send window is full. `lend`: ps on this machine may send values with the
-        result. `filled`: by ps, runs that the gradients are in already."""
+        result. `filled`: by ps, runs that the gradients are in already. `first` is called right before it is sent."""
         operation = push_shards(
             self._connection, gradients, self.numbers, self.pulled, self._runs, self._part_runs, self._buffers,
-            lambda: self._make_room(timeout), loss, lend, filled,
+            lambda: self._make_room(timeout), loss, lend, filled, first,
         )  # fmt: skip
         self._under_way.append(operation)
         return operation

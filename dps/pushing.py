@@ -150,11 +150,12 @@ def push_shards(
     loss: Any = None,
     lend: bool = False,
     filled: Mapping[int, ShardRun | None] = NONE_FILLED,
+    first: Callable[[], None] | None = None,
 ) -> PushOp:
     """Write gradients to the ps that have their variables; in sync every ps gets at least an empty part.
 
     They leave at the next flush or wait. `lend`: ps whose memory can be read may send values with the result. `filled`:
-    runs that gradients lie in already, by ps."""
+    runs that gradients lie in already, by ps. `first` is called when nothing but to send them is left."""
     check = not connection.sync and len(connection.plan.ps) > 1 and connection.settings.get("check_finite", True)
     together = check and connection.compression is None and are_many(gradients)
     if check and not together:
@@ -169,6 +170,8 @@ def push_shards(
         gradients = connection.compression.pack(connection.plan, gradients, operation)
     step = connection.local_step if connection.sync else connection.step
     before = dict(numbers)
+    if first is not None:
+        first()
     try:
         for ps in connection.plan.ps:
             leads, lane = ps == connection.step_ps, connection.lanes[ps]
@@ -195,6 +198,18 @@ def push_shards(
         connection.aborted = connection.aborted or numbers != before
         raise
     return operation
+
+
+def streams(connection: Connection, gradients: Mapping[int, Gradient]) -> bool:
+    """Whether a push goes to all ps over their sockets, in pieces that a ps may apply one by one."""
+    if connection.sync or connection.bounded or connection.compression is not None:
+        return False
+    layouts, smallest = connection.plan.layouts, connection.runtime.piece_nbytes
+    return (
+        not any(connection.lanes[ps].on for ps in layouts)
+        and max(layout.gradient_nbytes for layout in layouts.values()) >= PIECES * smallest
+        and all(layout.trained and is_whole(layout, gradients) for layout in layouts.values())
+    )
 
 
 def _sent(

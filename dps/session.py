@@ -19,8 +19,9 @@ from dps.lookup import Lookups
 from dps.optim import Optimizer, checked
 from dps.prefetching import prefetched
 from dps.protocol import Restore, Save, Saved
-from dps.pulling import Pulls
+from dps.pulling import PullOp, Pulls
 from dps.pushes import Pushes
+from dps.pushing import PushOp, streams
 from dps.reply import Push, Reply, Version
 from dps.server import Server
 from dps.settings import check_timeout, run_settings
@@ -307,6 +308,8 @@ class Session:
                 return self.pull(timeout=timeout)
             self._stepping.note(made.lent)
             return made.values
+        if pushing is None and streams(self._connection, gradients):
+            return self._step_in_pieces(gradients, loss, timeout)
         if pushing is None:
             pushing = self._pushes.start(gradients, loss, timeout, self._pulls.may_come_with_a_push)
         if not self._pulls.may_follow_a_push:
@@ -314,6 +317,20 @@ class Session:
             return self.pull(timeout=timeout)
         pulling = self._pulls.start(None, None, after=True, behind=pushing)
         pulling.start()
+        return self._both(pushing, pulling, timeout)
+
+    def _step_in_pieces(self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None) -> Any:
+        """The pull goes first, so that values may come while gradients still leave."""
+        pulling = self._pulls.start(None, None, after=True, leads=True)
+        try:
+            pushing = self._pushes.start(gradients, loss, timeout, first=pulling.start)
+        except BaseException:
+            pulling.drop()
+            raise
+        return self._both(pushing, pulling, timeout)
+
+    def _both(self, pushing: PushOp, pulling: PullOp, timeout: float | None) -> Any:
+        """The values, once a push and the pull that waits for it are done."""
         try:
             self._pushes.finish(pushing, timeout)
             return self.pull(timeout=timeout) if pushing.rolled_back else self._pulls.finish(pulling, None, timeout)

@@ -6,6 +6,8 @@ come to that. Only where the shard has stayed what it was meanwhile; so the bits
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dps.ps.arena import ArenaMemory
 from dps.ps.gradients import Mean
 from dps.ps.store import Store
@@ -50,6 +52,11 @@ class Ahead:
             return None
         aside = store.set_aside()
         return None if aside is None else Ahead(store, aside, step, scale)
+
+    @property
+    def buffers(self) -> Mapping[int, int]:
+        """Those that it is written to, by arena."""
+        return self._aside
 
     @property
     def holds(self) -> bool:

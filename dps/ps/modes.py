@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from dps.kernels.halves import widened
 from dps.protocol import APPLIED, DROPPED, REFUSED, RUN, Members, Pull, Push, Pushed, Step, Token
 from dps.ps.ahead import Ahead, Worth
 from dps.ps.clocks import Clocks
+from dps.ps.early import FAST_NBYTES_S, Early
 from dps.ps.gradients import Mean, Pieces, RowGradient, Update
 from dps.ps.shard import Shard
 from dps.ps.staging import FORGETS, KEEPS, Ledger, Staged
@@ -59,8 +61,11 @@ class AsyncMode:
             return
         staleness, limit = self._staleness(staged.counter), self.settings.max_staleness
         if staged.number == ledger.done + 1 and (limit is None or staleness <= limit) and self._worth.a_try():
-            staged.ahead = Ahead.of(self.shard.store, self._step(staged.step), self._scale(staleness))
-            staged.tried = staged.ahead is not None
+            step = self._step(staged.step)
+            staged.ahead = ahead = Ahead.of(self.shard.store, step, self._scale(staleness))
+            staged.tried = ahead is not None
+            if ahead is not None and staged.form == RUN:
+                staged.offer = partial(self._offer, ahead.buffers, step, self.shard.node.runtime.now())
         forgets = staged.ahead is not None and self._alone and staged.form == RUN
         staged.keeps = FORGETS if forgets else KEEPS
 
@@ -139,6 +144,7 @@ class AsyncMode:
             if staged.tried:
                 self._worth.note(published)
             if not published:
+                staged.not_early()
                 certain = None
                 if staged.pieces and store.is_large and not staged.unchecked:
                     certain = partial(self._answer_first, staged, step, staleness)
@@ -150,22 +156,48 @@ class AsyncMode:
                 store.step = step
                 self._note(ledger, staged.incarnation, staged.number, staleness)
         credit = staged.form == RUN and self._gives_credit
+        early = None
+        if status == APPLIED:
+            early, staged.early = staged.early, None
         result = Pushed(staged.number, status, store.step, staleness, store.counter, staged.problem, credit=credit)
-        return self.shard.decide(ledger, result)
+        self.shard.decide(ledger, result)
+        if early is not None:
+            early.published()
+        return result
 
-    def _answer_first(self, staged: Staged, step: int, staleness: int) -> None:
-        """Tell a session what is certain: it goes on while its push, whose memory is not the session's, is applied.
+    def _answer_first(
+        self, staged: Staged, step: int, staleness: int, buffers: Mapping[int, int]
+    ) -> Callable[[int, int, int], None] | None:
+        """Tell a session what is certain: it goes on while its push, whose memory is not the session's, is applied. If
+        it waits for the new values, they leave as they are made.
 
         Whatever it asks then is handled after that; and a ps that is lost in between is lost with all that it applied.
         """
         asker = self._senders.get((staged.incarnation, staged.number))
         if asker is None or self.shard.lending.wants(asker.incarnation, asker.request):
-            return
+            return None
         del self._senders[staged.incarnation, staged.number]
         counter = self.shard.store.counter + 1
         result = Pushed(staged.number, APPLIED, step, staleness, counter, "", credit=self._gives_credit)
         self.shard.node.answer(asker, result)
         self.shard.node.flush()
+        staged.early = self.shard.early(staged.incarnation, staged.number, buffers, step)
+        return None if staged.early is None else partial(self._made, staged.early)
+
+    def _made(self, early: Early, number: int, start: int, stop: int) -> None:
+        arena = self.shard.layout.arenas[number]
+        if early.made(arena.offset + start * arena.itemsize, (stop - start) * arena.itemsize):
+            self.shard.node.flush()
+
+    def _offer(self, buffers: Mapping[int, int], step: int, began: float, staged: Staged) -> Early | None:
+        """An answer to the pull that waits for a push whose pieces are applied ahead, where they come slowly."""
+        if staged.here > FAST_NBYTES_S * (self.shard.node.runtime.now() - began):
+            return None
+        early = self.shard.early(staged.incarnation, staged.number, buffers, step)
+        if early is not None:
+            for offset, nbytes in staged.ranges:
+                early.made(offset, nbytes)
+        return early
 
     @property
     def _alone(self) -> bool:

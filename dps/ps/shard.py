@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
-
-import numpy as np
 
 from dps.actors.messages import Waiting
 from dps.actors.ref import Ref, Sender
@@ -33,26 +31,20 @@ from dps.protocol import (
     Values,
 )
 from dps.ps.borrowed import Borrowed
+from dps.ps.early import Early
 from dps.ps.lending import Lending
 from dps.ps.lookups import Lookups
 from dps.ps.notices import Notices
-from dps.ps.pace import Rates
 from dps.ps.packing import Packing
-from dps.ps.room import Room, Wait
+from dps.ps.room import Wait
 from dps.ps.saving import Saving
+from dps.ps.sending import Sending, cut
 from dps.ps.staging import Ledger, Staged
 from dps.ps.store import Lease, Store
 from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.variables.packed import PackedLayout
-from dps.variables.plan import Plan, piece_size
-
-COPIED = 2
-"""So many pieces as one, at most, for who copies them: longer ones have left his cache by then."""
-WHOLE_NBYTES, LONGEST_NBYTES = 128 << 20, 512 << 20
-"""Of a piece that nobody has to copy, at most, and of one variable that is longer."""
-A_PIECE_S = 0.25
-"""How long it takes to leave, at most: a connection on which no message ends for 5 s counts as broken."""
+from dps.variables.plan import Plan
 
 
 class Mode(Protocol):
@@ -96,7 +88,9 @@ class Mode(Protocol):
 
 
 @dataclass
-class _Read:
+class Read:
+    """A pull that is not answered yet."""
+
     sender: Sender
     pull: Pull
     packed: PackedLayout | None
@@ -134,12 +128,8 @@ class Shard:
         self.lookups = Lookups(self)
         self.notices = Notices(node)
         self._packing = Packing(self.store)
-        self._room = Room(self.store)
-        self._rates = Rates()
-        self._answers = 0
-        self._reads: dict[tuple[Any, int], _Read] = {}
-        self._on_their_way: set[tuple[Any, int]] = set()
-        """Reads whose values are being sent."""
+        self._sending = Sending(node, epoch, plan, self.store, self.ledgers)
+        self._reads: dict[tuple[Any, int], Read] = {}
 
     @property
     def is_step_ps(self) -> bool:
@@ -188,7 +178,7 @@ class Shard:
         self.borrowed.pop(incarnation, None)
         self.lending.forget(incarnation)
         self.lookups.forget(incarnation)
-        self._rates.forget(incarnation)
+        self._sending.rates.forget(incarnation)
         for key in [k for k, read in self._reads.items() if read.sender.incarnation == incarnation]:
             del self._reads[key]
 
@@ -206,11 +196,11 @@ class Shard:
         if pull.released:
             self.released(sender.incarnation, pull.released)
         key = sender.route, sender.request
-        if key in self._on_their_way:  # a slow answer is not sent twice
+        if self._sending.is_on_its_way(sender):  # a slow answer is not sent twice
             return
         wanted, earlier = pull.packed or pull.base != NO_BASE, self._reads.pop(key, None)
         wait = Wait() if earlier is None else earlier.wait
-        read = _Read(sender, pull, PackedLayout(self.layout, pull.parts, pull.packed) if wanted else None, wait)
+        read = Read(sender, pull, PackedLayout(self.layout, pull.parts, pull.packed) if wanted else None, wait)
         for index in pull.parts:
             if type(index) is not int or index not in self.layout.place:
                 raise ValueError(f"part {index!r} is not on {self.node.name}")
@@ -228,6 +218,12 @@ class Shard:
     def waits(self, sender: Sender) -> bool:
         """Whether a read still has no answer."""
         return (sender.route, sender.request) in self._reads
+
+    def waits_again(self, read: Read) -> None:
+        """A read that was being answered has to wait."""
+        if read.sender.incarnation in self.ledgers:
+            self._reads[read.sender.route, read.sender.request] = read
+            self.node.post(self._wake)
 
     def wake_reads(self) -> None:
         """Answer the reads and lookups that waited for what has just happened."""
@@ -248,7 +244,7 @@ class Shard:
 
     def released(self, incarnation: int, number: int) -> None:
         """A session reads nothing under lower numbers any more."""
-        self._room.sent += self.lending.give_back_below(incarnation, number) * self.layout.nbytes
+        self._sending.room.sent += self.lending.give_back_below(incarnation, number) * self.layout.nbytes
         if self._reads:
             self.node.post(self._wake)
 
@@ -263,16 +259,16 @@ class Shard:
             return f"push {pull.after} has no result on {self.node.name}: " + self.mode.waiting_for()
         return self.mode.may_read(sender, pull)
 
-    def _answer(self, read: _Read) -> None:
+    def _answer(self, read: Read) -> None:
         sender, store = read.sender, self.store
         if read.pull.shared and self._again(sender):
             return
         if read.pull.newer_than >= store.counter:
-            self._note(sender)
+            self.note_pull(sender)
             self.node.answer(sender, NotNewer(self.epoch, store.counter, store.step))
             return
         if read.packed is not None:
-            self._note(sender, record=True)
+            self.note_pull(sender, record=True)
             self._send_packed(read, read.packed)
             return
         arenas = store.refresh(read.pull.parts)
@@ -280,17 +276,40 @@ class Shard:
             self.node.answer(sender, SharedValues(self.epoch, lease.counter, lease.step, lease.memories))
             return
         asked_at = read.wait.until
-        lease = self._room.lease(read.wait, arenas)
-        self.counts["copied_pulls"] = self._room.copies
+        lease = self._sending.room.lease(read.wait, arenas)
+        self.counts["copied_pulls"] = self._sending.room.copies
         if lease is None:
             self._reads[sender.route, sender.request] = read
             if read.wait.until != asked_at:
                 self.node.after(read.wait.until - self.node.runtime.now(), self._wake)
             return
-        self._note(sender, record=True)
-        self._send(read, lease)
+        self.note_pull(sender, record=True)
+        self._sending.send(sender, read.pull, lease, self._left)
 
-    def _note(self, sender: Sender, record: bool = False) -> None:
+    def _left(self) -> None:
+        """Values have left: room may have become free."""
+        if self._reads:
+            self.node.post(self._wake)
+
+    def early(self, incarnation: int, number: int, buffers: Mapping[int, int], step: int) -> Early | None:
+        """An answer to the pull that waits for a push, for values that the push is now written to: these buffers, by
+        arena, will be the next version. None where nobody waits, or has to be answered otherwise."""
+        waiting = (
+            read for read in self._reads.values() if (read.sender.incarnation, read.pull.after) == (incarnation, number)
+        )
+        read = next(waiting, None)
+        if read is None or read.packed is not None or read.pull.parts or read.pull.shared:
+            return None
+        sender, pull = read.sender, read.pull
+        if pull.min_step > step or self.mode.may_read(sender, pull):
+            return None
+        lease = self.store.lease_next(buffers, step)
+        if lease is None:
+            return None
+        del self._reads[sender.route, sender.request]
+        return Early(self, read, self._sending.begin(sender, pull, lease, self._left))
+
+    def note_pull(self, sender: Sender, record: bool = False) -> None:
         """A pull is answered with the current version; `record`: with its values."""
         ledger = self.ledgers[sender.incarnation]
         ledger.pulled = self.store.counter
@@ -305,7 +324,7 @@ class Shard:
         """Let a reader on this machine read in place; None when it has to be sent the values."""
         lease = self.lending.lend(sender.incarnation, sender.request)
         if lease is not None:
-            self._note(sender, record=True)
+            self.note_pull(sender, record=True)
         return lease
 
     def lend_all(self, senders: Sequence[Sender]) -> list[int]:
@@ -317,7 +336,7 @@ class Shard:
             return NOWHERE
         for sender in senders:
             self.lending.note(sender.incarnation, sender.request, lease)
-            self._note(sender, record=True)
+            self.note_pull(sender, record=True)
         return lease.memories[0]
 
     def gradients_of(self, step: Step, sender: Sender) -> list[Array]:
@@ -364,52 +383,11 @@ class Shard:
         """A reader is done."""
         self.ledger(sender, message.epoch)
         for number in message.numbers:
-            self._room.sent += self.lending.give_back(sender.incarnation, number) * self.layout.nbytes
+            self._sending.room.sent += self.lending.give_back(sender.incarnation, number) * self.layout.nbytes
         self.node.answer(sender)
         self.wake_reads()
 
-    def _pieces(self, read: _Read) -> list[list[tuple[int, int]]]:
-        pull, smallest = read.pull, self.node.runtime.piece_nbytes
-        if not pull.parts:
-            most = min(self._rates.within(read.sender.incarnation, A_PIECE_S), LONGEST_NBYTES) if pull.whole else 0
-            if most >= self.layout.longest_part:
-                return self.layout.whole_pieces(min(most, WHOLE_NBYTES))
-            return self.layout.pieces(min(piece_size(self.layout.data_nbytes, smallest), COPIED * smallest))
-        ranges: list[tuple[int, int]] = []
-        for index in pull.parts:
-            number, start = self.layout.place[index]
-            arena = self.layout.arenas[number]
-            item = np.dtype(arena.dtype).itemsize
-            ranges.append((arena.offset + start * item, self.plan.parts[index].size * item))
-        return cut(ranges, smallest)
-
-    def _send(self, read: _Read, lease: Lease) -> None:
-        """All pieces of one version at once; the lease ends when the last has left."""
-        sender, pieces = read.sender, self._pieces(read)
-        nbytes = sum(n for piece in pieces for _, n in piece)
-        left, key, began = len(pieces), (sender.route, sender.request), self.node.runtime.now()
-        self._on_their_way.add(key)
-        self._answers += 1
-
-        def sent(of: int) -> None:
-            nonlocal left
-            left -= 1
-            self._room.sent += of
-            if left == 0:
-                lease.release()
-                self._on_their_way.discard(key)
-                if not read.pull.parts and sender.incarnation in self.ledgers:
-                    self._rates.note(sender.incarnation, nbytes, self.node.runtime.now() - began)
-                if self._reads:
-                    self.node.post(self._wake)
-
-        for piece in pieces:
-            arrays = tuple(self._bytes(lease, offset, n) for offset, n in piece)
-            offsets = [offset for offset, _ in piece]
-            values = Values(self.epoch, lease.counter, lease.step, nbytes, offsets, self._answers, arrays)
-            self.node.answer(sender, values, partial(sent, sum(n for _, n in piece)))
-
-    def _send_packed(self, read: _Read, packed: PackedLayout) -> None:
+    def _send_packed(self, read: Read, packed: PackedLayout) -> None:
         """One version in fewer bytes, or what changed since the one that the asker has."""
         base, store = read.pull.base, self.store
         data = self._packing.packed(packed, keep=base != NO_BASE)
@@ -422,28 +400,3 @@ class Shard:
                 self.node.answer(read.sender, Values(*about, data.nbytes, offsets, 0, arrays))
             else:
                 self.node.answer(read.sender, Changes(*about, base, data.nbytes, offsets, arrays))
-
-    def _bytes(self, lease: Lease, offset: int, nbytes: int) -> Array:
-        for arena, values in zip(self.layout.arenas, lease.arrays, strict=True):
-            if arena.offset <= offset < arena.offset + arena.nbytes:
-                return values.view(np.uint8)[offset - arena.offset : offset - arena.offset + nbytes]
-        raise AssertionError(f"no arena at byte {offset}")
-
-
-def cut(ranges: list[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
-    """Byte ranges in pieces of at most `size` bytes each, in order; ranges longer than that are cut."""
-    pieces: list[list[tuple[int, int]]] = [[]]
-    room = size
-    for offset, nbytes in ranges:
-        while nbytes > 0:
-            n = min(nbytes, max(room, 0) // 8 * 8 or 0)
-            if n == 0:
-                if nbytes <= room:
-                    n = nbytes
-                else:
-                    pieces.append([])
-                    room = max(size, 8)
-                    continue
-            pieces[-1].append((offset, n))
-            offset, nbytes, room = offset + n, nbytes - n, room - n
-    return pieces

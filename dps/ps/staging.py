@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,12 +12,15 @@ from dps.errors import ProtocolError
 from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push, Pushed
 from dps.ps.ahead import Ahead
 from dps.ps.borrowed import Borrowed, writable
+from dps.ps.early import Early
 from dps.ps.gradients import Pieces, RowGradient, Update, not_finite
 from dps.ps.parts import Parts
 from dps.ps.store import Store
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, ShardLayout
 
+TELLING = 8
+"""Of such a part of a push it can be told how fast it comes."""
 GATHERS, KEEPS, FORGETS = 0, 1, 2
 """What becomes of the pieces of a run: copied into one, kept as they came, or let go once they are applied ahead."""
 
@@ -48,6 +51,10 @@ class Staged:
     """Where the pieces are applied as they come."""
     tried: bool = False
     """Whether that was begun."""
+    early: Early | None = None
+    """The answer to a pull that waits for this push, where it leaves while the push is applied."""
+    offer: Callable[[Staged], Early | None] | None = None
+    """Called once, when enough has been applied ahead to tell whether there is to be such an answer."""
     lost: bool = False
     """Pieces that were let go are wanted again."""
     half_gone: Callable[[], None] | None = None
@@ -168,6 +175,11 @@ class Staged:
         if self.problem:
             return values
         good = self.ahead is not None and self.ahead.add(number, start, values, check)
+        if good and self.early is not None:
+            self.early.made(arena.offset + start * arena.itemsize, data.nbytes)
+        elif good and self.offer is not None and TELLING * self._got_nbytes >= self.nbytes:
+            offer, self.offer = self.offer, None
+            self.early = offer(self)
         if check and not good:
             self.problem = not_finite(arena, values, start)
             self.stop()
@@ -175,10 +187,17 @@ class Staged:
 
     def stop(self) -> None:
         """Do not apply the pieces ahead (any more)."""
-        ahead, self.ahead = self.ahead, None
+        ahead, self.ahead, self.offer = self.ahead, None, None
         if ahead is not None:
             ahead.drop()
             self.lost = self.keeps == FORGETS and not self.problem
+        self.not_early()
+
+    def not_early(self) -> None:
+        """Who waits for this push is answered when it has a result."""
+        early, self.early = self.early, None
+        if early is not None:
+            early.drop()
 
     def publish(self) -> bool:
         """Make what was applied ahead the next version; False where nothing was, or something has come in between."""
@@ -224,6 +243,11 @@ class Staged:
     def here(self) -> int:
         """Bytes that have come."""
         return self._got_nbytes
+
+    @property
+    def ranges(self) -> Sequence[tuple[int, int]]:
+        """Which: first byte in the run, and how many, rising."""
+        return self._got
 
     def _of_arena(self, arena: Arena) -> Pieces:
         """The kept pieces of an arena."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -23,6 +24,8 @@ LARGE = 8
 GROUP_NBYTES = 24 << 20
 """Pieces of a gradient are applied, and let go, so many bytes at a time: enough for several threads to share."""
 NOTHING = np.empty(0, np.uint8)
+Certain = Callable[[dict[int, int]], Callable[[int, int, int], None] | None]
+"""See `Store.apply`."""
 _ALL = [WHOLE]
 
 
@@ -115,6 +118,23 @@ class Store:
                 arrays = [found.get(number, NOTHING) for number in range(len(self.arenas))]
             return Lease(self, arrays, buffers, names, times)
 
+    def lease_next(self, buffers: Mapping[int, int], step: int) -> Lease | None:
+        """Hold the version that comes next, step `step`: it is being written to these buffers, by arena, and has the
+        values of now in the other arenas. For those who know which of it is written.
+
+        None where somebody reads the current version: memory for a third is not for this."""
+        if not self.leases_on:
+            return None
+        with self._lock:
+            if any(a.buffers[a.current].leases for a in self.arenas):
+                return None
+            held = [a.buffers[buffers.get(number, a.current)] for number, a in enumerate(self.arenas)]
+            for buffer in held:
+                buffer.leases += 1
+            lease = Lease(self, [_read_only(b.values) for b in held], held, [])
+            lease.counter, lease.step = self.counter + 1, step
+            return lease
+
     def give_back(self, buffers: list[Buffer], abandon: bool = False) -> None:
         """End a lease on these buffers; `abandon`: somebody may read them all the same."""
         if self.leases_on:
@@ -159,12 +179,13 @@ class Store:
 
     def apply(
         self, update: Update, step: int, scale: float = 1.0, check: bool = False,
-        certain: Callable[[], None] | None = None,
+        certain: Certain | None = None,
     ) -> str:  # fmt: skip
         """Apply one update as one new version: whole or not at all for every reader. "" when it was applied.
 
         `certain` is called before the pass of an update of all of the shard, if nothing can come in its way any more,
-        not even a want of memory; whoever it tells finds the new version when he asks.
+        not even a want of memory; whoever it tells finds the new version when he asks. It gets the buffers that are
+        written, by arena, and gives whom to tell of what is written: arena, first element and end.
 
         `check`: nobody has looked for NaN and infinity. Where there is some, the first variable that has it comes back
         as a sentence, and the shard is as it was: values, slots, counts and version.
@@ -213,21 +234,21 @@ class Store:
 
     def _apply_run(
         self, run: Sequence[Array | Mean | Pieces], step: int, before: int, scale: float, check: bool,
-        certain: Callable[[], None] | None = None,
+        certain: Certain | None = None,
     ) -> str:  # fmt: skip
         chosen: list[tuple[int, ArenaMemory, int]] = []
         with self._lock:
             for a, memory in self._trained:
                 chosen.append((a, memory, memory.target(check) if self.leases_on else memory.current))
             self._writing = certain is not None or any(index == memory.current for _, memory, index in chosen)
-        good = False
+        good, made = False, None
         try:
             if certain is not None and not check and all(_takes_pieces(memory) for _, memory, _ in chosen):
-                certain()
+                made = certain({a: index for a, _, index in chosen})
             left = self._checked(chosen, run, before, scale) if check else chosen
             good = left is not None
             for a, memory, index in left or ():
-                self._pass_over(memory, index, run[a], before, scale)
+                self._pass_over(memory, index, run[a], before, scale, None if made is None else partial(made, a))
         finally:
             with self._lock:
                 for _, memory, index in chosen:
@@ -269,13 +290,14 @@ class Store:
         return left
 
     def _pass_over(
-        self, memory: ArenaMemory, index: int, gradient: Array | Mean | Pieces, step: int, scale: float
-    ) -> bool:
+        self, memory: ArenaMemory, index: int, gradient: Array | Mean | Pieces, step: int, scale: float,
+        made: Callable[[int, int], None] | None = None,
+    ) -> bool:  # fmt: skip
         """Update all of an arena into buffer `index`; False for a gradient that was found not to be finite."""
         counts = memory.applied
         if isinstance(gradient, Pieces):
             if _takes_pieces(memory):
-                return self._pass_pieces(memory, index, gradient, step, scale)
+                return self._pass_pieces(memory, index, gradient, step, scale, made)
             gradient = gradient.array()
         if not memory.counts_differ:
             return self._pass(memory, index, 0, gradient, int(counts[0]) + 1, step, scale)
@@ -283,7 +305,10 @@ class Store:
             self._pass(memory, index, start, cut(gradient, start, start + part.size), int(t) + 1, step, scale)
         return True
 
-    def _pass_pieces(self, memory: ArenaMemory, index: int, gradient: Pieces, step: int, scale: float) -> bool:
+    def _pass_pieces(
+        self, memory: ArenaMemory, index: int, gradient: Pieces, step: int, scale: float,
+        made: Callable[[int, int], None] | None,
+    ) -> bool:  # fmt: skip
         begin, t, good = 0, int(memory.applied[0]) + 1, True
         for pieces in gradient.taken(GROUP_NBYTES):
             starts = [*itertools.accumulate((piece.size for piece in pieces), initial=0)]
@@ -301,6 +326,8 @@ class Store:
             good &= memory.shared(starts[-1], work)
             begin += starts[-1]
             pieces.clear()
+            if made is not None:
+                made(begin - starts[-1], begin)
         return good
 
     # all of the shard, piece by piece

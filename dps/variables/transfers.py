@@ -125,7 +125,7 @@ class PullTransfer(Transfer):
         self._kept: dict[int, Array] = {}
         """Pieces that are used where they are, by their first byte."""
         self._answer = -1, -1
-        """Version and number of the answer that pieces are taken of."""
+        """Number and version of the answer that pieces are taken of."""
         self._message, self._reader = message, reader
         self._take_run, self._hold = take, hold
         self._ref, self._behind = ref, behind
@@ -215,7 +215,7 @@ class PullTransfer(Transfer):
 
     def _take(self, piece: Values) -> bool:
         """Pieces of two versions, or of two answers after a resend, are never mixed: a higher one starts anew."""
-        answer = piece.counter, piece.answer
+        answer = piece.answer, piece.counter
         if answer < self._answer or len(piece.offsets) != len(piece.arrays):
             return False
         if not self.parts and piece.nbytes != self.layout.data_nbytes:

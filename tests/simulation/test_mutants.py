@@ -12,6 +12,7 @@ from dps.ps import (
     ahead,
     answers,
     clocks,
+    early,
     foreseen,
     modes,
     quorum,
@@ -223,3 +224,8 @@ def test_a_push_at_once_ahead_of_others_that_are_staged_is_caught(monkeypatch: p
 
     monkeypatch.setattr(modes.AsyncMode, "step", hasty)
     caught("at once", "applied twice")
+
+
+def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early.Early, "drop", lambda self: self._answer.send_all())
+    caught("async", "differ", 700)
