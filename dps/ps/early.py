@@ -7,12 +7,9 @@ on, and is answered later under a higher number, on which its asker forgets the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from dps.ps.sending import Answer
-
-if TYPE_CHECKING:
-    from dps.ps.shard import Read, Shard
 
 FAST_NBYTES_S = 1e9
 """Of a push that comes faster the connection is not what takes its time: on two cores, over loopback, a step of SGD
@@ -22,19 +19,20 @@ took 15 to 20 % longer when both directions were used at once, for it is the pro
 class Early:
     """One such answer."""
 
-    def __init__(self, shard: Shard, read: Read, answer: Answer) -> None:
-        self._shard, self._read, self._answer = shard, read, answer
+    def __init__(self, answer: Answer, read: Callable[[], None], waits: Callable[[], None]) -> None:
+        """`read` is called when the values are those of the current version, `waits` when the pull waits on."""
+        self._answer, self._read, self._waits = answer, read, waits
 
     def made(self, offset: int, nbytes: int) -> bool:
         """As `Answer.made`."""
         return self._answer.made(offset, nbytes)
 
     def published(self) -> None:
-        """The push is applied, and the values are those of the current version."""
-        self._shard.note_pull(self._read.sender, record=True)
+        """The push is applied."""
+        self._read()
         self._answer.send_all()
 
     def drop(self) -> None:
-        """It has come to nothing: the pull waits as it did before."""
+        """It has come to nothing."""
         self._answer.drop()
-        self._shard.waits_again(self._read)
+        self._waits()

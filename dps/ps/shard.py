@@ -88,7 +88,7 @@ class Mode(Protocol):
 
 
 @dataclass
-class Read:
+class _Read:
     """A pull that is not answered yet."""
 
     sender: Sender
@@ -129,7 +129,7 @@ class Shard:
         self.notices = Notices(node)
         self._packing = Packing(self.store)
         self._sending = Sending(node, epoch, plan, self.store, self.ledgers)
-        self._reads: dict[tuple[Any, int], Read] = {}
+        self._reads: dict[tuple[Any, int], _Read] = {}
 
     @property
     def is_step_ps(self) -> bool:
@@ -200,7 +200,7 @@ class Shard:
             return
         wanted, earlier = pull.packed or pull.base != NO_BASE, self._reads.pop(key, None)
         wait = Wait() if earlier is None else earlier.wait
-        read = Read(sender, pull, PackedLayout(self.layout, pull.parts, pull.packed) if wanted else None, wait)
+        read = _Read(sender, pull, PackedLayout(self.layout, pull.parts, pull.packed) if wanted else None, wait)
         for index in pull.parts:
             if type(index) is not int or index not in self.layout.place:
                 raise ValueError(f"part {index!r} is not on {self.node.name}")
@@ -219,7 +219,7 @@ class Shard:
         """Whether a read still has no answer."""
         return (sender.route, sender.request) in self._reads
 
-    def waits_again(self, read: Read) -> None:
+    def _waits_again(self, read: _Read) -> None:
         """A read that was being answered has to wait."""
         if read.sender.incarnation in self.ledgers:
             self._reads[read.sender.route, read.sender.request] = read
@@ -259,16 +259,16 @@ class Shard:
             return f"push {pull.after} has no result on {self.node.name}: " + self.mode.waiting_for()
         return self.mode.may_read(sender, pull)
 
-    def _answer(self, read: Read) -> None:
+    def _answer(self, read: _Read) -> None:
         sender, store = read.sender, self.store
         if read.pull.shared and self._again(sender):
             return
         if read.pull.newer_than >= store.counter:
-            self.note_pull(sender)
+            self._note(sender)
             self.node.answer(sender, NotNewer(self.epoch, store.counter, store.step))
             return
         if read.packed is not None:
-            self.note_pull(sender, record=True)
+            self._note(sender, record=True)
             self._send_packed(read, read.packed)
             return
         arenas = store.refresh(read.pull.parts)
@@ -283,7 +283,7 @@ class Shard:
             if read.wait.until != asked_at:
                 self.node.after(read.wait.until - self.node.runtime.now(), self._wake)
             return
-        self.note_pull(sender, record=True)
+        self._note(sender, record=True)
         self._sending.send(sender, read.pull, lease, self._left)
 
     def _left(self) -> None:
@@ -307,9 +307,10 @@ class Shard:
         if lease is None:
             return None
         del self._reads[sender.route, sender.request]
-        return Early(self, read, self._sending.begin(sender, pull, lease, self._left))
+        answer = self._sending.begin(sender, pull, lease, self._left)
+        return Early(answer, partial(self._note, sender, record=True), partial(self._waits_again, read))
 
-    def note_pull(self, sender: Sender, record: bool = False) -> None:
+    def _note(self, sender: Sender, record: bool = False) -> None:
         """A pull is answered with the current version; `record`: with its values."""
         ledger = self.ledgers[sender.incarnation]
         ledger.pulled = self.store.counter
@@ -324,7 +325,7 @@ class Shard:
         """Let a reader on this machine read in place; None when it has to be sent the values."""
         lease = self.lending.lend(sender.incarnation, sender.request)
         if lease is not None:
-            self.note_pull(sender, record=True)
+            self._note(sender, record=True)
         return lease
 
     def lend_all(self, senders: Sequence[Sender]) -> list[int]:
@@ -336,7 +337,7 @@ class Shard:
             return NOWHERE
         for sender in senders:
             self.lending.note(sender.incarnation, sender.request, lease)
-            self.note_pull(sender, record=True)
+            self._note(sender, record=True)
         return lease.memories[0]
 
     def gradients_of(self, step: Step, sender: Sender) -> list[Array]:
@@ -387,7 +388,7 @@ class Shard:
         self.node.answer(sender)
         self.wake_reads()
 
-    def _send_packed(self, read: Read, packed: PackedLayout) -> None:
+    def _send_packed(self, read: _Read, packed: PackedLayout) -> None:
         """One version in fewer bytes, or what changed since the one that the asker has."""
         base, store = read.pull.base, self.store
         data = self._packing.packed(packed, keep=base != NO_BASE)

@@ -122,7 +122,7 @@ class Plan:
         parts: dict[int, list[Part]] = {ps: [] for ps in self.ps}
         for part in self.parts:
             parts[part.ps].append(part)
-        return {ps: ShardLayout.of_parts(self, here) for ps, here in parts.items()}
+        return {ps: ShardLayout.of(self.variables, here) for ps, here in parts.items()}
 
     @property
     def nbytes(self) -> int:

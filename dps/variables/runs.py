@@ -7,7 +7,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +15,7 @@ from dps.errors import ProtocolError
 from dps.record import record
 from dps.transport.wire import Array
 from dps.variables.columns import Written
-from dps.variables.parts import Part
-
-if TYPE_CHECKING:
-    from dps.variables.plan import Plan
+from dps.variables.parts import Part, VariableSpec
 
 ALIGN = 64
 FEW = 8
@@ -108,22 +105,18 @@ class ShardLayout:
     nbytes: int
 
     @staticmethod
-    def of(plan: Plan, ps: int) -> ShardLayout:
-        return ShardLayout.of_parts(plan, [part for part in plan.parts if part.ps == ps])
-
-    @staticmethod
-    def of_parts(plan: Plan, here: Sequence[Part]) -> ShardLayout:
-        """`here`: the parts on one ps, in the plan's order."""
+    def of(variables: Sequence[VariableSpec], here: Sequence[Part]) -> ShardLayout:
+        """`variables`: those of the plan; `here`: the parts on one ps, in the plan's order."""
         groups: dict[tuple[str, str, int, str], list[Part]] = {}
         written = Written()
         for part in here:
-            spec = plan.variables[part.variable]
+            spec = variables[part.variable]
             own = part.index if spec.sparse else -1
             groups.setdefault((spec.dtype, written.of(spec.optimizer), own, part.device), []).append(part)
         arenas: list[Arena] = []
         offset = 0
         for parts in groups.values():
-            spec = plan.variables[parts[0].variable]
+            spec = variables[parts[0].variable]
             starts, size = [], 0
             for part in parts:
                 starts.append(size)
