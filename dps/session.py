@@ -321,12 +321,23 @@ class Session:
 
     def _step_in_pieces(self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None) -> Any:
         """The pull goes first, so that values may come while gradients still leave."""
-        pulling = self._pulls.start(None, None, after=True, leads=True)
+        pulling: PullOp | None = None
+
+        def lead() -> None:  # the session may have joined another run epoch since
+            nonlocal pulling
+            if streams(self._connection, gradients):
+                pulling = self._pulls.start(None, None, after=True, leads=True)
+                pulling.start()
+
         try:
-            pushing = self._pushes.start(gradients, loss, timeout, first=pulling.start)
+            pushing = self._pushes.start(gradients, loss, timeout, first=lead)
         except BaseException:
-            pulling.drop()
+            if pulling is not None:
+                pulling.drop()
             raise
+        if pulling is None:
+            pulling = self._pulls.start(None, None, after=True, behind=pushing)
+            pulling.start()
         return self._both(pushing, pulling, timeout)
 
     def _both(self, pushing: PushOp, pulling: PullOp, timeout: float | None) -> Any:

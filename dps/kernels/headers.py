@@ -25,7 +25,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Table: TypeAlias = npt.NDArray[np.int64]
 """A row for each array, with the columns below."""
 
-REFERENCES, DATA, FLAGS, KIND, DTYPE, NDIM, SHAPE = range(7)
+REFERENCES, DATA, FLAGS, WEAK, KIND, DTYPE, NDIM, SHAPE = range(8)
 DIMS = 5
 """The last columns are the shape; arrays of more dimensions are like no others."""
 COLUMNS = SHAPE + DIMS
@@ -80,8 +80,8 @@ class Headers:
         self._table[:, REFERENCES] += more
 
     def unchanged(self) -> bool:
-        """Whether nobody but those who had them when this was made refers to one of them, and none was made another:
-        its shape, its dtype, whether it can be written to."""
+        """Whether nobody but those who had them when this was made refers to one of them, weakly or not, and none was
+        made another: its shape, its dtype, whether it can be written to."""
         return self.known and bool(_same(_place(self._objects), self._table, _KIND, True))
 
 
@@ -125,6 +125,7 @@ def _read(objects: int, table: Table, kind: int) -> None:
         table[i, NDIM] = _word(array + 24) & HALF
         table[i, DTYPE] = _word(array + 56)
         table[i, FLAGS] = _word(array + 64) & HALF
+        table[i, WEAK] = _word(array + 72)
         shape = _word(array + 32)
         for axis in range(min(DIMS, table[i, NDIM])):
             table[i, SHAPE + axis] = _word(shape + 8 * axis)

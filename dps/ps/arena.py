@@ -156,6 +156,11 @@ class ArenaMemory:
         current = self.buffers[self.current]
         return any(buffer.free for buffer in self.buffers if buffer is not current)
 
+    def leaves_one(self, index: int) -> bool:
+        """Whether, with a reader of buffer `index`, a writer would find another one, of those that there are or of
+        two."""
+        return len(self.buffers) < SPARING or any(b.free for i, b in enumerate(self.buffers) if i != index)
+
     def free_buffer(self) -> int | None:
         """Index of a buffer to write the next version into, made on demand; None when all are leased."""
         for index, buffer in enumerate(self.buffers):

@@ -176,12 +176,12 @@ class AsyncMode:
         asker = self._senders.get((staged.incarnation, staged.number))
         if asker is None or self.shard.lending.wants(asker.incarnation, asker.request):
             return None
+        staged.early = self._early(staged, buffers, step)
         del self._senders[staged.incarnation, staged.number]
         counter = self.shard.store.counter + 1
         result = Pushed(staged.number, APPLIED, step, staleness, counter, "", credit=self._gives_credit)
         self.shard.node.answer(asker, result)
         self.shard.node.flush()
-        staged.early = self.shard.early(staged.incarnation, staged.number, buffers, step)
         return None if staged.early is None else partial(self._made, staged.early)
 
     def _made(self, early: Early, number: int, start: int, stop: int) -> None:
@@ -193,11 +193,15 @@ class AsyncMode:
         """An answer to the pull that waits for a push whose pieces are applied ahead, where they come slowly."""
         if staged.here > FAST_NBYTES_S * (self.shard.node.runtime.now() - began):
             return None
-        early = self.shard.early(staged.incarnation, staged.number, buffers, step)
+        early = self._early(staged, buffers, step)
         if early is not None:
             for offset, nbytes in staged.ranges:
                 early.made(offset, nbytes)
         return early
+
+    def _early(self, staged: Staged, buffers: Mapping[int, int], step: int) -> Early | None:
+        """As `Shard.early`."""
+        return self.shard.early(staged.incarnation, staged.number, buffers, step)
 
     @property
     def _alone(self) -> bool:
@@ -273,6 +277,10 @@ class BoundedMode(AsyncMode):
         self._plain = False  # results are counted
         self.clocks = Clocks(settings.staleness)
         self._timed: set[tuple[int, int]] = set()
+
+    def _early(self, staged: Staged, buffers: Mapping[int, int], step: int) -> Early | None:
+        """Who may read is known when the push counts."""
+        return None
 
     def may_read(self, sender: Sender, pull: Pull) -> str:
         if not self.shard.is_step_ps:

@@ -122,11 +122,14 @@ class Store:
         """Hold the version that comes next, step `step`: it is being written to these buffers, by arena, and has the
         values of now in the other arenas. For those who know which of it is written.
 
-        None where somebody reads the current version: memory for a third is not for this."""
-        if not self.leases_on:
+        None where somebody reads the current version, or no second buffer would be left for the next update: memory
+        for a third is not for this. And None on a GPU."""
+        if not self.leases_on or self._on_device:
             return None
         with self._lock:
             if any(a.buffers[a.current].leases for a in self.arenas):
+                return None
+            if not all(self.arenas[number].leaves_one(index) for number, index in buffers.items()):
                 return None
             held = [a.buffers[buffers.get(number, a.current)] for number, a in enumerate(self.arenas)]
             for buffer in held:

@@ -78,12 +78,22 @@ class Taken:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody else refers to its bytes, or to one of the arrays in them."""
-        return sys.getrefcount(self.bytes) == self._alone and (self._headers is None or self._headers.unchanged())
+        """Whether nobody else refers to its bytes, or to one of the arrays in them. The arrays are looked at first: in
+        another thread one may become a slice, which refers to the bytes alone, but no slice an array."""
+        return (self._headers is None or self._headers.unchanged()) and sys.getrefcount(self.bytes) == self._alone
 
 
-OWN_REFERENCES = 3
-"""To what no pull on its way has: the list's, the loop's and getrefcount's."""
+def _own_references() -> int:
+    kept = [object()]
+    for made in kept:
+        if (count := sys.getrefcount(made)) > 0:
+            return count
+    raise AssertionError("there is one")
+
+
+OWN_REFERENCES = _own_references()
+"""To what no pull on its way has, where `take` counts them: the list's, the loop's and getrefcount's, as this Python
+counts."""
 
 
 class Recycled:
@@ -105,14 +115,15 @@ class Recycled:
                 return made
         made = Taken(layout)
         if len(kept) == self.KEPT:
-            self._drop_trees(id(kept.pop(0)))
+            self._drop_trees(id(kept[0]))
+            del kept[0]
         kept.append(made)
         return made
 
     def tree(self, found: Sequence[Taken], build: Callable[[Sequence[Array]], Any], copy: Callable[[Any], Any]) -> Any:
         """What `build` makes of all parts of all that was taken, for the caller to keep; of very many it is a `copy` of
         what was made of them before."""
-        if not all(taken.are_many for taken in found):
+        if not all(taken.are_many and self._keeps(taken) for taken in found):
             return build([part for taken in found for part in taken.parts()])
         key = tuple(map(id, found))
         if key not in self._trees:
@@ -123,6 +134,10 @@ class Recycled:
                 taken.in_tree(1)
         return copy(self._trees[key])
 
+    def _keeps(self, taken: Taken) -> bool:
+        """Not what had to give way while its pull was on its way: it is gone with its arrays."""
+        return any(taken is made for made in itertools.chain.from_iterable(self._taken.values()))
+
     def forget(self) -> None:
         """Another plan has been agreed on."""
         self._taken, self._trees = {}, {}
@@ -130,7 +145,7 @@ class Recycled:
     def _drop_trees(self, *of: int) -> None:
         """Those in which there is all of this."""
         for key in [key for key in self._trees if set(of) <= set(key)]:
-            del self._trees[key]
             for taken in itertools.chain.from_iterable(self._taken.values()):
                 if id(taken) in key:
-                    taken.in_tree(-1)
+                    taken.in_tree(-1)  # before it is so: after Ctrl-C in between the arrays count as somebody's
+            del self._trees[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_of_more_dimensions_than_are_read_nothing_is_said() -> None:
 
 HOLDS: list[Callable[[Any], Any]] = [
     lambda a: a, lambda a: [a], lambda a: a.view(), memoryview, lambda a: a[1:], lambda a: a.T, lambda a: a.flat,
-    np.ascontiguousarray,
+    np.ascontiguousarray, weakref.ref, lambda a: weakref.finalize(a, print),
 ]  # fmt: skip
 
 
@@ -71,6 +72,8 @@ def test_whoever_has_an_array_is_seen(hold: Callable[[Any], Any]) -> None:
     assert told.unchanged()
     held = hold(arrays[1])
     assert not told.unchanged()
+    if isinstance(held, weakref.finalize):
+        held.detach()
     del held
     assert told.unchanged()
 

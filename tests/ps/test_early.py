@@ -7,8 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dps import optim
 from dps.protocol import APPLIED, NO_BASE, REFUSED, Pull, Pushed, Values
 from dps.ps import early, sending, store
+from dps.ps.modes import BoundedMode
+from dps.update import Bounded
+from dps.variables.plan import VariableSpec, make_plan
+from dps.variables.transfers import About, run_pieces
 from tests.ps.test_ahead import LAYOUT, Ps, after, push
 from tests.ps.test_modes import sender
 
@@ -118,6 +123,32 @@ def test_while_somebody_reads_the_current_version_no_other_is_begun_to_be_sent()
     assert reader is not None and ps.bring(1, *first) == []
     assert run_of(ps.bring(1, last)) == after(2.0)
     reader.release()
+
+
+@pytest.mark.parametrize("optimizer", [optim.Adagrad(0.5), optim.SGD(0.5)])
+def test_slow_readers_never_leave_a_push_without_memory(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan([VariableSpec("a", (16, 2), "<f4", optimizer.to_wire())], (0,), lambda *_: 0, None)
+    monkeypatch.setattr("tests.ps.test_ahead.PLAN", plan)
+    monkeypatch.setattr(store, "LARGE", 0)
+    monkeypatch.setattr(store, "GROUP_NBYTES", 16)
+    ps = Waited(*range(1, 8))
+    ps.leave_later()
+    run = np.ones(32, np.float32).view(np.uint8)
+    for incarnation in range(1, 8):
+        ps.shard.read(sender(incarnation, PULL), Pull(1, 0, 1, 0, NO_BASE, []))
+        answers = ps.bring(incarnation, *run_pieces(plan.layouts[0], run, 16, About(1, 1, 0, -1)))
+        assert [m.status for m in answers if isinstance(m, Pushed)] == [APPLIED]
+    assert ps.shard.store.counter == 7
+
+
+def test_in_bounded_mode_nobody_reads_before_the_push_counts() -> None:
+    ps = Waited(1, 2)
+    ps.shard.mode = mode = BoundedMode(ps.shard, Bounded(1))
+    ps.members(1, 2)
+    ps.shard.read(sender(1, PULL), Pull(1, 0, 1, 1, NO_BASE, []))
+    *first, last = push(1, 2.0)
+    assert ps.bring(1, *first) == [] and mode.clocks.now() == {1: 0, 2: 0}
+    assert run_of(ps.bring(1, last)) == after(2.0) and mode.clocks.now() == {1: 1, 2: 0}
 
 
 def test_over_a_fast_connection_values_leave_when_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

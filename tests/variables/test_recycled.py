@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dps.kernels.headers import Headers
 from dps.variables import recycled
 from dps.variables.assembly import Assembly
 from dps.variables.plan import Plan, ShardLayout, VariableSpec, make_plan
@@ -154,3 +155,61 @@ def test_arrays_of_more_dimensions_than_are_read_are_made_anew() -> None:
     assert taken.is_free and not taken.are_many
     assert all(a is not b for a, b in zip(taken.parts(), taken.parts(), strict=True))
     assert taken.is_free
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_pulls_on_their_way_that_are_more_than_are_kept_have_arrays_of_their_own(seed: int) -> None:
+    chance = random.Random(seed)
+    puller = Puller(plan_of(8))
+    layout = puller.layouts[0]
+    under_way: list[tuple[int, Taken]] = []
+    held: list[tuple[int, Any]] = []
+    for _ in range(60):
+        if chance.random() < 0.5 and len(under_way) < 7:
+            puller.number += 1
+            under_way.append((puller.number, puller.recycled.take(layout)))
+            for flat in layout.flats(under_way[-1][1].bytes):
+                flat[:] = puller.number
+        elif under_way:
+            number, one = under_way.pop(0)
+            found = [one]
+            del one
+            held.append((number, puller.recycled.tree(found, puller.assembly.values, puller.assembly.copy)))
+            del found, held[:-2]
+        for number, tree in held:
+            assert all((values == number).all() for values in _arrays(tree))
+
+
+def test_an_array_that_becomes_a_slice_while_it_is_looked_at_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another thread may have it, between the look at the arrays and that at their memory."""
+    puller = Puller(plan_of(8))
+    taken = puller.recycled.take(puller.layouts[0])
+    held = [taken.parts()[1]]
+    unchanged = Headers.unchanged
+
+    def meanwhile(self: Headers) -> bool:
+        found = unchanged(self)
+        held[0] = held[0][1:]
+        return found
+
+    monkeypatch.setattr(Headers, "unchanged", meanwhile)
+    assert not taken.is_free and not taken.is_free
+
+
+def test_ctrl_c_while_a_tree_is_dropped_frees_nothing_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    puller = Puller(plan_of(8))
+    held = leaf_of(puller.pull())
+    (kept,) = puller.recycled._taken.values()
+
+    def interrupted(self: Taken, more: int) -> None:
+        in_tree(self, more)
+        raise KeyboardInterrupt
+
+    in_tree = Taken.in_tree
+    monkeypatch.setattr(Taken, "in_tree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        puller.recycled._drop_trees(id(kept[0]))
+    monkeypatch.setattr(Taken, "in_tree", in_tree)
+    for _ in range(6):
+        puller.pull()
+    assert (held == 1).all()
