@@ -21,7 +21,7 @@ from dps.prefetching import prefetched
 from dps.protocol import Restore, Save, Saved
 from dps.pulling import PullOp, Pulls
 from dps.pushes import Pushes
-from dps.pushing import PushOp, streams
+from dps.pushing import streams
 from dps.reply import Push, Reply, Version
 from dps.server import Server
 from dps.settings import check_timeout, run_settings
@@ -308,45 +308,28 @@ class Session:
                 return self.pull(timeout=timeout)
             self._stepping.note(made.lent)
             return made.values
-        if pushing is None and streams(self._connection, gradients):
-            return self._step_in_pieces(gradients, loss, timeout)
-        if pushing is None:
-            pushing = self._pushes.start(gradients, loss, timeout, self._pulls.may_come_with_a_push)
-        if not self._pulls.may_follow_a_push:
-            self._pushes.finish(pushing, timeout)
-            return self.pull(timeout=timeout)
-        pulling = self._pulls.start(None, None, after=True, behind=pushing)
-        pulling.start()
-        return self._both(pushing, pulling, timeout)
-
-    def _step_in_pieces(self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None) -> Any:
-        """The pull goes first, so that values may come while gradients still leave."""
         pulling: PullOp | None = None
 
-        def lead() -> None:  # the session may have joined another run epoch since
+        def lead() -> None:
+            """Where gradients take a while to leave the pull goes first: values may come meanwhile."""
             nonlocal pulling
             if streams(self._connection, gradients):
                 pulling = self._pulls.start(None, None, after=True, leads=True)
                 pulling.start()
 
         try:
-            pushing = self._pushes.start(gradients, loss, timeout, first=lead)
-        except BaseException:
+            if pushing is None:
+                pushing = self._pushes.start(gradients, loss, timeout, self._pulls.may_come_with_a_push, first=lead)
+            if pulling is None and self._pulls.may_follow_a_push:
+                pulling = self._pulls.start(None, None, after=True, behind=pushing)
+                pulling.start()
+            self._pushes.finish(pushing, timeout)
+            if pulling is None or pushing.rolled_back:
+                return self.pull(timeout=timeout)
+            return self._pulls.finish(pulling, None, timeout)
+        finally:
             if pulling is not None:
                 pulling.drop()
-            raise
-        if pulling is None:
-            pulling = self._pulls.start(None, None, after=True, behind=pushing)
-            pulling.start()
-        return self._both(pushing, pulling, timeout)
-
-    def _both(self, pushing: PushOp, pulling: PullOp, timeout: float | None) -> Any:
-        """The values, once a push and the pull that waits for it are done."""
-        try:
-            self._pushes.finish(pushing, timeout)
-            return self.pull(timeout=timeout) if pushing.rolled_back else self._pulls.finish(pulling, None, timeout)
-        finally:
-            pulling.drop()
 
     def gradients(self) -> Any:
         """Arrays to fill, in the nesting of params, that are pushed without being gathered first.

@@ -75,8 +75,7 @@ class Sending:
         for index in pull.parts:
             number, start = self.layout.place[index]
             arena = self.layout.arenas[number]
-            item = np.dtype(arena.dtype).itemsize
-            ranges.append((arena.offset + start * item, self._plan.parts[index].size * item))
+            ranges.append((arena.offset + start * arena.itemsize, self._plan.parts[index].size * arena.itemsize))
         return cut(ranges, smallest)
 
 
