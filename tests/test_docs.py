@@ -128,7 +128,7 @@ def run_bash(block: Block, text: str, log: Path) -> None:
 
 
 def run_page(page: Path, folder: Path) -> None:
-    names: dict[str, Any] = {"__name__": "__docs__"}
+    names: dict[str, Any] = {"__name__": "__main__"}  # what stands under the guard of a script runs, too
     if page.name == "README.md":
         (folder / "readme_setup.py").write_text(README_SETUP)
     for block in blocks(page):
@@ -156,7 +156,7 @@ def readme_names() -> Iterator[dict[str, Any]]:
         dps.Session(server, table, optimizer=dps.optim.SGD(1.0)) as session,
     ):
         yield {
-            "dps": dps, "np": np, "train": setup.train, "loss_and_gradients": setup.loss_and_gradients,
+            "__name__": "__main__", "dps": dps, "np": np, "train": setup.train, "loss_and_gradients": setup.loss_and_gradients,
             "batches": itertools.repeat(setup.x), "session": session, "indices": np.array([1, 3]),
             "gradients": np.ones((2, 2), np.float32),
         }  # fmt: skip

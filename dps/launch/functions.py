@@ -13,10 +13,22 @@ from typing import Any
 from dps.errors import ConfigError
 
 
+_loading: list[str] = []
+
+
+def loading() -> str:
+    """The path whose module `load` imports at this moment; "" while it imports none."""
+    return _loading[-1] if _loading else ""
+
+
 def load(path: str) -> Callable[..., Any]:
     """A function by its path, "package.module:function" or "folder/file.py:function"; ConfigError when not there."""
     target, _, name = path.rpartition(":")
-    module = _file(path, target) if target.endswith(".py") else _module(path, target)
+    _loading.append(path)
+    try:
+        module = _file(path, target) if target.endswith(".py") else _module(path, target)
+    finally:
+        _loading.pop()
     found: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(found):
         raise ConfigError(f"{path}: {target} has no function {name!r}; {_WANTED}")
@@ -51,7 +63,11 @@ def _file(path: str, target: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name if loaded is None else f"dps_program_{name}", file)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:  # half of a module is none
+        del sys.modules[spec.name]
+        raise
     return module
 
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 from dps import telemetry, update
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, TaskLost
 from dps.launch.child import Child
-from dps.launch.functions import path_of
+from dps.launch.functions import loading, path_of
 from dps.launch.leaving import leave
 from dps.launch.supervisor import Output, Supervisor, describe
 from dps.launch.values import pack, receive, send
@@ -96,8 +96,17 @@ class LocalCluster:
         self._run: LocalRun | None = None
 
     def start(self) -> Self:
-        """Start chief and ps. Blocks until the chief listens."""
+        """Start chief and ps. Blocks until the chief listens.
+
+        Raises ConfigError in a worker process that imports the main script and comes here again.
+        """
         global _running
+        if self.processes and (path := loading()):
+            script, _, function = path.rpartition(":")
+            raise ConfigError(
+                f"{os.path.basename(script)} makes a dps.LocalCluster again while a worker process imports it to find "
+                f'{function}(); put the lines that make the cluster under: if __name__ == "__main__":'
+            )
         if _running is not None:
             _running.stop()
         _running = self

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dps.errors import ConfigError
-from dps.launch.functions import load, path_of
+from dps.launch.functions import load, loading, path_of
 from tests.launch import programs
 
 
@@ -70,3 +70,18 @@ def test_functions_without_a_path_name_the_extra(monkeypatch: pytest.MonkeyPatch
     for function in (inner, lambda server: None):
         with pytest.raises(ConfigError, match=r"dps\[notebook\]"):
             path_of(function)
+
+
+@pytest.mark.parametrize("call", ["dps.LocalCluster(workers=1).start()", "dps.LocalCluster(workers=1).__enter__()"])
+def test_a_script_that_makes_a_cluster_while_a_worker_imports_it_is_told_what_to_add(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr("dps.launch.supervisor.Supervisor.start", started.append)
+    (tmp_path / "unguarded.py").write_text(f"import dps\ndef train(server): ...\n{call}\n")
+    for path in (f"{tmp_path}/unguarded.py:train", "unguarded:train"):
+        with pytest.raises(ConfigError, match="makes a dps.LocalCluster again") as told:
+            load(path)
+        assert 'if __name__ == "__main__":' in str(told.value) and "\n" not in str(told.value)
+        assert str(told.value).startswith("unguarded")
+    assert not started and loading() == ""
