@@ -156,7 +156,8 @@ def readme_names() -> Iterator[dict[str, Any]]:
         dps.Session(server, table, optimizer=dps.optim.SGD(1.0)) as session,
     ):
         yield {
-            "__name__": "__main__", "dps": dps, "np": np, "train": setup.train, "loss_and_gradients": setup.loss_and_gradients,
+            "__name__": "__main__", "dps": dps, "np": np,
+            "train": setup.train, "loss_and_gradients": setup.loss_and_gradients,
             "batches": itertools.repeat(setup.x), "session": session, "indices": np.array([1, 3]),
             "gradients": np.ones((2, 2), np.float32),
         }  # fmt: skip

@@ -12,7 +12,6 @@ from typing import Any
 
 from dps.errors import ConfigError
 
-
 _loading: list[str] = []
 
 

@@ -79,6 +79,7 @@ def test_a_script_that_makes_a_cluster_while_a_worker_imports_it_is_told_what_to
     started: list[object] = []
     monkeypatch.setattr("dps.launch.supervisor.Supervisor.start", started.append)
     (tmp_path / "unguarded.py").write_text(f"import dps\ndef train(server): ...\n{call}\n")
+    importlib.invalidate_caches()
     for path in (f"{tmp_path}/unguarded.py:train", "unguarded:train"):
         with pytest.raises(ConfigError, match="makes a dps.LocalCluster again") as told:
             load(path)
