@@ -40,10 +40,12 @@ _WANTED = "wanted package.module:function or folder/file.py:function"
 def _module(path: str, target: str) -> ModuleType:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    if not target:
+        raise ConfigError(f"{path}: no module {target!r}; {_WANTED}")
     try:
         return importlib.import_module(target)
-    except (ModuleNotFoundError, ValueError) as error:
-        missing = getattr(error, "name", None)
+    except ModuleNotFoundError as error:
+        missing = error.name
         if missing is not None and target != missing and not target.startswith(f"{missing}."):
             raise  # the module is there, and what it imports is not
         raise ConfigError(f"{path}: no module {target!r}; {_WANTED}") from None

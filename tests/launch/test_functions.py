@@ -62,6 +62,13 @@ def test_an_import_that_fails_inside_a_program_is_the_programs_own_error(tmp_pat
             load(path)
 
 
+def test_a_value_error_while_a_module_is_imported_is_the_programs_own(tmp_path: Path) -> None:
+    (tmp_path / "program_that_raises.py").write_text("int('no number')\n")
+    importlib.invalidate_caches()
+    with pytest.raises(ValueError, match="invalid literal"):
+        load("program_that_raises:train")
+
+
 def test_functions_without_a_path_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
 
