@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -390,6 +391,16 @@ def test_a_damaged_checkpoint_is_skipped_and_said_so(
     victim.write_bytes(data[:-3] if damage == "truncate" else data)
     train(tmp_path, 7)
     assert any(newest.name in text and "skipped" in text for text in caplog.messages)
+
+
+@pytest.mark.timeout(20)
+def test_a_fifo_in_a_checkpoint_is_skipped_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tmp_path, 6)
+    newest = sorted(p for p in tmp_path.iterdir() if p.name.startswith("step-"))[-1]
+    (newest / "manifest.json").unlink()
+    os.mkfifo(newest / "manifest.json")
+    train(tmp_path, 7)
+    assert any(f"{newest.name}/manifest.json is a FIFO, wanted a regular file" in text for text in caplog.messages)
 
 
 def test_a_checkpoint_dir_that_cannot_be_written(tmp_path: Path, server: dps.Server) -> None:

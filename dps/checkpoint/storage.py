@@ -1,7 +1,8 @@
 """Where the bytes of checkpoints live: the seam, and a folder that the operating system gives.
 
 A write is whole or not there. Every call blocks until it is done, may be made from any thread, and raises
-CheckpointError, with the path, the reason and what to try, where the operating system refuses.
+CheckpointError, with the path, the reason and what to try, where the operating system refuses. Only regular files are
+read: a FIFO could block its reader for ever.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from dps.errors import CheckpointError
@@ -27,6 +30,7 @@ _ADVICE = {
     errno.EEXIST: "a file stands where a folder is needed: move it away or choose another checkpoint_dir",
     errno.EISDIR: "a folder stands where a file is needed: move it away or choose another checkpoint_dir",
     errno.ENOENT: "look whether it was deleted meanwhile, or whether this machine sees the same folder",
+    errno.ENXIO: "wanted a regular file: move it away or choose another checkpoint_dir",
     errno.ENAMETOOLONG: "choose a shorter checkpoint_dir",
 }
 
@@ -92,14 +96,11 @@ class LocalStorage:
         """As Storage.append."""
         try:
             _make_folder(os.path.dirname(path) or ".")
-            descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o666)
-            try:
+            with _regular(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY) as descriptor:
                 size = os.fstat(descriptor).st_size
                 if (written := os.write(descriptor, data)) < len(data):
                     os.ftruncate(descriptor, size)
                     raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes could be written")
-            finally:
-                os.close(descriptor)
         except OSError as error:
             raise refused("append to", path, error, "directory") from error
 
@@ -110,8 +111,8 @@ class LocalStorage:
     def read_range(self, path: str, offset: int, n: int) -> bytes | memoryview:
         """As Storage.read_range; the memory is the caller's own and may be written to."""
         try:
-            with open(path, "rb") as file:
-                check_range(path, offset, n, os.fstat(file.fileno()).st_size)
+            with _regular(path, os.O_RDONLY) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                check_range(path, offset, n, os.fstat(descriptor).st_size)
                 data = memoryview(bytearray(n))
                 file.seek(offset)
                 got = file.readinto(data)
@@ -133,7 +134,9 @@ class LocalStorage:
     def size(self, path: str) -> int:
         """As Storage.size."""
         try:
-            return os.stat(path).st_size
+            found = os.stat(path)
+            _check_regular(path, found.st_mode)
+            return found.st_size
         except OSError as error:
             raise refused("read", path, error) from error
 
@@ -188,6 +191,36 @@ def check_range(path: str, offset: int, n: int, size: int) -> None:
         raise CheckpointError(
             f"{path} is cut short: {n} bytes from {offset} were wanted, it has {size}; use an older checkpoint"
         )
+
+
+@contextmanager
+def _regular(path: str, flags: int) -> Iterator[int]:
+    """The descriptor of a regular file, closed afterwards. Does not block, whatever lies at `path`."""
+    flags |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        _check_regular(path, os.fstat(descriptor).st_mode)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+
+
+def _check_regular(path: str, mode: int) -> None:
+    """CheckpointError for what is neither a regular file nor a link to one; OSError for a folder."""
+    if stat.S_ISREG(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+    raise CheckpointError(f"{path} is {kind}, wanted a regular file; move it away, or choose another checkpoint_dir")
 
 
 def _make_folder(folder: str) -> None:

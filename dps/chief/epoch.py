@@ -85,8 +85,8 @@ class Epoch:
                 self._configured.add(task)
                 if not self._unconfigured():
                     self._all_configured()
-            elif isinstance(answer, ConfigError):  # such as a GPU that is not there: the sessions' mistake
-                self._owner.unfit(ConfigError(f"ps:{task}: {answer}"))
+            elif isinstance(answer, ConfigError | CheckpointError):  # a GPU that is not there, another model
+                self._owner.unfit(type(answer)(f"ps:{task}: {answer}"))
             else:
                 self._owner.broken(f"ps:{task} cannot take run epoch {self.number}: {answer}")
 

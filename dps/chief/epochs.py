@@ -15,8 +15,9 @@ from dps.chief.members import Membership
 from dps.chief.phase import GATHER, INITIALISE, OPEN, RUN
 from dps.chief.run import Run, read_journal, write_journal
 from dps.chief.sessions import Session, Sessions
-from dps.errors import Aborted, ConfigError, DpsError
+from dps.errors import Aborted, CheckpointError, ConfigError, DpsError
 from dps.variables.plan import Plan
+from dps.variables.saved import check_saved
 
 log = logging.getLogger("dps")
 
@@ -112,9 +113,13 @@ class Epochs:
     def _begin(self, run: Run) -> None:
         """All ps get their shard of the plan, restored or to be filled."""
         node = self._node
+        try:
+            lost = run.begin_from(node.runtime.storage)
+        except CheckpointError as error:  # another model
+            self.unfit(error)
+            return
         self.number += 1
         self.journal()
-        lost = run.begin_from(node.runtime.storage)
         node.runtime.record("epoch", epoch=self.number, restore=run.restore, step=run.step)
         if run.restore:
             text = f", {lost} steps lost" if lost else ""
@@ -153,7 +158,8 @@ class Epochs:
         if self.run is None or not known or self.phase != RUN or epoch != self.number:
             raise Aborted(f"nothing can be restored now: {self.text()}")
         if name:
-            load(self._node.runtime.storage, self.run.checkpoint_dir, name)
+            checkpoint_dir = self.run.checkpoint_dir
+            check_saved(self.run.plan, checkpoint_dir, load(self._node.runtime.storage, checkpoint_dir, name))
 
     def restore(self, name: str) -> None:
         """Roll back to a checkpoint ("": the newest whole one) because a session wants it."""

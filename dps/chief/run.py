@@ -19,6 +19,7 @@ from dps.checkpoint import (
 from dps.chief.members import Membership
 from dps.errors import CheckpointError
 from dps.variables.plan import Plan
+from dps.variables.saved import check_saved
 
 log = logging.getLogger("dps")
 
@@ -41,10 +42,13 @@ class Run:
     """Steps of the ps that have taken this run epoch."""
 
     def begin_from(self, storage: Storage) -> int:
-        """Choose the checkpoint to begin with: the one asked for, else the newest whole one; returns steps lost."""
+        """Choose the checkpoint to begin with: the one asked for, else the newest whole one; returns steps lost.
+
+        Raises CheckpointError where that one holds another model."""
         before, self.restore, self.configured = self.step, "", {}
         manifest = self._manifest(storage) if self.checkpoint_dir else None
         if manifest is not None:
+            check_saved(self.plan, self.checkpoint_dir, manifest)
             self.restore, self.step = manifest.name, manifest.step
         return max(0, before - self.step)
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from dps import config
 from dps.actors.ref import Sender
-from dps.checkpoint import Gathering, Manifest, Run, SavedVariable, ShardHeader, applied_to, tensor_name, write_runs
+from dps.checkpoint import Gathering, Manifest, Run, ShardHeader, applied_to, tensor_name, write_runs
 from dps.errors import CheckpointError
 from dps.protocol import SaveShard, ShardCut, ShardSaved
 from dps.ps.arena import ArenaMemory, rows_of
 from dps.ps.store import Store
 from dps.transport.wire import Array
-from dps.variables.plan import Plan, VariableSpec
+from dps.variables.plan import Plan
+from dps.variables.saved import saved
 
 if TYPE_CHECKING:
     from dps.actors.system import Node
@@ -125,12 +123,12 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
     """
     storage, headers = node.runtime.storage, dict[str, ShardHeader]()
     for memory in store.arenas:
-        saved = [_saved(plan.variables[part.variable], checkpoint_dir, manifest) for part in memory.arena.parts]
-        for number, (part, variable) in enumerate(zip(memory.arena.parts, saved, strict=True)):
+        found = [saved(plan.variables[part.variable], checkpoint_dir, manifest) for part in memory.arena.parts]
+        for number, (part, variable) in enumerate(zip(memory.arena.parts, found, strict=True)):
             memory.applied[number] = applied_to(variable, part.row0, rows_of(part))
         for slot in (None, *memory.slots):
             gathering = Gathering(storage, checkpoint_dir, manifest, slot, headers)
-            for number, (part, variable) in enumerate(zip(memory.arena.parts, saved, strict=True)):
+            for number, (part, variable) in enumerate(zip(memory.arena.parts, found, strict=True)):
                 if slot is None or slot in variable.slots:
                     start, stop, _ = memory.extent(slot, number)
                     got = gathering.add(variable, part.row0, rows_of(part), start)
@@ -142,19 +140,3 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
             for start, values in gathering.runs():
                 memory.write(slot, start, values)
     store.step = manifest.step
-
-
-def _saved(spec: VariableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedVariable:
-    """The variable in the checkpoint, if it is this one."""
-    saved = manifest.variable(spec.name)
-    if saved.shape != spec.shape or _dtype(saved.dtype) != _dtype(spec.dtype):
-        raise CheckpointError(
-            f"{spec.name} is {saved.dtype} {saved.shape} in {checkpoint_dir}/{manifest.name} and "
-            f"{np.dtype(spec.dtype).name} {spec.shape} in this program; use another checkpoint_dir"
-        )
-    return saved
-
-
-@functools.cache
-def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(name)

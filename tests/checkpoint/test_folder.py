@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -305,3 +306,32 @@ def test_whatever_is_there_the_newest_whole_checkpoints_stay(there: list[tuple[i
         (epoch, step) for step, epoch, whole in there if not whole and (epoch, step) > max(finished, default=(0, -1))
     ]
     assert candidates(storage, "run") == [folder_name(step, epoch) for epoch, step in sorted(kept, reverse=True)]
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("file", ["manifest.json", "shard-00001-of-00002.safetensors"])
+@pytest.mark.parametrize("in_its_place", ["a FIFO", "a link to a FIFO", "a link to a device", "a folder"])
+def test_what_is_no_regular_file_is_skipped_with_a_reason_and_blocks_nobody(
+    tmp_path: Path, file: str, in_its_place: str
+) -> None:
+    storage, directory, log = LocalStorage(), str(tmp_path), list[str]()
+    older = save(storage, directory, step=100)
+    save(storage, directory)
+    path = tmp_path / NAME / file
+    path.unlink()
+    if "FIFO" in in_its_place:
+        os.mkfifo(tmp_path / "fifo" if "link" in in_its_place else path)
+    if "link" in in_its_place:
+        path.symlink_to("/dev/zero" if "device" in in_its_place else tmp_path / "fifo")
+    if in_its_place == "a folder":
+        path.mkdir()
+    assert newest_whole(storage, directory, log.append) == older
+    assert len(log) == 1 and str(path) in log[0] and ("regular file" in log[0] or "a folder stands" in log[0])
+    assert retain(storage, directory, keep=5) == []
+
+
+@pytest.mark.timeout(10)
+def test_a_journal_that_is_a_fifo_is_told(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "journal.json")
+    with pytest.raises(CheckpointError, match="is a FIFO, wanted a regular file; .* delete it"):
+        Journal(LocalStorage(), str(tmp_path)).load()

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -240,3 +241,45 @@ def test_a_row_for_which_there_is_only_half_the_room_leaves_the_file_as_it_was(
         storage.append(f"{root}/log", b"second\n")
     monkeypatch.undo()
     assert bytes(storage.read(f"{root}/log")) == b"first\n"
+
+
+# -- what is no regular file ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("linked", [False, True], ids=["itself", "a link to it"])
+@pytest.mark.parametrize("kind", ["a FIFO", "a socket", "a character device"])
+def test_what_is_no_regular_file_is_told_and_blocks_nobody(tmp_path: Path, kind: str, linked: bool) -> None:
+    storage, path = LocalStorage(), str(tmp_path / "file")
+    if kind == "a character device":
+        path = "/dev/zero"
+    elif kind == "a FIFO":
+        os.mkfifo(path)
+    else:
+        os.mknod(path, stat.S_IFSOCK | 0o600)
+    if linked:
+        os.symlink(path, tmp_path / "link")
+        path = str(tmp_path / "link")
+    calls: list[Callable[[], object]] = [
+        lambda: storage.read(path), lambda: storage.size(path), lambda: storage.read_range(path, 0, 1),
+    ]  # fmt: skip
+    if kind != "a character device":
+        calls.append(lambda: storage.append(path, b"1"))
+    for call in calls:
+        with pytest.raises(
+            CheckpointError, match=rf"{path}.*(is {kind}, wanted a|ENXIO\); wanted a) regular file[;:] move"
+        ):
+            call()
+
+
+def test_a_folder_in_place_of_a_file_is_told_as_one(tmp_path: Path) -> None:
+    for call in (LocalStorage().read, LocalStorage().size):
+        with pytest.raises(CheckpointError, match=r"EISDIR\); a folder stands where a file is needed"):
+            call(str(tmp_path))
+
+
+@pytest.mark.timeout(10)
+def test_a_fifo_in_place_of_a_written_file_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(path := str(tmp_path / "file"))
+    LocalStorage().write(path, [b"new"])
+    assert bytes(LocalStorage().read(path)) == b"new"

@@ -41,8 +41,10 @@ def plan(ps: int, *holders: int) -> dict[str, Any]:
 class Led:
     """Two ps and two workers unless it is said otherwise; session n is worker n's."""
 
-    def __init__(self, ps: int = 2, workers: int = 2, checkpoint_dir: str = "", **chief: Any) -> None:
-        self.desk, self.ended = Desk(), list[tuple[int, str]]()
+    def __init__(
+        self, ps: int = 2, workers: int = 2, checkpoint_dir: str = "", storage: Any = None, **chief: Any
+    ) -> None:
+        self.desk, self.ended = Desk(storage), list[tuple[int, str]]()
         self.settings = {"checkpoint_dir": checkpoint_dir} if checkpoint_dir else {}
         self._ps = ps
         self.chief = ChiefActor(

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
+from dps.checkpoint import candidates, load
+from dps.checkpoint.manifest import encode
 from dps.chief.phase import CONFIGURE, END, FAILED, GATHER, INITIALISE, OPEN, RUN
 from dps.errors import Aborted, CheckpointError, ConfigError, DeadlineExceeded, TaskLost
 from dps.protocol import Configure, Configured, Members, Restore, Save, Saved, SessionOpened
+from dps.variables.plan import VariableSpec, make_plan
 from tests.chief.led import Led, plan
+from tests.variables.models import SGD
 
 
 def phase(led: Led) -> tuple[str, int]:
@@ -111,6 +118,48 @@ def test_a_ps_that_cannot_take_what_the_sessions_want_refuses_them_and_others_ma
     assert str(led.answered(0)) == "ps:1: no GPU:3 here" and phase(led) == (OPEN, 1)
     led.open(1, plan=plan(2, 1, 0))
     assert phase(led) == (CONFIGURE, 2)
+
+
+def test_a_checkpoint_of_another_model_is_the_error_of_all_sessions_and_begins_nothing() -> None:
+    led = Led(checkpoint_dir="run").train(0, 1)
+    led.close(0)
+    led.close(1)
+    again = Led(checkpoint_dir="run", storage=led.desk.storage)
+    files = dict(led.desk.storage._files)
+    other = make_plan([VariableSpec("a", (3,), "<f4", SGD)], (0, 1), lambda *_: 0, None).to_wire()
+    for job, task in (("worker", 0), ("worker", 1), ("ps", 0)):
+        again.register(job, task)
+    again.open(0, plan=other)
+    again.open(1, plan=other)
+    again.register("ps", 1)
+    wanted = r"a is float32 \(2,\) in run/step-0+-epoch-000001 and float32 \(3,\) in this program; use the model that"
+    for session in (0, 1):
+        answer = again.answered(session)
+        assert isinstance(answer, CheckpointError) and re.match(wanted, str(answer)), answer
+    assert phase(again) == (OPEN, 1) and configures(again) == [] and led.desk.storage._files == files
+    again.open(0)
+    assert phase(again) == (CONFIGURE, 2)
+
+
+def test_a_checkpoint_that_a_ps_cannot_read_is_the_error_of_all_sessions() -> None:
+    led = Led(checkpoint_dir="run").gather()
+    led.open(0)
+    led.open(1)
+    led.desk.take(Configure)[1].answer(CheckpointError("accumulator of a has 1 elements; use another checkpoint_dir"))
+    for session in (0, 1):
+        answer = led.answered(session)
+        assert isinstance(answer, CheckpointError) and str(answer).startswith("ps:1: accumulator of a has 1 elements")
+    assert phase(led) == (OPEN, 1) and led.ended == []
+
+
+def test_a_restore_of_another_model_is_refused_to_who_asked_and_the_run_goes_on() -> None:
+    led = Led(checkpoint_dir="run").train(0)
+    manifest = load(led.desk.storage, "run", newest := candidates(led.desk.storage, "run")[0])
+    variables = (manifest.variables[0], replace(manifest.variables[1], dtype="float64"))
+    led.desk.storage.write(f"run/{newest}/manifest.json", [encode(replace(manifest, variables=variables))])
+    answer = led.tell(Restore(0, 1, newest), "restore")
+    assert isinstance(answer, CheckpointError) and "b is float64 (2,) in run/" in str(answer)
+    assert phase(led) == (RUN, 1)
 
 
 def test_a_ps_that_does_not_answer_fails_the_run() -> None:

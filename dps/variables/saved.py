@@ -1,0 +1,41 @@
+"""The variables of a plan in a checkpoint: there, and of the same shape and dtype, or an error that names both."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from dps.checkpoint import Manifest, SavedVariable
+from dps.errors import CheckpointError
+from dps.variables.parts import VariableSpec
+from dps.variables.plan import Plan
+
+
+def check_saved(plan: Plan, checkpoint_dir: str, manifest: Manifest) -> None:
+    """CheckpointError unless the checkpoint holds every variable of the plan. What else it holds is not looked at."""
+    for spec in plan.variables:
+        saved(spec, checkpoint_dir, manifest)
+
+
+def saved(spec: VariableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedVariable:
+    """The variable as the checkpoint holds it; CheckpointError where it is missing or of another shape or dtype."""
+    try:
+        found = manifest.variable(spec.name)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{spec.name} is {_dtype(spec.dtype).name} {spec.shape} in this program; in {checkpoint_dir} {error}"
+        ) from None
+    if found.shape != spec.shape or _dtype(found.dtype) != _dtype(spec.dtype):
+        raise CheckpointError(
+            f"{spec.name} is {found.dtype} {found.shape} in {checkpoint_dir}/{manifest.name} and "
+            f"{_dtype(spec.dtype).name} {spec.shape} in this program; use the model that was saved, "
+            "or another checkpoint_dir"
+        )
+    return found
+
+
+@functools.cache
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(name)
