@@ -1,6 +1,7 @@
 """The faults that a simulated world can be told to have: what, whom, when. Times are virtual seconds.
 
-A task is named as its process is: "ps:1", "worker:3", "chief:0".
+A task is named as its process is: "ps:1", "worker:3", "chief" ("chief:0" is the same). A fault that names nobody is a
+ValueError when the world begins to run.
 """
 
 from __future__ import annotations

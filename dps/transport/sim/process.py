@@ -166,9 +166,9 @@ class Supervisor:
         self._setting.trace.add(self._scheduler.now, name, what, detail)
 
     def _running(self, name: str, doing: str) -> SimProcess | None:
-        process = self.processes.get(name)
-        if process is None or process.state != "running":
-            self.note(name, f"{doing} ignored", state="unknown" if process is None else process.state)
+        process = self.processes[name]
+        if process.state != "running":
+            self.note(name, f"{doing} ignored", state=process.state)
             return None
         return process
 

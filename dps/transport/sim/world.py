@@ -29,6 +29,7 @@ class World:
 
     `trace="all"` notes every message that arrives too. `preempt` is the probability that `Runtime.preempt` lets
     others run, for up to `preempt_s` virtual seconds. `clock_offsets` makes the processes' monotonic clocks differ.
+    `faults` name processes that are there when `run` is called first; one that names nobody is a ValueError.
     `storage` is shared by all processes and outlives them; it is a new MemoryStorage when none is given.
     With `shared_memory` all processes are on one machine and one user's; else each is on its own.
     With `machines`, computing and messages need a core of theirs; None: no machine is ever short of cores.
@@ -64,6 +65,8 @@ class World:
             preempt, preempt_s, clock_offsets, Machine(shared_memory), rack,
         )  # fmt: skip
         self._supervisor = Supervisor(setting)
+        self._unchecked = list(faults)
+        """Faults whose tasks nobody has looked for yet: the processes are added after the faults are given."""
         for fault in faults:
             self._scheduler.push(fault.at, self._happen, fault)
 
@@ -106,9 +109,12 @@ class World:
     def run(self, until_s: float = 600.0, stop: Callable[[], bool] | None = None) -> None:
         """Let things happen until nothing can, `stop()` is true, or the virtual time is `until_s`. May go on later.
 
-        Raises SimulationError for a task that spins, and what functions given to `at` and `stop` raise. What
-        processes raise is kept in their `error`.
+        Raises ValueError for a fault that names no process, SimulationError for a task that spins, and what functions
+        given to `at` and `stop` raise. What processes raise is kept in their `error`.
         """
+        unchecked, self._unchecked = self._unchecked, []
+        for fault in unchecked:
+            self._check(fault)
         self._scheduler.run(until_s, stop)
 
     def at(self, time_s: float, call: Callable[[], object]) -> None:
@@ -124,12 +130,16 @@ class World:
         """kill -9, now. Nothing that its code still does has an effect, `finally` blocks included.
 
         Started again after `restart_after` seconds; None: as its `restarts` say. Ignored where it does not run.
+        Raises ValueError for a name that no process has.
         """
-        self._supervisor.kill(name, restart_after)
+        self._supervisor.kill(self._named(name, "kill"), restart_after)
 
     def pause(self, name: str, seconds: float) -> None:
-        """SIGSTOP for some seconds: what arrives waits. Peers see it as dead after the network's `heartbeat_s`."""
-        self._supervisor.pause(name, seconds)
+        """SIGSTOP for some seconds: what arrives waits. Peers see it as dead after the network's `heartbeat_s`.
+
+        Raises ValueError for a name that no process has.
+        """
+        self._supervisor.pause(self._named(name, "pause"), seconds)
 
     def partition(
         self,
@@ -140,9 +150,10 @@ class World:
     ) -> None:
         """Lose all messages between `tasks` and `others` (None: everybody else), for some seconds or until `heal`.
 
-        With `one_way` only those from `tasks` to `others` are lost; heartbeats fail all the same.
+        With `one_way` only those from `tasks` to `others` are lost; heartbeats fail all the same. Raises ValueError for
+        a name that no process has.
         """
-        cut = Cut(_names(tasks), None if others is None else _names(others), one_way)
+        cut = Cut(self._all_named(tasks), None if others is None else self._all_named(others), one_way)
         self._supervisor.note("network", "partition", **_cut_detail(cut))
         self._fabric.cut(cut)
         if seconds is not None:
@@ -167,6 +178,27 @@ class World:
 
     # Faults
 
+    def _check(self, fault: Fault) -> None:
+        """Raise ValueError for a fault that names a task which no process has."""
+        match fault:
+            case Kill() | Pause() | Slow():
+                self._named(fault.task, fault)
+            case Partition():
+                for task in _names(fault.tasks):
+                    self._named(task, fault)
+
+    def _named(self, task: str, what: object) -> str:
+        """The process that a task names: "chief:0" is also the one that is called "chief". ValueError for nobody."""
+        processes = self.processes
+        for name in (task, task.removesuffix(":0")):
+            if name in processes:
+                return name
+        known = ", ".join(processes) or "none yet"
+        raise ValueError(f"{what}: there is no process {task!r}; the processes are {known}")
+
+    def _all_named(self, tasks: str | Iterable[str]) -> frozenset[str]:
+        return frozenset(self._named(task, "partition") for task in _names(tasks))
+
     def _mend(self, cut: Cut) -> None:
         if self._fabric.mend(cut):
             self._supervisor.note("network", "heal", **_cut_detail(cut))
@@ -180,10 +212,8 @@ class World:
             case Partition():
                 self.partition(fault.tasks, None, fault.seconds, fault.one_way)
             case Slow():
-                factor = fault.factor
-                self._spell(
-                    fault.task, "slow", fault.seconds, lambda on: self._set_slow(fault.task, factor, on), factor
-                )
+                factor, task = fault.factor, self._named(fault.task, fault)
+                self._spell(task, "slow", fault.seconds, lambda on: self._set_slow(task, factor, on), factor)
             case SlowDisk():
                 write_s = fault.write_s
                 self._spell("disk", "slow disk", fault.seconds, lambda on: self._disk.set_slow(write_s, on), write_s)

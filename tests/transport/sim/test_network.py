@@ -207,6 +207,7 @@ def test_heal_ends_all_partitions() -> None:
 
 def test_a_partition_of_other_tasks_does_not_matter() -> None:
     world = World()
+    world.process("worker:1", lambda: runtime().sleep(20.0))
     world.at(1.0, lambda: world.partition({"ps:0"}, {"worker:1"}))
     assert watch(world, 20.0) == [("Connected", 0.0)]
 

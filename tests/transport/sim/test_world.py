@@ -8,8 +8,10 @@ from dps.transport.current import runtime
 from dps.transport.endpoint import Delivery
 from dps.transport.sim import (
     Compute,
+    Fault,
     Kill,
     Network,
+    Partition,
     Pause,
     Slow,
     World,
@@ -178,3 +180,34 @@ def test_a_world_can_be_closed_twice_and_frees_its_tasks() -> None:
     world.close()
     assert ends == ["a"]
     assert world.processes["a"].state == "killed"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Kill("chief:1", 1.0), Pause("ps", 1.0, 1.0), Partition(("ps:0", "worker:9"), 1.0, 1.0), Slow("x", 1.0, 1.0, 2.0)],
+)
+def test_a_fault_that_names_nobody_is_an_error_before_anything_runs(fault: Fault) -> None:
+    world = World(faults=[fault])
+    for name in ("chief", "ps:0"):
+        world.process(name, lambda: None)
+    with pytest.raises(ValueError, match=r"there is no process .*; the processes are chief, ps:0") as error:
+        world.run()
+    assert type(fault).__name__ in str(error.value) and world.now == 0.0
+
+
+def test_a_call_that_names_nobody_is_an_error() -> None:
+    with World() as world:
+        world.process("ps:0", lambda: None)
+        for call in (world.kill, lambda name: world.pause(name, 1.0), world.partition):
+            with pytest.raises(ValueError, match="there is no process 'ps:1'; the processes are ps:0"):
+                call("ps:1")
+
+
+@pytest.mark.parametrize("name", ["chief", "chief:0"])
+def test_the_chief_has_two_names(name: str) -> None:
+    faults = [Slow(name, 0.5, 0.1, 2.0), Partition(name, 0.7, 0.1), Pause(name, 1.0, 1.0), Kill(name, 3.0)]
+    world = World(faults=faults)
+    world.process("chief", lambda: runtime().sleep(10.0))
+    world.run()
+    assert [event.process for event in world.trace if event.what in ("slow", "pause", "kill")] == ["chief"] * 3
+    assert world.counts["partition"] == 1 and world.now == 3.0
