@@ -1,4 +1,4 @@
-# make demo | make test | make examples | make docs | make check | make clean
+# make demo | make test | make examples | make chaos | make docs | make check | make clean
 # PYTHON=python3.12 chooses another Python (3.11 or later)
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
@@ -7,12 +7,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo test examples docs check clean help
+.PHONY: demo test examples chaos docs check clean help
 
 help:
 	@echo "make demo      train on real MNIST images with a chief, 2 ps and 2 workers, asynchronous and synchronous"
 	@echo "make test      the tests"
 	@echo "make examples  the examples and notebooks, run as tests"
+	@echo "make chaos     kills, pauses and full disks for real processes, and a count of every push (CHAOS_MINUTES=3)"
 	@echo "make docs      the documentation, into build/site"
 	@echo "make check     style, types and layers"
 	@echo "make clean     remove what was built, the environment too"
@@ -26,6 +27,13 @@ test: $(VENV)/ready-dev
 examples: $(VENV)/ready-dev
 	@$(BIN)/python -m pytest tests/examples tests/notebooks
 
+CHAOS_MINUTES ?= 3
+CHAOS_JOBS ?= 2
+
+chaos: $(VENV)/ready-dev
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -u -m tests.chaos --minutes $(CHAOS_MINUTES) --jobs $(CHAOS_JOBS) \
+		$(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(if $(CHAOS_ONLY),--only "$(CHAOS_ONLY)")
+
 docs: $(VENV)/ready-dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "== the documentation is at build/site/index.html"
 
@@ -33,7 +41,8 @@ check: $(VENV)/ready-dev
 	@echo "== ruff check"; $(BIN)/ruff check --quiet benchmarks dps tests examples notebooks/build.py notebooks/sources
 	@echo "== ruff format"; $(BIN)/ruff format --quiet --check benchmarks dps tests examples notebooks/build.py notebooks/sources
 	@echo "== mypy"; $(BIN)/mypy --no-error-summary && \
-		$(BIN)/mypy --no-error-summary --strict --explicit-package-bases benchmarks/*.py benchmarks/micro benchmarks/peers/run.py
+		$(BIN)/mypy --no-error-summary --strict --explicit-package-bases benchmarks/*.py benchmarks/micro benchmarks/peers/run.py \
+		tests/chaos/*.py
 	@echo "== import-linter"; $(BIN)/lint-imports >$(VENV)/import-linter.log 2>&1 || { cat $(VENV)/import-linter.log; exit 1; }
 	@echo "== all checks passed"
 

@@ -1,0 +1,1 @@
+"""Kills, pauses and full disks for real processes, and an independent count of every push: `make chaos`."""

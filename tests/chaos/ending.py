@@ -1,0 +1,98 @@
+"""How a chaos run may end: which exit codes its faults allow, and which task the last lines have to name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.chaos.cases import FILL, FOR_GOOD, KILL, STOP, TERM
+from tests.chaos.evidence import Evidence
+from tests.chaos.ledger import Ended, of
+
+LAST_LINES = 25
+PROGRAM_FAILED, TASK_LOST = 1, 3
+FULL = "journal", "No space left"
+
+
+@dataclass(frozen=True)
+class End:
+    """An exit code, and texts of which one must stand in the last lines; no texts: nothing need be said."""
+
+    code: int
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.code}" + (f" that names {' or '.join(self.names)}" if self.names else "")
+
+
+def judge_end(evidence: Evidence) -> list[str]:
+    """The run ended within its time, with the right exit code, and said why; no worker failed that was not struck."""
+    if evidence.stalled:
+        return [evidence.stalled]
+    ends = allowed(evidence)
+    last = "\n".join(line.text for line in evidence.lines[-LAST_LINES:])
+    if not any(end.code == evidence.code and (not end.names or any(n in last for n in end.names)) for end in ends):
+        return [f"exit code {evidence.code}; right is {', or '.join(map(str, ends))}"]
+    return _judge_workers(evidence) if evidence.code == 0 else []
+
+
+def _judge_workers(evidence: Evidence) -> list[str]:
+    found = []
+    for task, entries in evidence.ledgers.items():
+        ended = of(Ended, entries)
+        if not ended or ended[-1].error:
+            found.append(f"exit code 0, but worker:{task} {'failed: ' + ended[-1].error if ended else 'never ended'}")
+    return found
+
+
+def allowed(evidence: Evidence) -> list[End]:
+    """The ends that the faults allow. A run that can go on has to."""
+    case = evidence.case
+    if evidence.struck(KILL, "launcher"):
+        return [End(-9)]
+    if case.fills_disk:
+        return _with_a_full_disk(evidence)
+    killed = {s.fault.target for s in evidence.struck(KILL, "worker")}
+    well = End(PROGRAM_FAILED) if killed else End(0)
+    servers = [s for what in (KILL, TERM) for whom in ("ps", "chief") for s in evidence.struck(what, whom)]
+    names = tuple(s.fault.target for s in servers)
+    lost = End(TASK_LOST, names)
+    if len(killed) == case.workers:
+        return [End(PROGRAM_FAILED), End(TASK_LOST, tuple(sorted(killed)))]
+    if servers and (any(s.fault.what == TERM for s in servers) or not case.saves or case.restarts == 0):
+        return [well, lost] if _can_go_on(evidence) else [lost]
+    return [well, *_after_pauses(evidence)]
+
+
+def _can_go_on(evidence: Evidence) -> bool:
+    """Whether servers that ended can be replaced: they are started again, and a ps finds its values in a checkpoint."""
+    case = evidence.case
+    killed = [s for whom in ("ps", "chief") for s in evidence.struck(KILL, whom)]
+    if killed and case.restarts == 0:
+        return False
+    return case.saves or not evidence.struck(KILL, "ps")
+
+
+def _after_pauses(evidence: Evidence) -> list[End]:
+    """A pause may cost a ps its place in a run without checkpoints; so long a one of all workers, the run."""
+    ends = []
+    paused = evidence.struck(STOP)
+    if not evidence.case.saves and (names := [s.fault.target for s in paused if s.fault.whom == "ps"]):
+        ends.append(End(TASK_LOST, tuple(names)))
+    if not evidence.case.saves and any(s.fault.whom == "everything" for s in paused):
+        ends.append(End(TASK_LOST, tuple(f"ps:{task}" for task in range(evidence.case.ps))))
+    if any(s.fault.whom == "workers" and s.fault.seconds > 10 for s in paused):
+        ends.append(End(TASK_LOST, tuple(f"worker:{task}" for task in range(evidence.case.workers))))
+    return ends
+
+
+def _with_a_full_disk(evidence: Evidence) -> list[End]:
+    """A disk that stays full: the last checkpoint cannot be written. One that was full for a while changes nothing,
+    unless a server had to begin anew just then."""
+    servers = [s for whom in ("ps", "chief") for s in evidence.struck(KILL, whom)]
+    ends = [] if servers and evidence.case.restarts == 0 else [End(0)]
+    if any(s.fault.seconds == FOR_GOOD for s in evidence.struck(FILL)):
+        ends = [End(PROGRAM_FAILED, ("checkpoint",)), End(TASK_LOST, ("checkpoint", "journal"))]
+    if servers:
+        names = tuple(s.fault.target for s in servers)
+        ends += [End(TASK_LOST, (*names, *FULL)), End(PROGRAM_FAILED, FULL)]
+    return ends
