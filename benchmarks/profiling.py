@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         serve(argv[1], argv[2], bool(argv[3]))
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", help='pull, push, step, sync, each also with " in place"; "sparse pull", "sparse push"')
+    parser.add_argument("work", help='pull, push, step, sync (or with " in place"); sparse pull or push (" repeated")')
     parser.add_argument("--size", default="small", help="as of dps bench; sparse has a table of 100,000 rows")
     parser.add_argument("--optimizer", help="sgd or adagrad (default sgd, sparse adagrad)")
     parser.add_argument("--threads", default="1", help="of the ps: a number, or auto")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dps import __version__
-from dps.config import parse_threads
+from dps.config import THREADS, parse_threads
 from dps.errors import ConfigError, DeadlineExceeded, DpsError
 from dps.role import DEFAULT_CHIEF, EXIT_CODES, Parser, guarded
 
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     )
     simulate.add_argument("--trace", action="store_true", help="print what happened")
     simulate.set_defaults(run=run_simulate)
-    commands.add_parser("bench", help="pull, push, step, sparse and sync beside this machine's limits")
+    commands.add_parser("bench", help="pull, push, step, rows, sync steps and loops beside this machine's limits")
     commands.add_parser("warm", help="compile the kernels of a ps ahead of its first run").set_defaults(run=run_warm)
     keys = commands.add_parser("keys", help="keys for clusters beyond this machine (not there yet)")
     keys.add_argument("rest", nargs="*")
@@ -74,6 +74,8 @@ def parser() -> argparse.ArgumentParser:
 def run_bench(arguments: list[str]) -> int:
     if importlib.util.find_spec("dps.monitor.bench") is None:
         raise ConfigError("dps bench is not there yet")
+    for variable in THREADS:  # before numpy is loaded: its libraries read them once
+        os.environ.setdefault(variable, "1")
     return int(importlib.import_module("dps.monitor.bench").main(arguments))
 
 

@@ -1,4 +1,4 @@
-"""`dps bench`: pull, push, step, sparse rows and sync steps, beside what this machine could do at best.
+"""`dps bench`: pull, push, step, sparse rows, sync steps and training loops, beside what this machine can do at best.
 
 The ps, the chief and the workers beside the first are processes of their own, but threads of this one on inproc.
 Limits are measured in the same rounds. Compare ratios (`of_limit`), not seconds of two days.
@@ -17,12 +17,12 @@ from typing import Any
 
 from dps import config
 from dps.errors import ConfigError
-from dps.monitor import goals, works
+from dps.monitor import goals, loops, works
 from dps.monitor.beside import Beside, workers
 from dps.monitor.rounds import PROBE_NBYTES, Rounds, Turn
-from dps.monitor.setting import TRANSPORTS, Setting
+from dps.monitor.setting import TRANSPORTS, Setting, loop
 from dps.monitor.table import compared, table
-from dps.monitor.works import IN_PLACE
+from dps.monitor.works import IN_PLACE, REPEATED
 from dps.transport import limits
 
 FORMS = ("copied", "in-place")
@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--workers", type=int, help="number of workers; their rates are added (default 1, sync 2)")
     made.add_argument("--table-rows", type=int, default=1_000_000, help="rows of the sparse table (default 1,000,000)")
     made.add_argument("--table-taken", type=int, default=8192, help="rows moved at a time (default 8,192)")
+    made.add_argument("--computing", default="0.7,8,20", help="milliseconds that a step of a loop computes")
     made.add_argument("--rounds", type=int, default=3, help="rounds; each figure is the median of their medians")
     made.add_argument("--seconds", type=float, default=0.3, help="least time a figure is sampled in a round")
     made.add_argument("--compare", metavar="FILE", help="an earlier --json output: print ratios to it")
@@ -54,8 +55,6 @@ def _some(known: Iterable[str]) -> str:
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
     args = _checked(parser().parse_args(argv))
-    for variable in config.THREADS:
-        os.environ.setdefault(variable, "1")
     config.keep_large_blocks()  # as a worker that the launcher or dps.role started
     settings = goals.settings() if args.goals else _settings(args)
     results = [row for setting, chosen in settings for row in measured(setting, chosen, args.rounds, args.seconds)]
@@ -73,6 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _checked(args: argparse.Namespace) -> argparse.Namespace:
+    args.computing = _milliseconds(args.computing)
     known = {"works": works.WORKS, "forms": FORMS, "transports": TRANSPORTS,
              "optimizers": works.OPTIMIZERS}  # fmt: skip
     for name, names in known.items():
@@ -92,11 +92,22 @@ def _checked(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
+def _milliseconds(text: str) -> list[float]:
+    try:
+        found = [float(each) for each in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) <= 0:
+        raise ConfigError(f"--computing {text}: wanted milliseconds above 0, comma-separated, as 0.7,8,20")
+    return found
+
+
 def _settings(args: argparse.Namespace) -> Iterator[tuple[Setting, list[str]]]:
     """What is asked for: each cluster once, with all works that can be measured on it."""
     dense = [w for w in args.works if w in ("pull", "push", "step")]
     kinds = [("dense", dense)] if dense else []
     kinds += [(kind, [kind]) for kind in ("sparse", "sync") if kind in args.works]
+    yield from _loops(args)
     for kind, chosen in kinds:
         for transport in args.transports:
             for size in ["table"] if kind == "sparse" else args.sizes:
@@ -106,9 +117,18 @@ def _settings(args: argparse.Namespace) -> Iterator[tuple[Setting, list[str]]]:
                     yield Setting(kind, transport, size, optimizer, args.ps, count, *rows), _forms(kind, chosen, args)
 
 
+def _loops(args: argparse.Namespace) -> Iterator[tuple[Setting, list[str]]]:
+    """Training loops, one cluster for each time that a step computes."""
+    if "loop" in args.works:
+        for transport in args.transports:
+            for computing_ms in args.computing:
+                made = loop(computing_ms, transport, args.ps, args.workers or 1)
+                yield made, [f"loop {form}" for form in loops.FORMS]
+
+
 def _forms(kind: str, chosen: list[str], args: argparse.Namespace) -> list[str]:
     if kind == "sparse":
-        return ["sparse pull", "sparse push"]
+        return [f"sparse {way}{ending}" for ending in ("", REPEATED) for way in ("pull", "push")]
     ends = {"copied": "", "in-place": IN_PLACE}
     return [work + ends[form] for work in chosen for form in args.forms]
 
@@ -122,12 +142,12 @@ def measured(setting: Setting, chosen: list[str], rounds: int, at_least_s: float
     print(f"{setting}: {', '.join(chosen)} ...", file=sys.stderr, flush=True)
     with contextlib.ExitStack() as stack:
         probe = stack.enter_context(limits.raw_tcp(PROBE_NBYTES))
-        names = dict.fromkeys(setting.limit_of(work) for work in chosen)
+        names = dict.fromkeys(name for work in chosen for name in setting.limits_of(work))
         turns = {name: Turn(stack.enter_context(setting.limit(name))) for name in names}
         server = stack.enter_context(setting.cluster())
         others = stack.enter_context(workers(server.target, setting))
         with setting.session(server) as session:
-            calls = setting.calls(session)
+            calls, lane = setting.calls(session), setting.lane(session)
             for beside in others:
                 beside.answers.get(timeout=60)
             turns |= {name: _turn(name, calls[name], others, setting.kind == "sync") for name in chosen}
@@ -139,7 +159,7 @@ def measured(setting: Setting, chosen: list[str], rounds: int, at_least_s: float
             session.request_stop()
     if found.dropped:
         print(f"{found.dropped} of {rounds} rounds dropped: raw TCP had moved by over 30 %", file=sys.stderr)
-    yield from (_row(setting, name, found) for name in chosen)
+    yield from (_row(setting, name, lane, found) for name in chosen)
 
 
 def _turn(name: str, call: Any, others: list[Beside], sync: bool) -> Turn:
@@ -155,24 +175,35 @@ def _turn(name: str, call: Any, others: list[Beside], sync: bool) -> Turn:
     return Turn(call, begin, end)
 
 
-def _row(setting: Setting, name: str, found: Rounds) -> dict[str, Any]:
-    limit, moved, median = setting.limit_of(name), setting.moved(name), found.median_s(name)
-    per_s = 1 / median + found.beside_per_s(name)
-    best = moved / found.median_s(limit) / 1e9
+def _row(setting: Setting, name: str, lane: str, found: Rounds) -> dict[str, Any]:
+    limit, steps = min(setting.limits_of(name), key=found.median_s), setting.steps
+    moved, median, limit_s = setting.moved(name), found.median_s(name) / steps, found.median_s(limit) / steps
+    per_s = 1 / median + found.beside_per_s(name) * steps
+    best = moved / limit_s / 1e9
     speed = moved * per_s / 1e9
     return {
-        "work": name.removesuffix(IN_PLACE), "transport": "tcp" if setting.transport == "socket" else setting.transport,
+        "work": name.removesuffix(IN_PLACE).removesuffix(REPEATED),
+        "transport": "tcp" if setting.transport == "socket" else setting.transport, "lane": lane, "malloc": _malloc(),
         "nbytes": moved, "variables": setting.variables, "ps": setting.ps, "workers": setting.workers, "per_s": per_s,
-        "gb_per_s": speed, "p50_us": median * 1e6, "p99_us": found.p99_s(name) * 1e6, "limit_gb_per_s": best,
+        "gb_per_s": speed, "p50_us": median * 1e6, "p99_us": found.p99_s(name) / steps * 1e6,
+        "limit_gb_per_s": best,
         "of_limit": speed / best, "limit": limit, "size": setting.size, "optimizer": setting.optimizer,
-        "in_place": name.endswith(IN_PLACE), "shared_memory": setting.shared,
-        "rows_per_s": setting.table_taken * per_s if setting.kind == "sparse" else None, "rounds": len(found.steady),
-        "dropped": found.dropped,
+        "reads_values": True, "in_place": name.endswith(IN_PLACE), "shared_memory": setting.shared,
+        "rows_per_s": setting.table_taken * per_s if setting.kind == "sparse" else None,
+        "lists": ("repeated" if name.endswith(REPEATED) else "fresh") if setting.kind == "sparse" else None,
+        "computing_ms": setting.computing_ms if setting.kind == "loop" else None, "limit_p50_us": limit_s * 1e6,
+        "rounds": len(found.steady), "dropped": found.dropped,
     }  # fmt: skip
+
+
+def _malloc() -> str:
+    """What this process's malloc does with large blocks."""
+    return "keeps large blocks" if config.large_blocks_are_kept() else "as it comes"
 
 
 def _machine() -> dict[str, Any]:
     return {
         "cores": os.cpu_count(), "processor": platform.processor() or platform.machine(),
         "system": f"{platform.system()} {platform.release()}", "python": platform.python_version(),
+        "malloc": _malloc(), "threads": os.environ.get("OMP_NUM_THREADS", "as they come"),
     }  # fmt: skip

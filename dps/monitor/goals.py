@@ -17,10 +17,10 @@ from typing import Any
 from dps import config, optim
 from dps.cluster.partition import MinSize
 from dps.cluster.placement import Greedy
-from dps.monitor import works
+from dps.monitor import loops, works
 from dps.monitor.rounds import PROBE_NBYTES, Rounds, Turn
-from dps.monitor.setting import Setting, kernel
-from dps.monitor.works import IN_PLACE
+from dps.monitor.setting import Setting, kernel, loop
+from dps.monitor.works import IN_PLACE, REPEATED
 from dps.transport import limits
 from dps.transport.current import runtime
 from dps.variables.planning import plan_of
@@ -58,14 +58,19 @@ class Goal:
 def settings() -> Iterator[tuple[Setting, list[str]]]:
     """What has to be measured, apart from kernels and starts."""
     pull, push, step, sync = ("pull", "push", "step", "sync")
-    yield Setting("dense", "tcp", "4k"), [pull, push]
+    for wire in ("tcp", "socket"):
+        yield Setting("dense", wire, "4k"), [pull, push]
     yield Setting("dense", "tcp", "64m"), [pull, pull + IN_PLACE]
     yield Setting("dense", "tcp", "resnet"), [pull, pull + IN_PLACE, push, push + IN_PLACE, step, step + IN_PLACE]
     yield Setting("dense", "socket", "64m"), [pull, push]
     yield Setting("dense", "socket", "256m"), [pull, push]
     yield Setting("dense", "socket", "resnet"), [pull, push, step]
-    yield Setting("sparse", "tcp", "table", "adagrad"), ["sparse pull", "sparse push"]
+    yield Setting("sparse", "tcp", "table", "adagrad"), [f"sparse {w}{e}" for e in ("", REPEATED) for w in (pull, push)]
     yield Setting("sync", "tcp", "small", workers=2), [sync, sync + IN_PLACE]
+    for computing_ms in (0.7, 8.0, 20.0):
+        yield loop(computing_ms), [f"loop {form}" for form in loops.FORMS]
+    for computing_ms in (0.7, 8.0):
+        yield loop(computing_ms, workers=2), [f"loop {form}" for form in ("step", "overlapped")]
 
 
 def judged(results: list[Row], rounds: int, at_least_s: float) -> list[dict[str, Any]]:
@@ -79,26 +84,49 @@ def speeds(results: list[Row], memory_gb_per_s: float) -> Iterator[Goal]:
     """Goals on the figures of `settings`. `memory_gb_per_s`: memcpy of 256 MB."""
     for row in results:
         form = " in place" if row["in_place"] else ""
-        name = f"{row['work']}{form} {row['size']}"
-        if row["size"] == "4k":
-            yield Goal(f"{name}, tcp: p50 / raw ZeroMQ's", 1 / row["of_limit"], 1.3, at_most=True)
+        name = f"{row['work']}{form} {row['size']}, {row['lane']}"
+        if row["work"].startswith("loop"):
+            yield from _loop(row)
         elif row["work"] == "sparse push":
             wanted = 5.0 * min(1.0, memory_gb_per_s / 10)
-            yield Goal(
-                "sparse push, million rows/s (of 5 where memcpy reaches 10 GB/s)", row["rows_per_s"] / 1e6, wanted
-            )
-        elif row["work"] == "sync" and row["size"] == "small":
-            yield Goal(f"{name}, same host / raw ZeroMQ barrier", row["of_limit"], 0.85)
-        elif row["work"] == "sparse pull" or row["work"] == "sync":
+            work = f"sparse push, {row['lists']} lists, {row['lane']}, million rows/s (5 where memcpy has 10 GB/s)"
+            yield Goal(work, row["rows_per_s"] / 1e6, wanted)
+        elif row["work"] == "sparse pull":
             continue
-        elif not row["shared_memory"]:
-            yield Goal(f"{name}, socket / {row['limit']}", row["of_limit"], 1.6 if row["work"] == "step" else 1.2)
-        elif row["work"] == "pull":
-            wanted = 10.0 if row["in_place"] else 1.0  # a view's cost does not grow with its bytes; one copy would be 1
-            yield Goal(f"{name}, same host / memcpy", row["of_limit"], wanted)
-        elif row["work"] == "step":
-            # bytes count both ways, but the kernel is one pass over one way's
-            yield Goal(f"{name}, same host / {row['limit']}", row["of_limit"], 0.85 if row["in_place"] else 0.75)
+        elif row["size"] == "4k":
+            yield Goal(f"{name}: p50 / that of {row['limit']}", 1 / row["of_limit"], 1.3, at_most=True)
+        elif (wanted_here := _wanted(row)) is not None:
+            yield Goal(f"{name} / {row['limit']}", row["of_limit"], wanted_here)
+
+
+def _wanted(row: Row) -> float | None:
+    """How many times as fast as its limit a dense work has to be; None where there is no goal."""
+    if row["work"] == "sync":
+        return 0.85 if row["size"] == "small" else None
+    if not row["shared_memory"]:
+        return 1.6 if row["work"] == "step" else 1.2
+    # In place a pull moves nothing, so it takes as long as reading the values alone; a copy would take twice as long.
+    in_place = {"pull": 0.85, "step": 0.85}
+    copied = {"pull": 1.0, "step": 0.75}
+    return (in_place if row["in_place"] else copied).get(row["work"])
+
+
+LOOPS = {("step", 0.7): 0.30, ("in place", 0.7): 0.20, ("overlapped", 0.7): 0.05}
+"""What a loop may cost over local training, by its form and the milliseconds that a step computes."""
+LONG_STEPS, TWO_WORKERS = 0.02, {0.7: 1.3, 8.0: 1.7}
+"""The same for all forms at 20 ms; and how many times as fast as one local process two workers have to be, by ms."""
+
+
+def _loop(row: Row) -> Iterator[Goal]:
+    form = "in place" if row["in_place"] else row["work"].removeprefix("loop ")
+    name = f"loop, {form}, {row['computing_ms']:g} ms of computing"
+    if row["workers"] > 1:
+        wanted = TWO_WORKERS[row["computing_ms"]]
+        yield Goal(f"{name}, {row['workers']} workers / one local process", row["of_limit"], wanted)
+        return
+    most = LONG_STEPS if row["computing_ms"] >= 20 else LOOPS.get((form, row["computing_ms"]))
+    if most is not None:
+        yield Goal(f"{name}: time over local training", 1 / row["of_limit"] - 1, most, at_most=True)
 
 
 def kernels(rounds: int, at_least_s: float, nbytes: int = KERNEL_NBYTES) -> tuple[float, list[Goal]]:
@@ -174,8 +202,8 @@ def balance(ps: int = 4) -> Goal:
 
 def table(goals: list[dict[str, Any]]) -> str:
     """One line a goal."""
-    lines = ["", f"{'goal':76} {'measured':>9} {'wanted':>10}  "]
+    lines = ["", f"{'goal':92} {'measured':>9} {'wanted':>10}  "]
     for goal in goals:
         wanted = f"{'<=' if goal['at_most'] else '>='} {goal['wanted']:.2f}"
-        lines.append(f"{goal['work']:76} {goal['figure']:>9.2f} {wanted:>10}  {goal['verdict']}")
+        lines.append(f"{goal['work']:92} {goal['figure']:>9.2f} {wanted:>10}  {goal['verdict']}")
     return "\n".join([*lines, ""])

@@ -1,12 +1,16 @@
-"""Interleaved rounds: each measures a raw TCP probe, the limits and the works in turn. Unsteady rounds are dropped."""
+"""Interleaved rounds: each measures a raw TCP probe, then limits and works in turn, in an order that rotates from round
+to round. Unsteady rounds are dropped."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from dps.transport.limits import seconds
+
+Item = TypeVar("Item")
 
 PROBE_NBYTES = 16 << 20
 """What the probe sends over a raw TCP socket, to see whether the machine is as fast as in the other rounds."""
@@ -28,7 +32,8 @@ class Rounds:
         self.probes.append(statistics.median(seconds(probe, at_least_s / 4)))
         samples: dict[str, list[float]] = {}
         rates: dict[str, float] = {}
-        for name, turn in turns.items():
+        for name in rotated(list(turns), len(self.probes) - 1):
+            turn = turns[name]
             turn.begin()
             samples[name] = seconds(turn.call, at_least_s)
             rates[name] = turn.end()
@@ -65,6 +70,12 @@ class Turn:
     call: Callable[[], object]
     begin: Callable[[], None] = lambda: None
     end: Callable[[], float] = lambda: 0.0
+
+
+def rotated(items: Sequence[Item], by: int) -> list[Item]:
+    """The same items, beginning `by` places later: no item always comes first, or always after the same one."""
+    by %= max(len(items), 1)
+    return [*items[by:], *items[:by]]
 
 
 def steady(probes: Sequence[float], moved: float = MOVED) -> list[int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from dps import config
 from dps.monitor import works
+from dps.monitor.loops import LOCAL, Loop, loop_of
 from dps.monitor.works import IN_PLACE, OPTIMIZERS, Table
 from dps.server import Server
 from dps.session import Session
@@ -28,13 +29,18 @@ BARRIER = 1 << 20
 
 PATIENCE_S = 5.0
 """How long a task may take to end."""
+SHARED_LANE, SOCKET_LANE, LOCAL_LANE = "shared memory and datagrams", "sockets", "one process"
+"""The ways that messages and values take between a session and the ps."""
 
 Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """`kind`: dense, sparse or sync; `size`: as works.shapes takes it, "table" for sparse."""
+    """`kind`: dense, sparse, sync or loop; `size`: as works.shapes takes it, "table" for sparse, "mlp" for loop.
+
+    The step of a loop computes `batches` batches, for about `computing_ms`; one call makes `steps` of them.
+    """
 
     kind: str
     transport: str
@@ -45,9 +51,14 @@ class Setting:
     table_rows: int = 1_000_000
     table_taken: int = 8192
     table_dim: int = 64
+    computing_ms: float = 0.0
+    batches: int = 1
+    steps: int = 1
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.size} over {self.transport}, {self.optimizer}, {self.ps} ps, {self.workers} workers"
+        computing = f", {self.computing_ms:g} ms of computing" if self.kind == "loop" else ""
+        on = f"{self.optimizer}, {self.ps} ps, {self.workers} workers"
+        return f"{self.kind} {self.size} over {self.transport}, {on}{computing}"
 
     @property
     def table(self) -> Table:
@@ -66,13 +77,20 @@ class Setting:
     def shared(self) -> bool:
         return self.transport != "socket"
 
+    @property
+    def loop(self) -> Loop:
+        return Loop(self.batches, self.steps)
+
     def moved(self, work: str) -> int:
-        """Bytes that one call of a work moves, both ways counted."""
-        return self.nbytes * (2 if work.removesuffix(IN_PLACE) in ("step", "sync") else 1)
+        """Bytes that a work moves, of a loop those of one step; both ways counted."""
+        both_ways = self.kind == "loop" or work.removesuffix(IN_PLACE) in ("step", "sync")
+        return self.nbytes * (2 if both_ways else 1)
 
     def session(self, server: Server) -> Session:
         """A session on the setting's variables."""
-        tree = self.table.params(self.optimizer) if self.kind == "sparse" else works.params(self.size)
+        tree = {"sparse": lambda: self.table.params(self.optimizer), "loop": self.loop.params}.get(
+            self.kind, lambda: works.params(self.size)
+        )()
         mode = SyncReplicas() if self.kind == "sync" else Async()
         return Session(
             server, tree, optimizer=OPTIMIZERS[self.optimizer], update=mode, shared_memory=self.shared, timeout=60
@@ -82,42 +100,61 @@ class Setting:
         """A function for each work of the setting."""
         if self.kind == "sparse":
             return self.table.calls(session)
+        if self.kind == "loop":
+            return {f"loop {form}": call for form, call in self.loop.calls(session).items()}
         found = works.dense(session, self.size)
         return {name: call for name, call in found.items() if name.startswith("sync") == (self.kind == "sync")}
 
+    def lane(self, session: Session) -> str:
+        """The way that a session's messages and values take, as it has found it."""
+        if self.transport == "inproc":
+            return LOCAL_LANE
+        return SHARED_LANE if session._connection.lanes.all_on() else SOCKET_LANE
+
     # -- limits -----------------------------------------------------------------------------------------------
 
-    def limit_of(self, work: str) -> str:
-        """The name of the limit that a work is held against."""
+    def limits_of(self, work: str) -> list[str]:
+        """The names of the limits that a work is held against: the fastest of them counts."""
         plain = work.removesuffix(IN_PLACE)
+        both_ways = plain in ("step", "sync")
+        if self.kind == "loop":
+            return [LOCAL]
         if self.kind == "sync" and self.nbytes <= BARRIER:
-            return "raw ZeroMQ barrier"
+            return [f"raw ZeroMQ barrier over {self._wire}"]
         if self.nbytes <= SMALL:
-            return "raw ZeroMQ"
+            return [f"raw ZeroMQ over {self._wire}"]
         if not self.shared:
-            return "raw TCP, there and back" if plain in ("step", "sync") else "raw TCP"
+            return list(_raw_tcp(both_ways))
         if self.kind == "sparse":
-            return "memcpy"
-        if plain == "pull":
-            return "memcpy"
+            return ["memcpy"]
         if work.endswith(IN_PLACE):
-            return "kernel"
-        return "shared copy" if plain in ("step", "sync") else "memcpy"
+            return ["reading" if plain == "pull" else "kernel and reading" if both_ways else "kernel"]
+        return ["shared copy" if both_ways else "memcpy"]
+
+    @property
+    def _wire(self) -> str:
+        """What plain ZeroMQ is measured over."""
+        return "tcp" if self.transport in ("tcp", "socket") else "ipc"
 
     def limit(self, name: str) -> contextlib.AbstractContextManager[Call]:
         """A limit to measure, by its name."""
-        nbytes, wire = self.nbytes, "tcp" if self.transport in ("tcp", "socket") else "ipc"
-        if name == "raw ZeroMQ barrier":
-            return limits.raw_barrier(nbytes, self.workers, wire)
-        if name == "raw ZeroMQ":
-            return limits.raw_zmq(nbytes, wire)
-        if name.startswith("raw TCP"):
-            return limits.raw_tcp(nbytes, 1 if name == "raw TCP" else nbytes)
-        if name == "kernel":
-            return contextlib.nullcontext(kernel(self.optimizer, nbytes))
-        if name == "shared copy":
-            return contextlib.nullcontext(limits.shared_copy(runtime(), nbytes))
-        return contextlib.nullcontext(limits.memcpy(nbytes))
+        nbytes = self.nbytes
+        if name.startswith("raw ZeroMQ barrier"):
+            return limits.raw_barrier(nbytes, self.workers, self._wire)
+        if name.startswith("raw ZeroMQ"):
+            return limits.raw_zmq(nbytes, self._wire)
+        for both_ways in (False, True):
+            if name in _raw_tcp(both_ways):
+                return limits.raw_tcp(nbytes, nbytes if both_ways else 1, _raw_tcp(both_ways)[name])
+        calls: dict[str, Callable[[], Call]] = {
+            LOCAL: self.loop.local,
+            "kernel": lambda: kernel(self.optimizer, nbytes),
+            "kernel and reading": lambda: both(kernel(self.optimizer, nbytes), limits.reading(nbytes)),
+            "reading": lambda: limits.reading(nbytes),
+            "shared copy": lambda: limits.shared_copy(runtime(), nbytes),
+            "memcpy": lambda: limits.memcpy(nbytes),
+        }
+        return contextlib.nullcontext(calls[name]())
 
     # -- the cluster ------------------------------------------------------------------------------------------
 
@@ -150,6 +187,15 @@ class Setting:
         return target, binds[-1]
 
 
+def loop(computing_ms: float, transport: str = "tcp", ps: int = 1, workers: int = 1) -> Setting:
+    """A training loop whose step computes for about so long on this machine, which is measured. Blocks for a moment."""
+    found = loop_of(computing_ms / 1e3)
+    return Setting(
+        "loop", transport, "mlp", ps=ps, workers=workers,
+        computing_ms=computing_ms, batches=found.batches, steps=found.steps,
+    )  # fmt: skip
+
+
 class Roles:
     """Tasks as processes: the chief, then others. The chief ends them all."""
 
@@ -178,6 +224,22 @@ class Roles:
                 process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+
+def _raw_tcp(both_ways: bool) -> dict[str, int]:
+    """Names of the raw TCP limits, each with its size of buffers: which is the faster depends on the machine."""
+    kind = "raw TCP there and back" if both_ways else "raw TCP"
+    return {f"{kind}, buffers of {buffer >> 10} KB": buffer for buffer in limits.BUFFERS}
+
+
+def both(first: Call, second: Call) -> Call:
+    """One call, then another."""
+
+    def call() -> None:
+        first()
+        second()
+
+    return call
 
 
 def kernel(optimizer: str, nbytes: int) -> Call:

@@ -5,36 +5,45 @@ from __future__ import annotations
 import json
 from typing import Any
 
-FORM = "{:11} {:8} {:9} {:6} {:8} {:>8} {:>5} {:>9} {:>6} {:>9} {:>9} {:>8} {}"
+Row = dict[str, Any]
+
+FORM = "{:18} {:8} {:9} {:6} {:8} {:>8} {:>5} {:>9} {:>6} {:>9} {:>9} {:>8} {:40} {}"
 HEAD = ("work", "form", "transport", "size", "optim", "MB", "vars", "per s", "GB/s", "p50 us", "p99 us", "of limit",
-        "limit")  # fmt: skip
+        "limit", "lane")  # fmt: skip
 
 
-def table(results: list[dict[str, Any]]) -> str:
+def table(results: list[Row]) -> str:
     """One line a figure. MB: what one call moves, both ways counted."""
     rows = [
         FORM.format(
             r["work"], form(r), wire(r), r["size"], r["optimizer"], f"{r['nbytes'] / 1e6:.3f}", r["variables"],
             f"{r['per_s']:.1f}", f"{r['gb_per_s']:.2f}", f"{r['p50_us']:.0f}", f"{r['p99_us']:.0f}",
-            f"{r['of_limit']:.2f}", r["limit"],
+            f"{r['of_limit']:.2f}", limit(r), r.get("lane", ""),
         )
         for r in results
     ]  # fmt: skip
     dropped = sum(r["dropped"] > 0 for r in results)
     note = f"{dropped} figures are of fewer rounds: raw TCP had moved by over 30 % in the others" if dropped else ""
-    return "\n".join([FORM.format(*HEAD), *rows, *filter(None, [note])])
+    return "\n".join(line.rstrip() for line in [FORM.format(*HEAD), *rows, *filter(None, [note])])
 
 
-def form(row: dict[str, Any]) -> str:
-    return "in place" if row.get("in_place") else "copied"
+def form(row: Row) -> str:
+    """How values and gradients are held; of rows, whether their lists come again."""
+    return row.get("lists") or ("in place" if row.get("in_place") else "copied")
 
 
-def wire(row: dict[str, Any]) -> str:
+def limit(row: Row) -> str:
+    """What a figure is held against."""
+    computing = row.get("computing_ms")
+    return str(row["limit"]) + ("" if computing is None else f", {computing:g} ms a step")
+
+
+def wire(row: Row) -> str:
     """The transport as it is chosen by `--transports`."""
     return str(row["transport"]) if row.get("shared_memory", True) else "socket"
 
 
-def compared(results: list[dict[str, Any]], path: str) -> str:
+def compared(results: list[Row], path: str) -> str:
     """Rates now over those in a file of an earlier `--json`, for figures that are in both."""
     with open(path) as file:
         before = {_key(r): r for r in json.load(file)["results"]}
@@ -47,11 +56,13 @@ def compared(results: list[dict[str, Any]], path: str) -> str:
     return "\n".join(lines)
 
 
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What must be the same for two figures to be compared; older files say less."""
+def _key(row: Row) -> tuple[Any, ...]:
+    """What must be the same for two figures to be compared; older files say less: their row lists were repeated, and
+    works in place did not read the values."""
     sparse = row["work"].startswith("sparse")
     return (
         row["work"], row["transport"], row["nbytes"], row["variables"], row["ps"], row["workers"],
         row.get("in_place", False), row.get("shared_memory", True),
-        row.get("optimizer", "adagrad" if sparse else "sgd"),
+        row.get("optimizer", "adagrad" if sparse else "sgd"), row.get("computing_ms"),
+        row.get("lists", "repeated" if sparse else None), row.get("reads_values", not row.get("in_place", False)),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -12,7 +13,9 @@ import numpy as np
 
 from dps import optim
 from dps.errors import ConfigError
+from dps.monitor import loops
 from dps.session import Session
+from dps.transport.limits import read
 from dps.variables.tree import Rows, Variable
 
 
@@ -41,12 +44,17 @@ def resnet50() -> list[tuple[int, ...]]:
 
 SIZES: dict[str, list[tuple[int, ...]]] = {
     "4k": [(1024,)], "small": [(2560,)] * 10, "1m": [(262_144,)], "64m": [(16_777_216,)], "256m": [(67_108_864,)],
-    "resnet": resnet50(),
+    "resnet": resnet50(), "mlp": list(loops.SHAPES.values()),
 }  # fmt: skip
-WORKS = ("pull", "push", "step", "sparse", "sync")
-"""W1, W2, W3, W4 (a pull and a push of rows), W5 of the goals."""
+WORKS = ("pull", "push", "step", "sparse", "sync", "loop")
+"""W1, W2, W3, W4 (a pull and a push of rows), W5, W6 (a training loop) of the goals."""
 OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(0.01), "adagrad": optim.Adagrad(0.01)}
 IN_PLACE = " in place"
+REPEATED = " repeated"
+"""Ends the names of sparse works whose row lists come again, so that row numbers travel once (decision 14)."""
+FRESH_LISTS, REPEATED_LISTS = 48, 4
+"""How many row lists the sparse works use in turn. A session remembers 32 lists, so it knows none of 48 when it comes
+again."""
 EXACT = 1_000_000
 """Rows up to which Zipf weights are made one by one."""
 
@@ -71,10 +79,20 @@ class Table:
     def drawn(self, seed: int) -> Any:
         """Distinct row numbers, drawn by Zipf weights (exponent 1.1), int64, in the order they were drawn."""
         draw = np.random.default_rng(seed)
-        if self.rows > EXACT:
-            return self._about(draw)
-        weights = np.arange(1, self.rows + 1, dtype=np.float64) ** -1.1
-        return draw.choice(self.rows, self.taken, replace=False, p=weights / weights.sum()).astype(np.int64)
+        return self._about(draw) if self.rows > EXACT else self._exactly(draw)
+
+    def _exactly(self, draw: np.random.Generator) -> Any:
+        """Draws with replacement and keeps the first of equal rows, which is a draw without replacement."""
+        reached = _zipf(self.rows)
+        if self.taken > self.rows // 2:  # the last rows would take very many draws
+            return draw.choice(self.rows, self.taken, replace=False, p=np.diff(reached, prepend=0) / reached[-1])
+        drawn = first = np.empty(0, np.int64)
+        while len(first) < self.taken:
+            more = draw.random(max(4 * self.taken, len(drawn))) * reached[-1]
+            found = np.minimum(np.searchsorted(reached, more, side="right"), self.rows - 1)
+            drawn = np.concatenate([drawn, found])
+            first = np.unique(drawn, return_index=True)[1]
+        return drawn[np.sort(first)[: self.taken]]
 
     def _about(self, draw: np.random.Generator) -> Any:
         """The same for large tables, by the inverse of the continuous distribution: nothing of `rows` size is made."""
@@ -85,13 +103,22 @@ class Table:
         return draw.permutation(found)[: self.taken]
 
     def calls(self, session: Session) -> dict[str, Callable[[], object]]:
-        """One lookup and one push, of other rows each time."""
-        lists = itertools.cycle([self.drawn(seed) for seed in range(4)])
+        """One lookup and one push, of other rows each time: with lists that the session does not remember, and with
+        few lists that it does."""
+        lists = [self.drawn(seed) for seed in range(FRESH_LISTS)]
         values = np.ones((self.taken, self.dim), np.float32)
-        return {
-            "sparse pull": lambda: session.lookup("table", next(lists)),
-            "sparse push": lambda: session.push({"table": Rows(next(lists), values)}),
-        }
+        found: dict[str, Callable[[], object]] = {}
+        for ending, used in (("", lists), (REPEATED, lists[:REPEATED_LISTS])):
+            in_turn = itertools.cycle(used)
+            found["sparse pull" + ending] = lambda rows=in_turn: session.lookup("table", next(rows))  # type: ignore[misc]
+            found["sparse push" + ending] = lambda rows=in_turn: session.push({"table": Rows(next(rows), values)})  # type: ignore[misc]
+        return found
+
+
+@functools.cache
+def _zipf(rows: int) -> Any:
+    """Sums of Zipf weights up to each row, float64 (rows,)."""
+    return np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -1.1)
 
 
 def shapes(size: str) -> list[tuple[int, ...]]:
@@ -118,7 +145,7 @@ def dense(session: Session, size: str) -> dict[str, Callable[[], object]]:
     """One call of each dense work, by name. "sync" is a step, for sessions of a run in sync mode.
 
     Copied: gradients lie in the caller's own arrays, values come in arrays that are the caller's. In place: gradients
-    lie where the ps reads them, values are seen where it wrote them (and are not read: no byte of them is moved).
+    lie where the ps reads them, values are read where it wrote them, every one of them.
     """
     own = {name: np.ones(array.shape, np.float32) for name, array in params(size).items()}
     shared = session.gradients()
@@ -126,8 +153,9 @@ def dense(session: Session, size: str) -> dict[str, Callable[[], object]]:
         gradient[...] = 1.0
 
     def view() -> None:
-        with session.view():
-            pass
+        with session.view() as values:
+            for array in values.values():
+                read(array)
 
     def step_in_place() -> None:
         session.push(shared)

@@ -19,10 +19,10 @@ import zmq
 
 from dps.config import environment
 from dps.transport.endpoint import Runtime
+from dps.transport.wire import Array
 
-CHUNK = 1 << 20
-BUFFER = 1 << 20
-"""Bytes of socket buffers, each way."""
+BUFFERS = (256 << 10, 1 << 20)
+"""Sizes of socket buffers (bytes, each way) that a raw TCP limit is measured with: the faster one is the limit."""
 LINGER = 0
 
 
@@ -56,12 +56,27 @@ def shared_copy(runtime: Runtime, nbytes: int) -> Callable[[], object]:
     return both
 
 
+def read(values: Array) -> float:
+    """Read every value of a float32 array once: the sum of their squares, by the BLAS, as fast as memory allows."""
+    flat = values.reshape(-1)
+    return float(np.dot(flat, flat))
+
+
+def reading(nbytes: int) -> Callable[[], object]:
+    """Read every value of an array of `nbytes` of float32 that stays."""
+    values = np.ones(nbytes // 4, np.float32)
+    return lambda: read(values)
+
+
 @contextmanager
-def raw_tcp(send: int, back: int = 1) -> Iterator[Callable[[], object]]:
-    """Send `send` bytes over loopback with `sendall`, then read `back` bytes with `recv_into`, one after the other."""
-    with _peer("tcp", str(send), str(back)) as lines:
+def raw_tcp(send: int, back: int = 1, buffer: int = BUFFERS[0]) -> Iterator[Callable[[], object]]:
+    """Send `send` bytes over loopback with `sendall`, then read `back` bytes with `recv_into`, one after the other.
+
+    `buffer`: bytes of each socket's send and receive buffer. The better size depends on the machine.
+    """
+    with _peer("tcp", str(send), str(back), str(buffer)) as lines:
         client = socket.socket()
-        _tune(client)
+        _tune(client, buffer)
         client.connect(("127.0.0.1", int(next(lines))))
         data, into = np.ones(send, np.uint8), np.empty(back, np.uint8)
 
@@ -151,11 +166,11 @@ def _folder() -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`tcp SEND BACK`, `zmq TRANSPORT FOLDER NBYTES`, `barrier TRANSPORT FOLDER NBYTES WORKERS`, `worker ADDRESS
+    """`tcp SEND BACK BUFFER`, `zmq TRANSPORT FOLDER NBYTES`, `barrier TRANSPORT FOLDER NBYTES WORKERS`, `worker ADDRESS
     NBYTES`: serve until killed, or the other end is gone."""
     kind, *rest = arguments
     if kind == "tcp":
-        _serve_tcp(int(rest[0]), int(rest[1]))
+        _serve_tcp(*map(int, rest))
     elif kind == "worker":
         with _dealer(rest[0]) as dealer:
             print("ready", flush=True)
@@ -183,22 +198,22 @@ def _serve_zmq(router: zmq.Socket[bytes], data: bytes, workers: int) -> None:
             router.send(data, copy=False)
 
 
-def _serve_tcp(receive: int, back: int) -> None:
+def _serve_tcp(receive: int, back: int, buffer: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            listener.setsockopt(socket.SOL_SOCKET, option, BUFFER)
+            listener.setsockopt(socket.SOL_SOCKET, option, buffer)
         print(listener.getsockname()[1], flush=True)
         server, _ = listener.accept()
-    _tune(server)
+    _tune(server, buffer)
     into, data = np.empty(receive, np.uint8), np.ones(back, np.uint8)
     while _read(server, into.data):
         server.sendall(data.data)
 
 
-def _tune(end: socket.socket) -> None:
+def _tune(end: socket.socket, buffer: int) -> None:
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        end.setsockopt(socket.SOL_SOCKET, option, BUFFER)
+        end.setsockopt(socket.SOL_SOCKET, option, buffer)
 
 
 def _read(end: socket.socket, into: memoryview) -> bool:

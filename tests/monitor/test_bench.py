@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from dps.cli import main
-from dps.monitor.works import SIZES, Table, nbytes
+from dps.monitor import bench, works
+from dps.monitor.rounds import Rounds
+from dps.monitor.setting import SHARED_LANE, SOCKET_LANE, Setting
+from dps.monitor.table import compared
+from dps.monitor.works import FRESH_LISTS, IN_PLACE, REPEATED, SIZES, Table, nbytes
+from dps.transport import limits
+from dps.variables import rowlists
 
 AGREED = {
     "work", "transport", "nbytes", "variables", "ps", "workers", "per_s", "gb_per_s", "p50_us", "p99_us",
@@ -42,19 +50,23 @@ def test_processes_over_tcp_in_both_forms(capsys: pytest.CaptureFixture[str]) ->
     output = capsys.readouterr().out
     for work in ("step", "sync"):
         for form in ("copied  ", "in place"):
-            assert f"{work:11} {form} tcp" in output
+            assert f"{work:18} {form} tcp" in output
+    assert output.count(SHARED_LANE) == 4
 
 
 def test_sockets_alone_are_measured_copied_and_against_a_socket(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--works", "push,sparse", "--transports", "socket", "--rounds", "1", "--seconds", "0.02"]
     table = ["--sizes", "1m", "--table-rows", "1000", "--table-taken", "100"]
     assert main(["bench", "--json", *flags, *table]) == 0
-    push, pull_rows, push_rows = json.loads(capsys.readouterr().out)["results"]
-    assert not push["shared_memory"] and not push["in_place"] and push["limit"] == "raw TCP"
-    assert [pull_rows["work"], push_rows["work"]] == ["sparse pull", "sparse push"]
-    assert push_rows["optimizer"] == "adagrad"
-    assert push_rows["nbytes"] == 100 * 64 * 4
-    assert push_rows["rows_per_s"] == pytest.approx(100 * push_rows["per_s"])
+    push, *rows = json.loads(capsys.readouterr().out)["results"]
+    assert not push["shared_memory"] and not push["in_place"] and push["limit"].startswith("raw TCP, buffers of")
+    assert {row["lane"] for row in (push, *rows)} == {SOCKET_LANE}
+    kinds = ("sparse pull", "fresh"), ("sparse push", "fresh"), ("sparse pull", "repeated"), ("sparse push", "repeated")
+    assert [(row["work"], row["lists"]) for row in rows] == list(kinds)
+    for row in rows:
+        assert row["optimizer"] == "adagrad"
+        assert row["nbytes"] == 100 * 64 * 4
+        assert row["rows_per_s"] == pytest.approx(100 * row["per_s"])
 
 
 def test_rates_of_several_workers_are_added(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,6 +82,8 @@ def test_rates_of_several_workers_are_added(capsys: pytest.CaptureFixture[str]) 
     [
         (["--works", "jump"], "wanted some of pull, push"),
         (["--transports", "smoke"], "wanted some of inproc, ipc, tcp, socket"),
+        (["--works", "loop", "--computing", "long"], "--computing long: wanted milliseconds"),
+        (["--works", "loop", "--computing", "-1"], "--computing -1: wanted"),
         (["--rounds", "0"], "--rounds 0: wanted at least 1"),
         (["--table-rows", "10"], "--table-taken 8192 is more than --table-rows 10"),
     ],
@@ -82,14 +96,79 @@ def test_what_cannot_be_measured_is_refused(flags: list[str], said: str, capsys:
 def test_the_sizes_are_what_the_goals_say() -> None:
     assert {size: nbytes(size) for size in SIZES} == {
         "4k": 4096, "small": 102_400, "1m": 1 << 20, "64m": 64 << 20, "256m": 256 << 20, "resnet": 4 * 25_557_032,
+        "mlp": 407_080,
     }  # fmt: skip
     assert len(SIZES["resnet"]) == 161
     assert len(SIZES["small"]) == 10
 
 
-def test_rows_are_distinct_and_the_low_ones_are_drawn_more_often() -> None:
-    table = Table(10_000, 512)
-    rows = table.drawn(1)
-    assert len(set(rows.tolist())) == 512
-    assert rows.min() >= 0 and rows.max() < 10_000
-    assert sum(rows < 1000) > 256
+@pytest.mark.parametrize(("rows", "taken"), [(10_000, 512), (100_000, 512), (2_000_000, 512), (1000, 600), (64, 64)])
+def test_rows_are_distinct_and_the_low_ones_are_drawn_more_often(rows: int, taken: int) -> None:
+    drawn = Table(rows, taken).drawn(1)
+    assert len(drawn) == len(set(drawn.tolist())) == taken
+    assert drawn.min() >= 0 and drawn.max() < rows
+    assert sum(drawn < rows // 10) > taken // 10 or rows == taken
+
+
+def test_fresh_row_lists_are_new_to_the_session_each_time_and_repeated_ones_are_known() -> None:
+    asked: list[rowlists.RowList] = []
+    lists = rowlists.RowLists(least=16)
+
+    class Session:
+        def lookup(self, name: str, rows: Any) -> None:
+            asked.append(lists.of(rows))
+
+    calls = Table(5000, 64).calls(cast(Any, Session()))
+    for _ in range(2 * FRESH_LISTS):
+        calls["sparse pull"]()
+    assert len(set(map(id, asked))) == 2 * FRESH_LISTS
+    asked.clear()
+    for _ in range(2 * FRESH_LISTS):
+        calls["sparse pull" + REPEATED]()
+    assert len(set(map(id, asked))) == works.REPEATED_LISTS
+
+
+def test_in_place_every_value_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    monkeypatch.setattr(works, "read", lambda values: heard.append(values.size))
+    setting = Setting("dense", "inproc", "small")
+    with setting.cluster() as server, setting.session(server) as session:
+        calls = setting.calls(session)
+        for work in ("pull", "step"):
+            heard.clear()
+            calls[work + IN_PLACE]()
+            assert sum(heard) * 4 == setting.nbytes
+        session.request_stop()
+
+
+def test_reading_looks_at_every_value() -> None:
+    values = np.zeros((3, 5), np.float32)
+    for place in np.ndindex(values.shape):
+        values[place] = 2.0
+        assert limits.read(values) == 4.0
+        values[place] = 0.0
+
+
+def test_the_raw_tcp_limit_is_the_faster_of_two_sizes_of_buffers() -> None:
+    setting = Setting("dense", "socket", "1m")
+    slow, fast = setting.limits_of("push")
+    assert {slow, fast} == {"raw TCP, buffers of 256 KB", "raw TCP, buffers of 1024 KB"}
+    found = Rounds([1.0], [{"push": [0.2], slow: [0.4], fast: [0.1]}], [{"push": 0.0}])
+    row = bench._row(setting, "push", SOCKET_LANE, found)
+    assert (row["limit"], row["of_limit"]) == (fast, pytest.approx(0.5))
+
+
+def test_a_figure_is_not_compared_with_one_that_was_measured_otherwise(tmp_path: Path) -> None:
+    old = {"transport": "tcp", "nbytes": 4, "variables": 1, "ps": 1, "workers": 1, "per_s": 1.0}
+    new = {**old, "per_s": 3.0, "reads_values": True}
+    earlier = tmp_path / "earlier.json"
+    rows = [{**old, "work": "sparse pull"}, {**old, "work": "pull", "in_place": True}, {**old, "work": "push"}]
+    earlier.write_text(json.dumps({"results": rows}))
+    now = [
+        {**new, "work": "sparse pull", "optimizer": "adagrad", "lists": "fresh"},
+        {**new, "work": "sparse pull", "optimizer": "adagrad", "lists": "repeated"},
+        {**new, "work": "pull", "optimizer": "sgd", "in_place": True},
+        {**new, "work": "push", "optimizer": "sgd"},
+    ]
+    _, *lines = compared(now, str(earlier)).splitlines()
+    assert [line.split()[:3] for line in lines] == [["sparse", "pull", "repeated"], ["push", "copied", "tcp"]]

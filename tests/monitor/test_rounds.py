@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dps.monitor.rounds import Rounds, Turn, steady
+from dps.monitor.rounds import Rounds, Turn, rotated, steady
 
 
 def test_a_round_counts_while_its_probe_is_within_a_third_of_the_median() -> None:
@@ -20,6 +20,11 @@ def test_figures_leave_out_dropped_rounds() -> None:
     assert found.p99_s("pull") == 9.0
 
 
+def test_each_round_begins_one_place_later() -> None:
+    assert [rotated("abc", by) for by in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
+    assert rotated([], 1) == []
+
+
 def test_each_round_measures_everything_in_turn() -> None:
     heard: list[str] = []
 
@@ -34,7 +39,7 @@ def test_each_round_measures_everything_in_turn() -> None:
     }
     for _ in range(2):
         found.measure(lambda: heard.append("probe"), turns, 0.0)
-    each = ["probe"] * 6 + ["limit"] * 6 + ["begin"] + ["work"] * 6 + ["end"]
-    assert heard == each * 2
+    probe, limit, work = ["probe"] * 6, ["limit"] * 6, ["begin", *["work"] * 6, "end"]
+    assert heard == [*probe, *limit, *work, *probe, *work, *limit]
     assert found.beside_per_s("work") == 7.0
     assert found.beside_per_s("limit") == 0.0
