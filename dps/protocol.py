@@ -542,11 +542,14 @@ class Saved(Message, kind=69):
 class Leave(Message, kind=73):
     """A worker's program is over, or was killed; where it has no session any more, nobody waits for it.
 
-    Without a reason: its node stops. Where it has finished, the chief need not look for it at the end of the run."""
+    Without a reason: its node stops. Where it has finished, the chief need not look for it at the end of the run.
+    `reason` goes on after the task's name, as "ended with exit code 7"."""
 
     job: str
     task: int
     reason: str
+    code: int = 0
+    """The exit code of its process; negative: the signal that killed it."""
 
 
 class AskCluster(Message, kind=70):

@@ -122,7 +122,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     drain_on_signal()
     code = run_program(args.program, rest, args.verbose)
     if not config.session_opened.is_set():
-        tell_the_chief(environ, f"exit code {code}")
+        tell_the_chief(environ, code)
     return code
 
 
@@ -140,7 +140,7 @@ def chief_from_stdin(job: str) -> str:
     return chief
 
 
-def tell_the_chief(environ: dict[str, str], reason: str) -> None:
+def tell_the_chief(environ: dict[str, str], code: int) -> None:
     """A worker whose program made no session is not to be waited for; without its task it cannot be named."""
     if environ["DPS_TASK"] == "":
         return
@@ -155,7 +155,7 @@ def tell_the_chief(environ: dict[str, str], reason: str) -> None:
         if lead is None or (lead.job, lead.index) == ("worker", task):
             return  # it would have been the chief itself
         chief = cluster.task_address(lead.job, lead.index)
-    leave(chief, task, reason)
+    leave(chief, task, f"ended with exit code {code}", code)
 
 
 def task_environment(args: argparse.Namespace) -> dict[str, str]:

@@ -25,6 +25,9 @@ REJOIN_S = 10.0
 UNKNOWN_S = 5.0
 """How long a chief that ends waits for nodes that have not found it yet, after a restart, to tell them."""
 
+UNKNOWN = -1
+"""In place of the exit code of a worker that was lost before its process ended."""
+
 
 class Ending:
     """Nothing happens before `check` finds all done, or `fail` or `stop` is called; then once."""
@@ -40,7 +43,10 @@ class Ending:
         self.farewell = Farewell(node, ended)
         self.reason = ""
         """Why it has failed."""
-        self._left: set[str] = set()
+        self._left: dict[str, int] = {}
+        """Workers whose programs are over, and their exit codes; negative: the signal that killed one."""
+        self._why: dict[str, str] = {}
+        """What became of workers that were lost, as "was silent for 1.0 s"."""
         self._saving = False
         self._tries = LAST_SAVE_TRIES
         self._alone_since: float | None = None
@@ -49,11 +55,20 @@ class Ending:
 
     def came(self, name: str) -> None:
         """A task has registered: its program is not over, whatever was heard of an earlier one."""
-        self._left.discard(name)
+        self._left.pop(name, None)
+        self._why.pop(name, None)
 
-    def left(self, name: str) -> None:
+    def left(self, name: str, reason: str, code: int) -> None:
         """A worker's program is over; it does not come back."""
-        self._left.add(name)
+        self._left[name], self._why[name] = code, reason
+
+    def gone(self, name: str) -> None:
+        """A worker's process has ended that nobody waits for; nothing more is known of how."""
+        self._left.setdefault(name, UNKNOWN)
+
+    def lost(self, name: str, why: str) -> None:
+        """A worker is gone; it may come back."""
+        self._why.setdefault(name, why)
 
     def admitted(self) -> None:
         """Somebody trains."""
@@ -63,7 +78,7 @@ class Ending:
         """End the run when all workers are done. Asked after every change."""
         if self._owned or self._epochs.over or self._trainers() or not self._members.all_done():
             return
-        gone_for_good = self._left.issuperset(self._members.given_up)
+        gone_for_good = self._left.keys() >= set(self._members.given_up)
         if not (self._members.finished or gone_for_good or self._alone_for_long()):
             return
         now, trained = self._epochs.now, self._epochs.phase == RUN
@@ -71,7 +86,7 @@ class Ending:
             return  # only when every ps knows who has left is their last step decided
         self._epochs.stop(END)
         if not trained or now is None or now.checkpoints is None:
-            self._stop_all(0, "", self._linger_s())
+            self._stop_all(*self._verdict(), self._linger_s())
             return
         self._saving = True
         self._save_last()
@@ -88,10 +103,24 @@ class Ending:
             self._node.after(REJOIN_S + 0.1, self.check)
         return now - self._alone_since >= REJOIN_S
 
+    def _verdict(self) -> tuple[int, str]:
+        """Exit code and reason of a run whose workers are done: 0 needs one that finished."""
+        if self._members.finished or 0 in self._left.values():
+            return 0, ""
+        gone = self._members.given_up
+        failed = all(self._left.get(name, -1) > 0 for name in gone)  # their own programs ended so
+        became = ", ".join(f"{name} {self._why.get(name, 'did not come')}" for name in sorted(gone))
+        self._node.runtime.record("nobody finished", names=sorted(gone))
+        return (1 if failed else 3), f"no worker finished: {became}"
+
     def _linger_s(self) -> float:
         """Nodes that have not found this chief (again) yet are to hear of the end, too."""
         away = self._cluster.ps.missing() or (self._restarted and self._cluster.workers.away())
-        return UNKNOWN_S if away else 0.0
+        return UNKNOWN_S if away or (self._lost() and not self._members.finished) else 0.0
+
+    def _lost(self) -> list[str]:
+        """Workers that were given up and whose programs may go on."""
+        return [name for name in self._members.given_up if name not in self._left]
 
     # -- the last checkpoint ------------------------------------------------------------------------------------
 
@@ -112,7 +141,7 @@ class Ending:
         if isinstance(name, Exception):
             self._stop_all(1, f"the last checkpoint could not be written: {name}")
         else:
-            self._stop_all(0, "", self._linger_s())
+            self._stop_all(*self._verdict(), self._linger_s())
 
     def ps_lost(self, name: str, why: str) -> None:
         """Whose shard was not saved yet takes the last steps with it."""

@@ -91,9 +91,9 @@ class ChiefActor(Actor):
             known = self.cluster.workers.known.get(int(name.partition(":")[2]))
             away = known is None or not known.alive
             if away and since_start_s > ABSENT_S and (self.members.joined or self._restarted):
-                log.warning(
-                    "%s: %s has not come for %.0f s; the others go on without it", self.node.name, name, ABSENT_S
-                )
+                why = f"has not come for {ABSENT_S:.0f} s"
+                log.warning("%s: %s %s%s", self.node.name, name, why, self._go_on(name))
+                self.ending.lost(name, why)
                 self.admission.give_up(name)
         self.ending.check()
 
@@ -120,7 +120,7 @@ class ChiefActor(Actor):
                 self.ps_lost(task, "was restarted")
             self.epochs.advance()
         elif replaced:
-            self._worker_lost(f"worker:{task}", "was restarted")
+            self._worker_back(f"worker:{task}")
 
     def lost(self, address: str, silent_s: float) -> None:
         why = f"was silent for {silent_s:.1f} s"
@@ -137,9 +137,24 @@ class ChiefActor(Actor):
     def _worker_lost(self, name: str, why: str) -> None:
         if self.epochs.over:
             return
-        if name not in self.members.finished:
-            log.warning("%s: %s %s; the others go on without it", self.node.name, name, why)
+        if name not in self.members.finished and name not in self.members.given_up:
+            log.warning("%s: %s %s%s", self.node.name, name, why, self._go_on(name))
             self.node.runtime.record("worker lost", name=name, why=why)
+        self.ending.lost(name, why)
+        self._give_up(name)
+
+    def _worker_back(self, name: str) -> None:
+        """Another process has taken a worker's place: what the one before had open is over."""
+        if not self.epochs.over:
+            log.warning("%s: %s came back and joins again", self.node.name, name)
+            self._give_up(name)
+
+    def _go_on(self, name: str) -> str:
+        """What becomes of the run without a worker, for a line of the log."""
+        others = {m.name for m in self.members.live.values() if m.worker} | set(self.members.waiting())
+        return "; the others go on without it" if others - {name} else ""
+
+    def _give_up(self, name: str) -> None:
         for session in self.sessions.of(name):
             self.admission.end(session, lost=True)
         self.admission.give_up(name)
@@ -187,7 +202,7 @@ class ChiefActor(Actor):
         self.node.answer(sender)
         name = f"{message.job}:{message.task}"
         if message.reason:
-            self.left(name, message.reason)
+            self.left(name, message.reason, message.code)
         if message.job == "worker" and (name in self.members.finished or name in self.members.given_up):
             self._worker_ends(message.task, 0 if message.reason else sender.incarnation)
             self.ending.check()
@@ -196,18 +211,24 @@ class ChiefActor(Actor):
         """The process of a worker ends that nobody waits for: it need not be told of the end of the run."""
         address = self.cluster.workers.leave(task, process)
         if address is not None:
-            self.ending.left(f"worker:{task}")
+            self.ending.gone(f"worker:{task}")
             for session in self.sessions.at(address):
                 self.admission.end(session, lost=True)
             self.node.unwatch(address)
             self.ending.farewell.told(address)
 
-    def left(self, name: str, reason: str) -> None:
-        """A worker's program is over. One that made no session is not waited for."""
-        self.ending.left(name)
+    def left(self, name: str, reason: str, code: int = 0) -> None:
+        """A worker's program is over. One that made no session is not waited for; one that failed or was killed (a
+        negative `code`) has none any more."""
+        self.ending.left(name, reason, code)
         if name in self.members.waiting():
-            log.warning("%s: %s ended without a session: %s; the others go on", self.node.name, name, reason)
+            without = (
+                "finished without opening a dps.Session" if code == 0 else f"{reason} before it opened a dps.Session"
+            )
+            log.warning("%s: %s %s%s", self.node.name, name, without, self._go_on(name))
             self.admission.give_up(name)
+        elif code != 0:
+            self._worker_lost(name, reason)
         self.ending.check()
 
     def on_Save(self, message: Save, sender: Sender) -> None:

@@ -1,4 +1,4 @@
-"""The end of a worker that never made a session: the chief is told, so that nobody waits for it."""
+"""The end of a worker whose session cannot tell of it: the chief is told, so that nobody waits for it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from dps.transport.current import runtime
 TELL_S = 1.0
 
 
-def leave(chief: str, task: int, reason: str) -> None:
-    """Tell the chief that a worker's program is over. Blocks up to 1 s; a chief that is away is left alone."""
+def leave(chief: str, task: int, reason: str, code: int) -> None:
+    """Tell the chief that a worker's program is over. Blocks up to 1 s; a chief that is away is left alone.
+
+    `reason` goes on after the task's name, as "ended with exit code 7"; `code` is negative for a signal."""
     caller = Caller(runtime(), f"worker:{task}")
     try:
-        caller.ask(Ref(chief, CHIEF), Leave("worker", task, reason), TELL_S)
+        caller.ask(Ref(chief, CHIEF), Leave("worker", task, reason, code), TELL_S)
     except DpsError:
         pass
     finally:

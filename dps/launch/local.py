@@ -17,7 +17,8 @@ from dps.errors import ConfigError, DeadlineExceeded, DpsError, TaskLost
 from dps.launch.child import Child
 from dps.launch.functions import loading, path_of
 from dps.launch.leaving import leave
-from dps.launch.supervisor import Output, Supervisor, describe
+from dps.launch.outcome import describe
+from dps.launch.supervisor import Output, Supervisor
 from dps.launch.values import pack, receive, send
 from dps.server import Server
 from dps.session import Session
@@ -253,7 +254,7 @@ class LocalCluster:
                 run._end(server.task, train(server, *args))
             except BaseException as error:
                 run._end(server.task, None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
-                leave(server.target, server.task, f"{type(error).__name__}: {error}")
+                leave(server.target, server.task, f"failed: {type(error).__name__}: {error}", 1)
             if run.done() and listener in telemetry.on_progress:
                 telemetry.on_progress.remove(listener)
 

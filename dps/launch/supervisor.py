@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from dps.config import allowed_cpus, deal_cpus, format_cpus
 from dps.errors import DeadlineExceeded, DpsError, TaskLost
 from dps.launch.child import Child
+from dps.launch.outcome import describe, outcome
 from dps.transport.clock import now
 
 START_S = 30.0
@@ -154,7 +155,7 @@ class Supervisor:
         if text.startswith("dps chief at ") and name == "chief":
             self._ready.put(text.removeprefix("dps chief at "))
         elif not text.startswith(f"dps {name} at "):
-            self._print(name, text)
+            self._print(name, text.removeprefix(f"{name}: "))  # its log names it, too
 
     def say(self, text: str) -> None:
         """A line of the launcher's own."""
@@ -175,10 +176,7 @@ class Supervisor:
         self.states[name] = "done" if code == 0 else f"failed ({describe(code)})"
         if name == "chief" and not self.target:
             self._ready.put("")
-        if name.startswith("worker") and code < 0 and not self._ending and self.target:
-            from dps.launch.leaving import leave
-
-            leave(self.target, int(name.partition(":")[2]), describe(code))
+        self._tell_of(name, code)
         if name.startswith("worker") or code in (0, 2, 3) or self._ending:
             return
         self._crashed.pop(name, None)
@@ -191,6 +189,15 @@ class Supervisor:
             else:
                 arguments = self._ps_arguments(int(name.partition(":")[2]), self.target)
             self._spawn(name, arguments)
+
+    def _tell_of(self, name: str, code: int) -> None:
+        """The chief hears how a worker's process ended, unless its session or its role told that it ended well."""
+        told = code == 0 or (self.owned and code > 0)  # the next worker of an owned cluster may be there already
+        if name.startswith("worker") and not told and not self._ending and self.target:
+            from dps.launch.leaving import leave
+
+            how = f"ended with {describe(code)}" if code > 0 else f"was killed ({describe(code)})"
+            leave(self.target, int(name.partition(":")[2]), how, code)
 
     def workers_alive(self) -> list[str]:
         return [n for n, c in self.children.items() if n.startswith("worker") and c.alive]
@@ -275,18 +282,14 @@ class Supervisor:
         return SAVE_S if phase == END else END_S
 
     def _exit_code(self, late: list[str]) -> int:
-        """130 when all was killed, 3 for a lost ps or chief, else the worst that a task ended with."""
+        """130 when all was killed, else what `outcome` says, in the last line."""
         if self._killed:
             return 130
         codes = {n: c.code or 0 for n, c in self.children.items() if n not in late}
-        bad = {n: c for n, c in codes.items() if not n.startswith("worker") and c not in (0, -signal.SIGTERM)}
-        if any(c == 3 or c < 0 for c in bad.values()):
-            name, code = next(reversed(self._crashed.items()), next(iter(bad.items())))
-            self.say(f"the run is over: {name} was lost ({describe(code)})")
-            return 3
-        for name, code in bad.items():
-            self.say(f"{name} ended with {describe(code)}")
-        return max((c if c > 0 else 1 for c in codes.values() if c not in (0, -signal.SIGTERM)), default=0)
+        code, why = outcome(codes, self._crashed)
+        if why:
+            self.say(why)
+        return code
 
     def stop(self) -> None:
         """End every task that still runs: the chief tells the ps, then SIGTERM, then SIGKILL. Blocks."""
@@ -323,16 +326,6 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
-
-
-def describe(code: int) -> str:
-    """An exit code for people."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
 
 
 def launch(

@@ -139,6 +139,72 @@ def test_lost_workers_whose_programs_are_over_do_not_come_back() -> None:
     assert led.chief.epochs.phase == END
 
 
+def test_a_run_whose_workers_were_all_lost_saves_its_last_step_and_is_3_with_their_names() -> None:
+    led = Led(checkpoint_dir="run").train(0, 1)
+    led.lose("worker", 0)
+    led.tell(Leave("worker", 1, "was killed (SIGKILL)", -9), "leave")
+    led.know()
+    led.desk.pass_time(10.2)
+    led.save(step=5)
+    words = "no worker finished: worker:0 was silent for 1.0 s, worker:1 was killed (SIGKILL)"
+    assert set(stopped(led).values()) == {StopTask(3, words)}
+    assert led.ended == []  # worker:0 may be on its way back, and is to hear of it
+    assert led.tell(Register("worker", 0, "worker:0", 1, 0, {}), "late") == StopTask(3, words)
+    led.desk.pass_time(5.0)
+    assert led.ended == [(3, words)]
+
+
+def test_one_worker_that_finished_makes_the_run_end_well_whatever_became_of_the_others() -> None:
+    led = Led(workers=3).train(0, 1)
+    led.lose("worker", 0)
+    led.close(1)
+    led.know()
+    led.tell(Leave("worker", 2, "ended with exit code 7", 7), "leave")
+    led.know()
+    assert set(stopped(led).values()) == {StopTask(0, "")} and led.ended == [(0, "")]
+
+
+@pytest.mark.parametrize(
+    ("codes", "told"),
+    [
+        ((0, 0), StopTask(0, "")),
+        ((0, 7), StopTask(0, "")),
+        ((7, 7), StopTask(1, "no worker finished: worker:0 ended so, worker:1 ended so")),
+        ((7, -9), StopTask(3, "no worker finished: worker:0 ended so, worker:1 ended so")),
+    ],
+)
+def test_programs_that_opened_no_session_end_the_run_as_they_ended(codes: tuple[int, int], told: StopTask) -> None:
+    led = Led().gather()
+    for task, code in enumerate(codes):
+        led.tell(Leave("worker", task, "ended so", code), "leave")
+    assert set(stopped(led).values()) == {told}
+
+
+def test_a_worker_that_is_known_to_be_killed_is_lost_at_once_and_never_called_silent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    led = Led().train(0, 1)
+    led.tell(Leave("worker", 1, "was killed (SIGKILL)", -9), "leave")
+    assert led.chief.members.given_up == ["worker:1"]
+    led.lose("worker", 1)
+    led.tell(Leave("worker", 0, "was killed (SIGKILL)", -9), "leave")
+    assert caplog.messages == [
+        "chief: worker:1 was killed (SIGKILL); the others go on without it", "chief: worker:0 was killed (SIGKILL)",
+    ]  # fmt: skip
+
+
+def test_a_worker_that_comes_back_is_said_to_join_again(caplog: pytest.LogCaptureFixture) -> None:
+    led = Led().train(0, 1)
+    led.register("worker", 1, process=2)
+    assert caplog.messages == ["chief: worker:1 came back and joins again"]
+
+
+def test_the_only_program_that_opened_no_session_is_said_to_have_finished(caplog: pytest.LogCaptureFixture) -> None:
+    led = Led(workers=1).gather()
+    led.tell(Leave("worker", 0, "ended with exit code 0"), "leave")
+    assert caplog.messages == ["chief: worker:0 finished without opening a dps.Session"]
+
+
 def test_workers_whose_nodes_have_said_that_they_end_are_not_told_and_those_that_say_nothing_are() -> None:
     led = Led().train(0, 1)
     led.close(0)

@@ -257,15 +257,23 @@ def test_a_killed_launcher_leaves_nothing_behind(program: Path) -> None:
     assert not [p for p in tasks if p.is_running()]
 
 
-@pytest.mark.parametrize("end", ["raise RuntimeError('no data here')", "os.kill(os.getpid(), 9)", "sys.exit(0)"])
+ENDS = {
+    "raise RuntimeError('no data here')": (1, "ended with exit code 1 before it opened a dps.Session"),
+    "os.kill(os.getpid(), 9)": (1, "was killed (SIGKILL) before it opened a dps.Session"),
+    "sys.exit(0)": (0, "finished without opening a dps.Session"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
 def test_a_worker_that_ends_before_its_session_keeps_nobody_waiting_in_sync(program: Path, end: str) -> None:
+    code, words = ENDS[end]
     early = f"import os, sys\nif os.environ['DPS_TASK'] == '1':\n    {end}\n"
     (program / "program.py").write_text(early + PROGRAM)
     process = launch("--ps", "1", "--workers", "2", "--update", "sync", "program.py", "--", "5", cwd=program)
     text = rest(process)
-    assert process.returncode == (0 if "exit" in end else 1), text
+    assert process.returncode == code, text
     assert "ends at 5" in text
-    assert "worker:1 ended without a session" in text
+    assert f"worker:1 {words}; the others go on without it\n" in text
 
 
 def test_workers_that_were_all_killed_leave_a_checkpoint_of_the_last_step(program: Path) -> None:
@@ -282,6 +290,8 @@ def test_workers_that_were_all_killed_leave_a_checkpoint_of_the_last_step(progra
     before = clock.now()
     text = rest(process)
     assert process.returncode == 1, text
+    assert text.splitlines()[-1] == "[dps] the run failed: worker:0 was killed (SIGKILL), exit code 137"
+    assert "was silent" not in text
     assert clock.now() - before < 9.0  # not the time that workers are given to come back
     assert int(sorted(p.name for p in (program / "kept").glob("step-*"))[-1].split("-")[1]) > 0
 

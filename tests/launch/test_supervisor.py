@@ -14,7 +14,8 @@ from dps import cli
 from dps.config import THREADS, environment
 from dps.errors import DeadlineExceeded
 from dps.launch import supervisor
-from dps.launch.supervisor import Interrupts, Output, Supervisor, describe
+from dps.launch.outcome import describe
+from dps.launch.supervisor import Interrupts, Output, Supervisor
 from tests.launch.test_local import until
 
 TRAINER = """

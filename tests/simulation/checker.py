@@ -78,12 +78,30 @@ def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
             continue  # started again after everybody had been told to end
         elif (
             name.startswith("ps") and process.incarnation and process.exit_code == 3 and missed_the_end(cluster, killed)
-        ) or (process.exit_code == 3 and not name.startswith("worker") and gave_up(cluster)):
+        ) or (process.exit_code == 3 and not name.startswith("worker") and lost_for_good(cluster)):
             continue
+        elif name == "chief" and process.exit_code == 0 and not somebody_finished(cluster):
+            yield "the chief ended with 0, and no worker had finished"
         elif process.state == "ended" and process.exit_code != 0:
             yield f"{name} ended with {process.exit_code}: {process.error!r}"
         elif process.state == "killed" and name not in killed:
             yield f"{name} is dead"
+
+
+def lost_for_good(cluster: SimulatedCluster) -> bool:
+    """Something without which a run cannot end with 0."""
+    return gave_up(cluster) or deserted(cluster)
+
+
+def deserted(cluster: SimulatedCluster) -> bool:
+    """All workers were lost and none had finished: the run ends with 3 and names them."""
+    return any(e.what == "nobody finished" for e in cluster.world.trace) and not somebody_finished(cluster)
+
+
+def somebody_finished(cluster: SimulatedCluster) -> bool:
+    """Whether a worker's program has ended well, or at least its last session."""
+    closed = any(e.what == "ended" and not e.detail["lost"] for e in cluster.world.trace)
+    return closed or any(p.exit_code == 0 for n, p in cluster.world.processes.items() if n.startswith("worker"))
 
 
 def gave_up(cluster: SimulatedCluster) -> bool:

@@ -9,8 +9,8 @@ import dps
 from dps.chief.admission import GRACE_S
 from dps.launch.simulate import SimulatedRun, simulate
 from dps.server import Server
-from dps.transport.sim import Kill, Network
-from dps.transport.sim.faults import Fault
+from dps.transport.sim import Compute, Kill, Network
+from dps.transport.sim.faults import Fault, Partition
 from dps.transport.sim.runtime import EPOCH_S
 
 SOON_S = 0.5
@@ -48,6 +48,19 @@ def test_a_worker_that_was_killed_says_nothing_and_is_missed_after_its_grace() -
     run, took_s = ended(2, "async", faults=(Kill("worker:1", 0.1),))
     assert run.results[1] is None and run.exit_codes["chief"] == 0
     assert GRACE_S - 0.1 < took_s < GRACE_S + SOON_S
+
+
+def test_a_partition_that_outlasts_all_workers_ends_the_run_with_3_and_their_names() -> None:
+    def works(server: Server) -> None:
+        with dps.Session(server, {"w": np.zeros(4, np.float32)}, optimizer=dps.optim.SGD(0.1), timeout=60) as session:
+            while not session.should_stop():
+                session.push(session.pull())
+
+    fault = Partition(("worker:0", "worker:1"), at=1.0, seconds=20.0)
+    run = simulate(works, ps=1, workers=2, compute=Compute(0.1), faults=[fault])
+    assert run.exit_codes["chief"] == run.exit_codes["ps:0"] == 3
+    assert run.errors["worker:0"].startswith("TaskLost: no worker finished: worker:0 was silent for ")
+    assert ", worker:1 was silent for " in run.errors["worker:0"]
 
 
 def test_where_goodbyes_are_lost_the_run_ends_all_the_same() -> None:

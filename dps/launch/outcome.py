@@ -1,0 +1,58 @@
+"""How a launched run ended: from the exit codes of its tasks to one exit code and a line that says why."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+
+LOST = 3
+FAILED = 1
+KNOWN = (0, FAILED, 2, LOST, 4, 5, 130)
+"""The exit codes that dps gives. A program that ends with another one has failed."""
+NAMED = 3
+"""How many of the tasks that ended in one way are named."""
+
+
+def outcome(codes: Mapping[str, int], crashed: dict[str, int]) -> tuple[int, str]:
+    """The run's exit code, and the last line, "" where all went well.
+
+    `codes`: the exit codes of the tasks, negative: the signal that ended one. `crashed`: how ps
+    and chief died while the run went on, the latest last; some may have been started again. A ps or chief that is gone
+    for good is 3. Else workers that failed by themselves say more than a chief that ended because of them.
+    """
+    bad = {name: code for name, code in codes.items() if code not in (0, -signal.SIGTERM)}
+    workers = {name: code for name, code in bad.items() if name.startswith("worker")}
+    servers = {name: code for name, code in bad.items() if name not in workers}
+    died = {name: code for name, code in servers.items() if code < 0}
+    failed = any(code != LOST for code in workers.values())
+    if died or (LOST in servers.values() and not failed):
+        name, code = next(reversed(crashed.items()), next(iter(died.items()), ("chief", LOST)))
+        return LOST, f"the run is over: {name} " + (f"was lost ({describe(code)})" if code < 0 else _became(code))
+    ended = workers or servers
+    if not ended:
+        return 0, ""
+    worst = max(code if code in KNOWN else FAILED for code in ended.values())
+    ways: dict[str, list[str]] = {}
+    for name, code in ended.items():
+        ways.setdefault(_became(code), []).append(name)
+    return worst, "the run failed: " + "; ".join(f"{_names(names)} {way}" for way, names in ways.items())
+
+
+def _names(names: list[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _became(code: int) -> str:
+    """What became of a task, to go on after its name."""
+    return f"ended with {describe(code)}" if code >= 0 else f"was killed ({describe(code)}), exit code {128 - code}"
+
+
+def describe(code: int) -> str:
+    """An exit code for people."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,54 @@
+"""From the exit codes of a run's tasks to its own, and the last line."""
+
+from __future__ import annotations
+
+import pytest
+
+from dps.launch.outcome import outcome
+
+SERVERS = {"chief": 0, "ps:0": 0}
+
+
+@pytest.mark.parametrize(
+    ("codes", "crashed", "code", "line"),
+    [
+        ({}, {}, 0, ""),
+        ({"worker:0": 0, "worker:1": 0}, {"ps:0": -9}, 0, ""),
+        ({"worker:0": 7}, {}, 1, "the run failed: worker:0 ended with exit code 7"),
+        ({"worker:0": 0, "worker:1": -9}, {}, 1, "the run failed: worker:1 was killed (SIGKILL), exit code 137"),
+        (
+            {"worker:0": 5, "worker:1": -11, "worker:2": 5},
+            {},
+            5,
+            "the run failed: worker:0, worker:2 ended with exit code 5; worker:1 was killed (SIGSEGV), exit code 139",
+        ),
+        (
+            {f"worker:{task}": 1 for task in range(64)},
+            {},
+            1,
+            "the run failed: worker:0, worker:1, worker:2 and 61 more ended with exit code 1",
+        ),
+        (
+            {"chief": 3, "ps:0": 3, "worker:0": -9},
+            {},
+            1,
+            "the run failed: worker:0 was killed (SIGKILL), exit code 137",
+        ),
+        ({"chief": 1, "ps:0": 1, "worker:0": 7}, {}, 1, "the run failed: worker:0 ended with exit code 7"),
+        ({"chief": 1, "ps:0": 1, "worker:0": 0}, {}, 1, "the run failed: chief, ps:0 ended with exit code 1"),
+        ({"chief": 3, "ps:0": 3, "worker:0": 3}, {}, 3, "the run is over: chief ended with exit code 3"),
+        ({"chief": 3, "ps:0": -9, "worker:0": 3}, {"ps:0": -9}, 3, "the run is over: ps:0 was lost (SIGKILL)"),
+        ({"chief": 3, "ps:0": 3, "worker:0": 3}, {"ps:0": -9}, 3, "the run is over: ps:0 was lost (SIGKILL)"),
+        (
+            {"chief": -9, "ps:0": 3, "worker:0": 1},
+            {"ps:0": -9, "chief": -9},
+            3,
+            "the run is over: chief was lost (SIGKILL)",
+        ),
+        ({"chief": 3, "worker:0": -9}, {"ps:0": -9}, 1, "the run failed: worker:0 was killed (SIGKILL), exit code 137"),
+    ],
+)
+def test_the_runs_exit_code_and_its_last_line(
+    codes: dict[str, int], crashed: dict[str, int], code: int, line: str
+) -> None:
+    assert outcome(SERVERS | codes, crashed) == (code, line)
