@@ -14,7 +14,7 @@ from dps.actors.caller import Caller
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
-from dps.errors import Aborted, DeadlineExceeded, DpsError, TaskLost
+from dps.errors import CANCELLED, Aborted, Cancelled, DeadlineExceeded, DpsError, TaskLost
 from dps.lanes import Lanes
 from dps.protocol import (
     CHIEF,
@@ -299,10 +299,12 @@ class Connection:
     # -- while it is open -------------------------------------------------------------------------------------
 
     def check_node(self) -> None:
-        """Raise TaskLost when this node was told to end while the session still works."""
+        """Raise TaskLost when this node was told to end while the session still works, Cancelled from this process."""
         over = self._over()
         if over is not None:
             code, reason = over
+            if code == CANCELLED:
+                raise Cancelled(reason)
             raise TaskLost(reason or "the run has ended") if code in (0, 3) else DpsError(reason)
 
     def look_at_chief(self) -> None:

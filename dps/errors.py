@@ -22,6 +22,9 @@ was wanted and what to try.
 
 from __future__ import annotations
 
+CANCELLED = 130
+"""The exit code of what was stopped from outside: by a second Ctrl-C, or by the end of a grace period."""
+
 
 class DpsError(Exception):
     """Root of every error that dps raises on its own account."""

@@ -19,7 +19,7 @@ from dps.cluster.environment import server_arguments
 from dps.cluster.filters import DeviceFilters
 from dps.cluster.identity import Identity
 from dps.cluster.spec import ClusterSpec
-from dps.errors import ConfigError, DeadlineExceeded, TaskLost, Unavailable
+from dps.errors import CANCELLED, ConfigError, DeadlineExceeded, TaskLost, Unavailable
 from dps.protocol import AGENT, CHIEF, PS
 from dps.transport.current import runtime
 from dps.transport.endpoint import Runtime
@@ -82,6 +82,8 @@ class Server:
         self._filters = DeviceFilters.parse(device_filters, self.cluster)
         self.exit_code: int | None = None
         self.reason = ""
+        self.stop_requested = False
+        """Whether the loops of this task are to end: `should_stop` is true in its sessions."""
         self._over = threading.Event()
         self._joined = threading.Event()
         self._process = self.runtime.random.getrandbits(61)
@@ -219,6 +221,10 @@ class Server:
             self._node.post(self._chief_actor.stop_run)
         else:
             self._end(0, "")
+
+    def cancel(self, reason: str) -> None:
+        """End this worker's sessions from outside: their next call, or the one that waits, raises dps.Cancelled."""
+        self._end(CANCELLED, reason)
 
     def _pause(self, seconds: float) -> None:
         if self.runtime.simulated:

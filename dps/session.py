@@ -158,6 +158,8 @@ class Session:
         self._stepping = Stepping(connection, self._pushes, self._pulls)
         self._lookups = Lookups(connection)
         self._hooks.call("after_create_session", self)
+        if telemetry.on_opened:
+            telemetry.opened({"worker": self.name, "step": self.global_step, **self._hooks.knows()})
 
     def _tell(self, plan: Plan) -> None:
         """The plan in the log: from one worker for people to see, from the others for who looks for it."""
@@ -423,7 +425,8 @@ class Session:
 
     def should_stop(self) -> bool:
         """Whether the loop is to end: a hook or Ctrl-C asked for it, or the run has ended."""
-        return self._stop or config.stop_requested.is_set() or self._server.exit_code is not None
+        server = self._server
+        return self._stop or config.stop_requested.is_set() or server.stop_requested or server.exit_code is not None
 
     def request_stop(self) -> None:
         """Make `should_stop` true."""

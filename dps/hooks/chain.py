@@ -45,5 +45,11 @@ class Chain:
                 self._failed(str(wrapped))
                 raise wrapped from error
 
+    def knows(self) -> dict[str, int | None]:
+        """The lowest `last_step` and the first `batch` of the hooks; None for what none of them knows."""
+        steps = [hook.last_step for hook in self.hooks if hook.last_step is not None]
+        batches = [hook.batch for hook in self.hooks if hook.batch is not None]
+        return {"last_step": min(steps, default=None), "batch": batches[0] if batches else None}
+
     def _where(self, hook: Hook, method: str) -> str:
         return f"{self._name()}: hook {type(hook).__name__}.{method}"

@@ -17,6 +17,11 @@ class Hook:
     dps's own keeps its class), and the other workers go on. StopIteration is no error but the end of the data.
     """
 
+    last_step: int | None = None
+    """The step at which this hook ends the session, where it knows one: for whoever shows progress."""
+    batch: int | None = None
+    """How many examples one push stands for, where this hook was told."""
+
     def begin(self) -> None:
         """Before the session opens."""
 

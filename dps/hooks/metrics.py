@@ -23,7 +23,7 @@ class LogMetrics(Hook):
 
     def __init__(self, steps: int | None = 100, seconds: float | None = None, batch: int | None = None) -> None:
         self._timer = Timer(None if seconds is not None else steps, seconds)
-        self._batch, self._pushes, self._seen = batch, 0, 0
+        self.batch, self._pushes, self._seen = batch, 0, 0
 
     def after_run(self, session: Session, push: Push, loss: Any) -> None:
         self._pushes += 1
@@ -31,8 +31,8 @@ class LogMetrics(Hook):
             return
         since = self._timer.fired(push.step)
         text = "" if loss is None else f", loss {float(loss):.4f}"
-        if self._batch is not None and since is not None and since[1] > 0:
-            text += f", {self._pushes * self._batch / since[1]:,.0f} examples/s"
+        if self.batch is not None and since is not None and since[1] > 0:
+            text += f", {self._pushes * self.batch / since[1]:,.0f} examples/s"
         scalars = session.scalars.since(self._seen)
         text += "".join(f", {name} {value:.4g}" for name, value in scalars.items())
         self._pushes, self._seen = 0, session.scalars.count

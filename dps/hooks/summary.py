@@ -47,7 +47,7 @@ class SummarySaver(Hook):
         if tensorboard:
             EventFile.check_installed()
         self._directory = directory
-        self._batch, self._tensorboard, self._all_workers = batch, tensorboard, all_workers
+        self.batch, self._tensorboard, self._all_workers = batch, tensorboard, all_workers
         self._files: list[SummaryFile] = []
         self._pushes, self._seen, self._failing = 0, 0, False
 
@@ -77,8 +77,8 @@ class SummarySaver(Hook):
         }  # fmt: skip
         if since is not None and since[1] > 0:
             row["steps_per_s"] = since[0] / since[1]
-            if self._batch is not None:
-                row["examples_per_s"] = self._pushes * self._batch / since[1]
+            if self.batch is not None:
+                row["examples_per_s"] = self._pushes * self.batch / since[1]
         row |= session.scalars.since(self._seen)
         self._pushes, self._seen = 0, session.scalars.count
         self._write(session, row)

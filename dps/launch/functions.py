@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import linecache
 import os
 import sys
 from collections.abc import Callable
@@ -91,3 +92,13 @@ def path_of(function: Callable[..., Any]) -> tuple[str, bytes]:
             "install dps[notebook]"
         ) from None
     return "", code
+
+
+def sources() -> dict[str, list[str]]:
+    """The lines of all code that is in no file, as a notebook's cells, by the name that tracebacks have for it."""
+    return {name: entry[2] for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+
+
+def show_sources(known: dict[str, list[str]]) -> None:
+    """Have tracebacks of this process show lines of `sources` from another one."""
+    linecache.cache.update({name: (sum(map(len, lines)), None, lines, name) for name, lines in known.items()})

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import traceback
+from collections.abc import Callable
 from typing import Any
 
 from dps import telemetry
-from dps.launch.functions import load
+from dps.errors import ConfigError, DpsError
+from dps.launch.failures import Failure, failure_of
+from dps.launch.functions import load, show_sources
 from dps.launch.values import receive, send
 
 
 def main() -> None:
-    """Read the order from the pipe that DPS_RUN_FDS names, run it as this task, report progress and the result."""
+    """Read the order from the pipe that DPS_RUN_FDS names, run it as this task, report progress and the result.
+
+    A failure is reported and not printed: the process that has the cluster shows it, once for all workers.
+    """
     orders, reports = map(int, os.environ["DPS_RUN_FDS"].split(","))
     order = receive(orders)
     os.close(orders)
@@ -24,32 +29,50 @@ def main() -> None:
         with sending:
             send(reports, what)
 
-    def progress(row: dict[str, Any]) -> None:
+    def pushed(row: dict[str, Any]) -> None:
         report({"progress": row})
 
-    telemetry.on_progress.append(progress)
+    def opened(session: dict[str, Any]) -> None:
+        report({"opened": session})
+
+    telemetry.listen(pushed, opened)
     sys.path[:] = [*order["path"], *(p for p in sys.path if p not in order["path"])]
     try:
         report({"result": _run(order)})
     except BaseException as error:
-        report({"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
-        raise
+        failure = Failure(str(error)) if isinstance(error, _NotLoaded) else failure_of(error)
+        report({"error": failure.error, "trace": failure.trace})
+        sys.exit(error.exit_code if isinstance(error, DpsError) else 1)
     finally:
-        if progress in telemetry.on_progress:
-            telemetry.on_progress.remove(progress)
+        telemetry.forget(pushed, opened)
         os.close(reports)
+
+
+class _NotLoaded(ConfigError):
+    """The function cannot be had. The message says all; a traceback of the import would hide it."""
 
 
 def _run(order: dict[str, Any]) -> Any:
     from dps.server import Server
 
-    function = _shipped(order["code"]) if order["code"] else load(order["function"])
+    function = _function(order)
     with Server.from_env() as server:
         return function(server, *order["args"])
 
 
-def _shipped(code: bytes) -> Any:
+def _function(order: dict[str, Any]) -> Callable[..., Any]:
+    if order["code"]:
+        show_sources(order["sources"])
+        return _shipped(order["code"])
+    try:
+        return load(order["function"])
+    except ConfigError as error:
+        raise _NotLoaded(str(error)) from None
+
+
+def _shipped(code: bytes) -> Callable[..., Any]:
     """A notebook's function, from the parent process on this machine through a private pipe (design, decision 10)."""
     import importlib
 
-    return importlib.import_module("cloudpickle").loads(code)
+    function: Callable[..., Any] = importlib.import_module("cloudpickle").loads(code)
+    return function

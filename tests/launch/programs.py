@@ -47,3 +47,19 @@ def fail(server: Any) -> None:
 
 def echo(server: Any, *values: Any) -> Any:
     return [server.task, *values]
+
+
+def endless(server: Any, obeys: bool) -> str:
+    """Push until told to stop, or for ever."""
+    params = {"a": np.zeros(1000, np.float32), "b": np.zeros(10)}
+    with dps.Session(server, params, optimizer=dps.optim.SGD(1.0)) as session:
+        while not (obeys and session.should_stop()):
+            session.push({"b": np.ones(10)}, loss=0.5)
+            runtime().sleep(0.001)
+    return "ended by itself"
+
+
+def deaf(server: Any) -> None:
+    """Compute for ever, without a session."""
+    while True:
+        runtime().sleep(0.01)

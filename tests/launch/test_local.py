@@ -18,7 +18,7 @@ import pytest
 import dps
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, TaskLost
 from dps.transport.current import runtime
-from tests.launch.programs import count, echo, fail
+from tests.launch.programs import count, deaf, echo, endless, fail
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
@@ -95,6 +95,19 @@ class TestOneCluster:
             first.wait(0.01)
         assert first.wait(30).done()
 
+    def test_a_run_is_stopped_in_order_and_the_next_one_runs(self, local: dps.LocalCluster) -> None:
+        run = local.run(endless, True)
+        until(lambda: run.history or run.done())
+        assert "worker:0 running" in repr(run) and "loss 0.5" in repr(run) and local.target in repr(run)
+        assert "ps:0 running, worker:0 running" in repr(local) and local.target in repr(local)
+        assert run.stop().wait(0).results == ["ended by itself"]
+        assert local.run(echo).results == [[0]]
+
+    def test_a_worker_that_does_not_hear_is_killed_after_the_grace(self, local: dps.LocalCluster) -> None:
+        run = local.run(deaf)
+        assert run.stop(timeout=0.0).wait(0).results == [None]
+        assert "worker:0 stopped" in repr(run)
+
     def test_a_function_without_a_path_names_the_extra(
         self, local: dps.LocalCluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -120,6 +133,41 @@ def test_all_in_this_process() -> None:
         with pytest.raises(DpsError, match="does not want to"):
             local.run(fail).wait(20)
     assert sum(r["pushes"] for r in results) >= 30
+
+
+@pytest.fixture(scope="class")
+def here() -> Iterator[dps.LocalCluster]:
+    with dps.LocalCluster(ps=1, workers=2, processes=False) as local:
+        yield local
+
+
+class TestInThisProcess:
+    """Workers that are threads."""
+
+    def test_a_run_is_stopped_in_order_and_the_next_one_runs(self, here: dps.LocalCluster) -> None:
+        run = here.run(endless, True)
+        until(lambda: len({row["worker"] for row in run.history}) == 2)
+        assert run.stop().wait(0).results == ["ended by itself"] * 2
+        assert here.run(echo, 1).wait(20).results == [[0, 1], [1, 1]]
+
+    def test_a_worker_that_does_not_ask_is_ended_in_its_sessions_next_call(self, here: dps.LocalCluster) -> None:
+        run = here.run(endless, False)
+        until(lambda: len({row["worker"] for row in run.history}) == 2)
+        assert run.stop(timeout=0.0).wait(0).results == [None, None]
+        assert repr(run).count("stopped") == 2
+        again = here.run(endless, True)
+        until(lambda: len({row["worker"] for row in again.history}) == 2)
+        assert again.stop().results == ["ended by itself"] * 2
+
+    def test_stopping_the_cluster_stops_its_run(self) -> None:
+        local = dps.LocalCluster(ps=1, workers=1, processes=False).start()
+        run = local.run(endless, True)
+        until(lambda: run.history or run.done())
+        with dps.LocalCluster(ps=1, workers=1, processes=False):  # as a notebook's cell that is run again
+            assert run.wait(0).results == ["ended by itself"]
+            assert "stopped" in repr(local)
+            with pytest.raises(ConfigError, match="the cluster was stopped"):
+                local.run(echo)
 
 
 def test_a_killed_worker_stops_nobody_where_there_is_a_backup() -> None:

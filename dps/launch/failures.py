@@ -1,0 +1,67 @@
+"""How failed workers are told: one traceback, from the program's own lines on, and a line for each other failure."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+
+from dps.record import record
+
+_OWN = os.path.dirname(os.path.abspath(__file__))
+
+
+@record
+class Failure:
+    """Why a worker failed. `error`: class and message. `trace`: its traceback as text, "" where there is none."""
+
+    error: str
+    trace: str = ""
+
+    @property
+    def line(self) -> str:
+        """The error in one line."""
+        return " ".join(self.error.split())
+
+    @property
+    def way(self) -> tuple[str, ...]:
+        """Two workers that fail the same way, perhaps with other numbers in their messages, have the same."""
+        places = tuple(line for line in self.trace.splitlines() if line.startswith("  File "))
+        return (self.error.partition(":")[0], *places) if places else (self.error,)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The failure that an exception is. `sys.exit("why")` in a program has no traceback: it says why."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SystemExit):
+        return Failure(text)
+    frames = _own_frames_left_out(error.__traceback__)
+    if frames is None and not isinstance(error, SyntaxError):
+        return Failure(text)
+    return Failure(text, "".join(traceback.format_exception(type(error), error, frames)).rstrip())
+
+
+def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without its first frames: those of dps's launcher and of the import system."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(("<frozen ", _OWN)):
+        trace = trace.tb_next
+    return trace
+
+
+def told(failures: Mapping[int, Failure]) -> str:
+    """What `wait` says of failed workers, by task in the order in which they failed: others may have failed because of
+    the first."""
+    (first, failure), *others = failures.items()
+    text = f"worker:{first} failed: {failure.error}"
+    if failure.trace:
+        text += f"\n{failure.trace}"
+    same = [task for task, other in others if other.way == failure.way]
+    if same:
+        text += f"\n{names(same)} failed the same way"
+    return text + "".join(f"\nworker:{task} failed: {other.line}" for task, other in others if task not in same)
+
+
+def names(tasks: Iterable[int]) -> str:
+    """Workers by name: "worker:0, worker:1"."""
+    return ", ".join(f"worker:{task}" for task in sorted(tasks))

@@ -1,0 +1,115 @@
+"""A LocalCluster of processes: chief and ps under a supervisor, and a process for each worker of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from dps import update
+from dps.errors import TaskLost
+from dps.launch.child import Child
+from dps.launch.failures import Failure
+from dps.launch.functions import path_of, sources
+from dps.launch.outcome import describe
+from dps.launch.progress import aside
+from dps.launch.run import LocalRun
+from dps.launch.supervisor import Output, Supervisor
+from dps.launch.values import pack, receive, send
+
+
+class Processes:
+    """Chief, ps and workers as processes of this machine. Made when the chief listens; blocks until then."""
+
+    def __init__(self, ps: int, workers: int, wanted: update.Update | str | None, pin: bool) -> None:
+        mode = wanted if wanted is None or isinstance(wanted, str) else update.as_text(wanted)
+        self._workers, self._output = workers, Output(sys.stdout)
+        self.supervisor = Supervisor(ps, workers, mode, owned=True, line=self._line, pin=pin)
+        try:
+            self.supervisor.start()
+        except BaseException:
+            self.supervisor.stop()
+            raise
+        self.target = self.supervisor.target
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="dps watches tasks", daemon=True)
+        self._watcher.start()
+
+    def _line(self, name: str, text: str) -> None:
+        with aside(self._output.stream):
+            self._output.line(name, text)
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            self.supervisor.turn(0.1)
+
+    def states(self) -> dict[str, str]:
+        """What the chief and the ps do."""
+        return {name: state for name, state in self.supervisor.states.items() if not name.startswith("worker")}
+
+    def run(self, run: LocalRun, train: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Run `train(server, *args)` in a process for each worker; returns at once."""
+        if lost := self.supervisor.lost():
+            raise TaskLost(f"{lost} of this cluster is gone; stop it and start another one")
+        function, code = path_of(train)
+        order = {
+            "function": function, "code": code, "args": list(args), "path": [p or os.getcwd() for p in sys.path],
+            "sources": sources() if code else {},
+        }  # fmt: skip
+        pack(order)
+        for task in range(self._workers):
+            self._start_worker(task, order, run)
+
+    def _start_worker(self, task: int, order: dict[str, Any], run: LocalRun) -> None:
+        orders_out, orders_in = os.pipe()
+        reports_out, reports_in = os.pipe()
+        extra = {"DPS_RUN_FDS": f"{orders_out},{reports_in}"}
+        try:
+            child = self.supervisor.start_worker(task, "dps.launch.remote:main", (), extra, (orders_out, reports_in))
+        finally:
+            os.close(orders_out)
+            os.close(reports_in)
+        given = child, task, order, orders_in, reports_out, run
+        threading.Thread(target=self._listen, args=given, name=f"reports of worker:{task}", daemon=True).start()
+
+    def _listen(self, child: Child, task: int, order: dict[str, Any], orders: int, reports: int, run: LocalRun) -> None:
+        """Tell a worker what to run, and the run what the worker reports until it ends."""
+        with contextlib.suppress(BrokenPipeError):
+            send(orders, order)
+        os.close(orders)
+        result, failure = None, None
+        heard = False
+        with contextlib.suppress(EOFError):
+            while True:
+                report = receive(reports)
+                if "progress" in report:
+                    run.pushed(report["progress"])
+                elif "opened" in report:
+                    run.opened(report["opened"])
+                else:
+                    heard, result = True, report.get("result")
+                    failure = Failure(report["error"], report["trace"]) if "error" in report else None
+        os.close(reports)
+        code = child.process.wait()
+        if not heard:
+            failure = Failure(f"its process ended without a result ({describe(code)})")
+        run.ended(task, result, failure)
+
+    def ask_to_stop(self, task: int) -> None:
+        self.supervisor.children[f"worker:{task}"].signal(signal.SIGTERM)
+
+    def end(self, task: int) -> None:
+        self.supervisor.children[f"worker:{task}"].signal(signal.SIGKILL)
+
+    def say(self, text: str) -> None:
+        self._line("dps", text)
+
+    def stop(self) -> None:
+        """End all tasks. Blocks."""
+        self._over.set()
+        self._watcher.join()
+        self.supervisor.stop()

@@ -1,0 +1,173 @@
+"""A function running on every worker of a LocalCluster: what its workers do, what came of it, and how to stop it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol, Self
+
+from dps.errors import DeadlineExceeded, DpsError
+from dps.launch.failures import Failure, names, told
+from dps.launch.progress import Display, Nothing, Standing, display
+from dps.transport.current import runtime
+
+RUNNING, DONE, FAILED, STOPPED = "running", "done", "failed", "stopped"
+GRACE_S = 5.0
+"""How long `stop` gives the workers to end by themselves."""
+END_S = 5.0
+"""How long it takes at most until a worker that was ended has ended."""
+TURN_S = 0.2
+
+
+class Workers(Protocol):
+    """What a run asks of those who run it."""
+
+    target: str
+
+    def ask_to_stop(self, task: int) -> None:
+        """Make `should_stop` true in a worker's sessions."""
+
+    def end(self, task: int) -> None:
+        """End a worker now, as far as that can be done."""
+
+    def say(self, text: str) -> None:
+        """A line for people, among the workers' output."""
+
+
+class LocalRun:
+    """A function running on every worker.
+
+    `history` grows while it runs: one row for each push of each worker, with `at`, the seconds since the run began.
+    Its repr tells what each worker does, the step and the chief's address.
+    """
+
+    def __init__(self, name: str, count: int, workers: Workers) -> None:
+        """`name`: the function's. `count` workers."""
+        self.history: list[dict[str, Any]] = []
+        self._name, self._workers, self._target = name, workers, workers.target
+        self._results: list[Any] = [None] * count
+        self._states = [RUNNING] * count
+        self._failures: dict[int, Failure] = {}
+        self._over = threading.Event()
+        self._changing = threading.Lock()
+        self._began = runtime().now()
+        self.standing = Standing()
+        """How far it is."""
+        self._stopping = False
+
+    def __repr__(self) -> str:
+        text = ", ".join(f"{name} {state}" for name, state in self.states().items())
+        return f"<LocalRun of {self._name} at {self._target}: {text}; {self.standing}>"
+
+    def states(self) -> dict[str, str]:
+        """What each worker does: "running", "done", "failed" or, ended by `stop`, "stopped"."""
+        return {f"worker:{task}": state for task, state in enumerate(self._states)}
+
+    def done(self) -> bool:
+        """Whether all workers have ended. Does not block."""
+        return self._over.is_set()
+
+    def wait(self, timeout: float | None = None, progress: bool | None = None) -> Self:
+        """Block until all workers have ended.
+
+        Ctrl-C, or an interrupt of the notebook's kernel, ends the wait and not the workers: `wait` again, or `stop`.
+
+        Args:
+            timeout: Seconds; None: as long as it takes.
+            progress: Show step, loss and examples/s (where a hook knows the batch) on stderr. None: on a terminal and
+                in a notebook only, with tqdm where it is installed.
+
+        Returns:
+            The run.
+
+        Raises:
+            DeadlineExceeded: Some workers have not ended within `timeout`; they are named, and go on.
+            DpsError: A worker failed before the run was stopped; with its traceback.
+        """
+        clock = runtime()
+        deadline = None if timeout is None else clock.now() + timeout
+        shown: Display = Nothing()
+        try:
+            shown = display(self.standing, progress)
+            while not self._over.wait(TURN_S if deadline is None else max(0.0, min(TURN_S, deadline - clock.now()))):
+                shown.show()
+                if deadline is not None and clock.now() >= deadline:
+                    raise DeadlineExceeded(f"{names(self._running())} did not end within {timeout} s", self)
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note("the workers of this run go on: run.wait() waits for them again, run.stop() ends them")
+            raise
+        finally:
+            shown.close()
+        if self._failures:
+            raise DpsError(told(self._failures))
+        return self
+
+    @property
+    def results(self) -> list[Any]:
+        """What the function returned, by worker. Blocks as `wait` does; None for a worker that `stop` had to end."""
+        self.wait()
+        return list(self._results)
+
+    def stop(self, timeout: float = GRACE_S) -> Self:
+        """End the workers. Blocks until they have ended; does nothing when they have.
+
+        Their sessions' `should_stop` becomes true, so that they can end by themselves. A worker that has not ended
+        after `timeout` seconds is ended: its process is killed; a thread (`processes=False`) gets `dps.Cancelled` from
+        the next call of its session. After it `wait` returns, unless a worker had failed before.
+
+        Raises:
+            DeadlineExceeded: A thread computes on without a call of its session. Nothing can end a thread.
+        """
+        self._stopping = True
+        for task in self._running():
+            self._workers.ask_to_stop(task)
+        if not self._over.wait(timeout):
+            for task in self._running():
+                self._workers.end(task)
+            if not self._over.wait(END_S):
+                raise DeadlineExceeded(
+                    f"{names(self._running())} did not end: a thread that computes on and calls no session cannot be "
+                    "ended from outside; ask session.should_stop() in the loop, or use LocalCluster(processes=True)",
+                    self,
+                )
+        return self
+
+    @property
+    def failed(self) -> str:
+        """What failed, as `wait` raises it; "" while a worker runs or when none has failed."""
+        return told(self._failures) if self._failures and self.done() else ""
+
+    def _running(self) -> Sequence[int]:
+        return [task for task, state in enumerate(self._states) if state == RUNNING]
+
+    # -- told by those who run it ---------------------------------------------------------------------------------
+
+    def opened(self, session: dict[str, Any]) -> None:
+        """A worker has opened a session: what it tells of itself."""
+        self.standing.opened(session)
+
+    def pushed(self, row: dict[str, Any]) -> None:
+        """A worker has pushed."""
+        self.history.append({"at": runtime().now() - self._began, **row})
+        self.standing.pushed(row)
+
+    def ended(self, task: int, result: Any = None, failure: Failure | None = None) -> None:
+        """A worker has ended: with a result, or with a failure."""
+        with self._changing:
+            self._results[task] = result
+            known = {other.way for other in self._failures.values()}
+            if failure is None:
+                self._states[task] = DONE
+            elif self._stopping:
+                self._states[task] = STOPPED
+            else:
+                self._states[task] = FAILED
+                self._failures[task] = failure
+            running = self._running()
+        if failure is not None and not self._stopping and running and failure.way not in known:
+            self._workers.say(
+                f"worker:{task} failed: {failure.line}; the others go on; run.wait() raises it with its traceback "
+                "when they have ended, run.stop() ends them now"
+            )
+        if not running:
+            self._over.set()

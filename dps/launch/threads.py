@@ -1,0 +1,83 @@
+"""A LocalCluster in this process: each task a node, each worker of a run a thread."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dps import telemetry
+from dps.launch.failures import failure_of
+from dps.launch.leaving import leave
+from dps.launch.run import LocalRun
+from dps.launch.supervisor import Output
+from dps.server import Server
+from dps.transport.current import runtime
+from dps.update import Update
+
+
+class Threads:
+    """Chief, ps and workers as servers of this process. Nobody outlives it."""
+
+    def __init__(self, ps: int, workers: int, update: Update | str | None) -> None:
+        self._name = f"inproc://dps-local-{os.getpid()}-{runtime().random.getrandbits(48):x}"
+        self._made = 0
+        self._output = Output(sys.stdout)
+        self.workers: list[Server] = []
+        self._servers: list[Server] = []
+        try:
+            settings: dict[str, Any] = {"ps": ps, "workers": workers, "update": update, "owned": True}
+            chief = Server(None, "chief", 0, bind=f"{self._name}-chief", **settings)
+            self._servers.append(chief)
+            self.target = chief.address
+            for task in range(ps):
+                self._servers.append(Server(None, "ps", task, chief=self.target, bind=f"{self._name}-ps{task}"))
+            for task in range(workers):
+                self.workers.append(self._worker(task))
+        except BaseException:
+            self.stop()
+            raise
+
+    def _worker(self, task: int) -> Server:
+        self._made += 1
+        return Server(None, "worker", task, chief=self.target, bind=f"{self._name}-worker{task}-{self._made}")
+
+    def states(self) -> dict[str, str]:
+        """What the chief and the ps do."""
+        return {server.name: "running" if server.exit_code is None else "done" for server in self._servers}
+
+    def run(self, run: LocalRun, train: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Run `train(server, *args)` as each worker; returns at once."""
+        telemetry.listen(run.pushed, run.opened)
+
+        def work(server: Server) -> None:
+            try:
+                run.ended(server.task, train(server, *args))
+            except BaseException as error:
+                failure = failure_of(error)
+                leave(server.target, server.task, f"failed: {failure.line}", 1)
+                run.ended(server.task, None, failure)
+            if run.done():
+                telemetry.forget(run.pushed, run.opened)
+
+        for task, server in enumerate(self.workers):
+            server.stop_requested = False
+            if server.exit_code is not None:  # the run before was stopped and had to end it
+                server.stop()
+                server = self.workers[task] = self._worker(task)
+            runtime().spawn(server.name, lambda server=server: work(server))  # type: ignore[misc]
+
+    def ask_to_stop(self, task: int) -> None:
+        self.workers[task].stop_requested = True
+
+    def end(self, task: int) -> None:
+        self.workers[task].cancel(f"worker:{task} was ended by run.stop()")
+
+    def say(self, text: str) -> None:
+        self._output.line("dps", text)
+
+    def stop(self) -> None:
+        """End all tasks. Blocks."""
+        for server in [*self._servers, *self.workers]:
+            server.stop()
