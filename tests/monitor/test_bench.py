@@ -45,6 +45,7 @@ def test_json_has_the_agreed_shape(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "rate now / then" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_processes_over_tcp_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--works", "step,sync", "--transports", "tcp", *QUICK]) == 0
     output = capsys.readouterr().out
@@ -54,6 +55,7 @@ def test_processes_over_tcp_in_both_forms(capsys: pytest.CaptureFixture[str]) ->
     assert output.count(SHARED_LANE) == 4
 
 
+@pytest.mark.slow
 def test_sockets_alone_are_measured_copied_and_against_a_socket(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--works", "push,sparse", "--transports", "socket", "--rounds", "1", "--seconds", "0.02"]
     table = ["--sizes", "1m", "--table-rows", "1000", "--table-taken", "100"]
