@@ -27,7 +27,8 @@ class Account:
 
 class Book:
     """One worker's account in each run epoch; filled entry by entry. `sync`: a push may be accepted for a step that is
-    complete later. The worker took a token that was left then, and its step did not rise."""
+    complete later. The worker took a token that was left then, and its step did not rise. When it pushes once more for
+    this step, rows count both pushes as one, for they are divided by the number of pushes that touched them."""
 
     def __init__(self, sync: bool) -> None:
         self._sync = sync
@@ -52,12 +53,13 @@ class Book:
 
     def _settle(self, entry: Settled) -> None:
         sent = self._on_way.pop(entry.number)
+        again = self._pending > 0
         if entry.step > self._step:
             self._step, self._pending = entry.step, 0
         elif entry.accepted and self._sync:
-            self._pending += 1
+            self._pending = 1
         if entry.accepted:
-            self._sure[entry.epoch] += 1
+            self._sure[entry.epoch] += not again
         elif sent.incarnation != entry.incarnation:
             self._open[sent.epoch] += 1
 

@@ -239,6 +239,19 @@ def test_a_synchronous_checkpoint_has_to_be_one_step_on_all_ps() -> None:
     complaint(found, "dense0 holds 3 steps")
 
 
+def test_two_pushes_of_a_worker_in_one_synchronous_step_count_once_in_rows() -> None:
+    found = Evidence(case("sync", pushes="rows"), {0: [], 1: []}, code=1)
+    for step, counts in ((1, (0, 1)), (0, (0,))):
+        worker = Writer()
+        for number in (1, 2):
+            result = step if number == 2 else 0
+            worker.send().entries.append(Settled(worker.now, number, True, result, 1, 7))
+        for count in range(3):
+            found.ledgers[0] = [*worker.entries, Saw(9.0, 1, values(count, ("rows0", "rows1")))]
+            right = not [text for text in judge(found) if "saw" in text]
+            assert right == (count == 1 or (step == 0 and count in counts))
+
+
 @pytest.mark.parametrize(
     ("struck", "fields", "code", "line", "right"),
     [
