@@ -120,7 +120,8 @@ class Run:
             self.launched.note(f"{fault.target} was not there")
             return
         if fault.what != STOP:
-            self.evidence.strikes.append(Strike(fault, began, began, tuple(told)))
+            done = time.monotonic()
+            self.evidence.strikes.append(Strike(fault, done, done, tuple(told)))
             return
         self._later(fault, began, tuple(told), lambda: self.launched.signal(told, signal.SIGCONT))
 

@@ -209,7 +209,7 @@ def judge_leaders(evidence: Evidence) -> list[str]:
             led = one.leads and two.leads and one.incarnation == two.incarnation
             if led and any(one.at_s < entry.asked_s and entry.at_s < two.asked_s for entry in others):
                 found.append(f"worker:{task} and another one both had is_chief after {one.at_s:.2f} s")
-    if evidence.recovery_s is not None and evidence.strikes:
+    if evidence.recovery_s is not None and evidence.strikes and _ended_well(evidence):
         over = max(strike.over_s for strike in evidence.strikes) + evidence.recovery_s + SETTLE_S
         late = [entry for answers in asked.values() for entry in answers if entry.asked_s > over]
         if late and not any(entry.leads for entry in late):
