@@ -44,6 +44,9 @@ class Book:
 
     def take(self, entry: Entry) -> None:
         """Take note of the next entry of the ledger."""
+        if isinstance(entry, Opened):  # maybe in another process: what the one before had on its way has no result
+            self._open.update(sent.epoch for sent in self._on_way.values())
+            self._on_way.clear()
         if isinstance(entry, Opened | RolledBack):
             self._step, self._pending = entry.step, 0
         elif isinstance(entry, Sent):

@@ -32,9 +32,9 @@ class Launched:
         self.mark, self.lines = mark, list[Line]()
         self.work, self.temporary = folder / "cwd", folder / "tmp"
         for made in (self.work, self.temporary):
-            made.mkdir()
+            made.mkdir(exist_ok=True)
         environment = {**os.environ, MARK: mark, "TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
-        self._log = (folder / "output.log").open("w")
+        self._log = (folder / "output.log").open("a")
         self._began = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "dps.cli", "launch", *flags], cwd=self.work, env=environment, text=True,

@@ -53,15 +53,34 @@ class Run:
         before = _shared_names()
         self.launched = Launched(self._flags(), self.mark, self.folder)
         try:
-            if self._wait(lambda: self._trained(0.0), START_S):
+            if self._starts(0.0):
                 self._meet_faults()
-            else:
-                self.evidence.stalled = f"did not start training within {START_S:.0f} s: {self._late(0.0)}"
+                if self.case.saves and self.evidence.struck(KILL, "launcher"):
+                    self._launch_again(before)
             self._finish()
             self._gather(before)
         finally:
             self._tidy()
         return self.evidence
+
+    def _starts(self, since_s: float) -> bool:
+        """Wait until all workers train."""
+        if self._wait(lambda: self._trained(since_s), START_S):
+            return True
+        self.evidence.stalled = f"did not start training within {START_S:.0f} s: {self._late(since_s)}"
+        return False
+
+    def _launch_again(self, before: set[str]) -> None:
+        """The launcher was killed: nothing of the run may be left, and another one goes on from its checkpoints."""
+        self.launched.wait(GONE_S)
+        self.evidence.left += self._leftovers(before)
+        self.evidence.lines += self.launched.lines
+        self.launched.leave_nothing()
+        began = time.monotonic()
+        self.launched = Launched(self._flags(), self.mark, self.folder)
+        self.launched.note("launched again")
+        if self._starts(began):
+            self._wait(self._over, AFTER_S)
 
     # -- before ---------------------------------------------------------------------------------------------------
 
@@ -212,8 +231,8 @@ class Run:
     def _gather(self, before: set[str]) -> None:
         evidence = self.evidence
         if evidence.code is not None:
-            evidence.left = self._leftovers(before)
-        evidence.lines = list(self.launched.lines)
+            evidence.left += self._leftovers(before)
+        evidence.lines += self.launched.lines
         evidence.ledgers = {task: self._ledgers[task].look() for task in range(self.case.workers)}
         if self.checkpoint_dir is not None:
             evidence.saved = checkpoints(self.checkpoint_dir, self.case.workers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from tests.chaos.cases import FILL, FOR_GOOD, KILL, STOP, TERM
@@ -9,6 +10,8 @@ from tests.chaos.evidence import Evidence
 from tests.chaos.ledger import Ended, of
 
 LAST_LINES = 25
+SPEAKER = re.compile(r"^\[[^]]*\] (?:dps: )?(?:(?:chief|ps:\d+|worker:\d+): )?")
+"""[who] and "who: " at the beginning of a line."""
 PROGRAM_FAILED, TASK_LOST = 1, 3
 FULL = "journal", "No space left"
 
@@ -29,10 +32,16 @@ def judge_end(evidence: Evidence) -> list[str]:
     if evidence.stalled:
         return [evidence.stalled]
     ends = allowed(evidence)
-    last = "\n".join(line.text for line in evidence.lines[-LAST_LINES:])
+    last = "\n".join(said(line.text) for line in evidence.lines[-LAST_LINES:])
     if not any(end.code == evidence.code and (not end.names or any(n in last for n in end.names)) for end in ends):
         return [f"exit code {evidence.code}; right is {', or '.join(map(str, ends))}"]
     return _judge_workers(evidence) if evidence.code == 0 else []
+
+
+def said(text: str) -> str:
+    """A line of the launcher's output without the names of those who say it; "" for a checkpoint that was saved."""
+    rest = SPEAKER.sub("", text)
+    return "" if rest.startswith("saved ") else rest
 
 
 def _judge_workers(evidence: Evidence) -> list[str]:
@@ -48,7 +57,7 @@ def allowed(evidence: Evidence) -> list[End]:
     """The ends that the faults allow. A run that can go on has to."""
     case = evidence.case
     if evidence.struck(KILL, "launcher"):
-        return [End(-9)]
+        return [End(0 if case.saves else -9)]  # with checkpoints it is launched again
     if case.fills_disk:
         return _with_a_full_disk(evidence)
     killed = {s.fault.target for s in evidence.struck(KILL, "worker")}
