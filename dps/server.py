@@ -15,7 +15,7 @@ from dps import update as update_modes
 from dps.actors.system import Node
 from dps.cluster.address import check_address
 from dps.cluster.device import Device
-from dps.cluster.environment import server_arguments
+from dps.cluster.environment import arguments_found, server_arguments
 from dps.cluster.filters import DeviceFilters
 from dps.cluster.identity import Identity
 from dps.cluster.spec import ClusterSpec
@@ -288,13 +288,33 @@ class Server:
         owned: bool = False,
         restarted: bool = False,
         device_filters: Sequence[str | Device] | None = None,
+        local: bool = False,
     ) -> Server:
-        """The task that `dps launch` or `dps.role --program` (or TF_CONFIG) made this process.
+        """The task that `dps launch`, `dps.role --program`, TF_CONFIG or Slurm made this process.
 
-        What it reads: see `server_arguments`. Where a worker's index is not given, blocks until the chief has given
-        it one (up to 60 s).
+        Where a worker's index is not given, blocks until the chief has given it one (up to 60 s).
+
+        Args:
+            environ: What to read instead of the process's environment.
+            owned: As of `Server`.
+            restarted: As of `Server`.
+            device_filters: As of `Server`.
+            local: Where the environment names no cluster at all, a server of `create_local_server`: chief, ps and
+                worker in this process. The same program runs alone and as a task.
+
+        Raises:
+            ConfigError: The environment names no task (and `local` is False), or half of one.
+
+        Example:
+            ```
+            with dps.Server.from_env(local=True) as server:
+                train(server)
+            ```
         """
-        found = server_arguments(os.environ if environ is None else environ)
+        environ = os.environ if environ is None else environ
+        if local and arguments_found(environ) is None:
+            return Server.create_local_server()
+        found = server_arguments(environ)
         server = Server(**found, device_filters=device_filters, owned=owned, restarted=restarted)
         if server.job == "worker" and found["task"] is None and not found["cluster"]:
             server.wait_joined(server.runtime.now() + INDEX_S)

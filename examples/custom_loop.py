@@ -73,8 +73,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100, help="examples in a batch (default %(default)s)")
     parser.add_argument("--rate", type=float, default=0.01, help="learning rate (default %(default)s)")
     args = parser.parse_args()
-    is_task = "DPS_JOB" in os.environ or "TF_CONFIG" in os.environ
-    with dps.Server.from_env() if is_task else dps.Server.create_local_server() as server:
+    with dps.Server.from_env(local=True) as server:
         epochs, best = train(server, args.epochs, args.batch, args.rate)
     print(f"stopped in epoch {epochs}: error {best:.4f}, of which noise {examples()[2]:.4f}")
     print("Try next: dps launch --ps 2 --workers 3 --update sync examples/custom_loop.py")

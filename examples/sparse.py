@@ -95,8 +95,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1000, help="ratings in a batch (default %(default)s)")
     parser.add_argument("--parts", type=int, default=2, help="parts of each table (default %(default)s)")
     args = parser.parse_args()
-    is_task = "DPS_JOB" in os.environ or "TF_CONFIG" in os.environ
-    with dps.Server.from_env() if is_task else dps.Server.create_local_server() as server:
+    with dps.Server.from_env(local=True) as server:
         error, noise = train(server, args.users, args.items, args.ratings, args.steps, args.batch, args.parts)
     print(f"error {error:.4f} on ratings kept aside, {error / noise:.2f} of the best possible, the noise: {noise:.4f}")
     print("Try next: dps launch --ps 2 --workers 4 --update bounded:4 examples/sparse.py -- --steps 3000")

@@ -11,10 +11,9 @@ the ps, and the optimizer runs there. Needs PyTorch (`pip install "dps[torch]"`)
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
-from mnist import images_and_labels  # first: it sets numpy's and PyTorch's threads
+from mnist import images_and_labels, images_file  # first: it sets numpy's and PyTorch's threads
 
 import dps
 
@@ -54,8 +53,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="global steps to train for (default %(default)s)")
     parser.add_argument("--batch", type=int, default=100, help="images in a worker's batch (default %(default)s)")
     args = parser.parse_args()
-    is_task = "DPS_JOB" in os.environ or "TF_CONFIG" in os.environ
-    with dps.Server.from_env() if is_task else dps.Server.create_local_server() as server:
+    images_file()
+    with dps.Server.from_env(local=True) as server:
         step, accuracy = train(server, args.steps, args.batch)
     print(f"done at step {step}, test accuracy {accuracy:.3f}")
     print("Try next: dps launch --ps 2 --workers 2 --update sync examples/torch_mnist.py")

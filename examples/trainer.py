@@ -19,13 +19,14 @@ import argparse
 import os
 import sys
 
-from mnist import forward, images_and_labels, initial_params, loss_and_gradients  # first: it sets numpy's threads
+from mnist import forward, images_and_labels, images_file, initial_params, loss_and_gradients  # it sets numpy's threads
 from numpy.random import default_rng
 
 import dps
 
 
 def main(flags: argparse.Namespace) -> int:
+    images_file()
     if flags.job_name:
         # Create a cluster from the parameter server and worker hosts.
         cluster = dps.ClusterSpec.from_flags(flags.ps_hosts, flags.worker_hosts)

@@ -77,6 +77,17 @@ def test_a_cluster_with_two_chiefs_or_two_tasks_on_one_address_or_no_port_is_ref
             dps.Server(cluster, next(iter(cluster)), 0)
 
 
+def test_from_env_is_a_local_server_where_nothing_names_a_task_and_only_if_that_is_wanted() -> None:
+    with dps.Server.from_env({}, local=True) as server:
+        assert (server.job, server.task) == ("worker", 0)
+        with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0)) as session:
+            assert session.push({"w": np.ones(2)}).step == 1
+        with dps.Server.from_env({"DPS_JOB": "ps", "DPS_TASK": "4", "DPS_CHIEF": server.target}, local=True) as task:
+            assert (task.job, task.task) == ("ps", 4)
+    with pytest.raises(ConfigError, match="local=True"):
+        dps.Server.from_env({})
+
+
 def test_a_local_server_is_chief_ps_and_worker_and_only_its_stop_ends_it() -> None:
     server = dps.Server.create_local_server()
     try:

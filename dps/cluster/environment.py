@@ -15,6 +15,17 @@ def server_arguments(environ: Mapping[str, str]) -> dict[str, Any]:
     Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_WORKERS, DPS_PS, DPS_UPDATE, DPS_DEVICE,
     DPS_THREADS; without DPS_JOB, what `resolve` reads. Raises ConfigError when no task is named.
     """
+    found = arguments_found(environ)
+    if found is None:
+        raise ConfigError(
+            "this program was not started as a task: neither DPS_JOB nor TF_CONFIG is set; start it with "
+            "`dps launch` or `python -m dps.role --program`, or use Server.from_env(local=True) to run it alone, too"
+        )
+    return found
+
+
+def arguments_found(environ: Mapping[str, str]) -> dict[str, Any] | None:
+    """As `server_arguments`; None where the environment says nothing of a cluster."""
     if "DPS_JOB" not in environ:
         return _resolved(environ)
     cluster: ClusterSpec | None = None
@@ -36,15 +47,15 @@ def server_arguments(environ: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _resolved(environ: Mapping[str, str]) -> dict[str, Any]:
+def _resolved(environ: Mapping[str, str]) -> dict[str, Any] | None:
     from dps.cluster.resolve import resolve
 
     cluster, found = resolve(environ)
-    if not cluster or found is None:
-        raise ConfigError(
-            "this program was not started as a task: neither DPS_JOB nor TF_CONFIG is set; start it with "
-            "`dps launch` or `python -m dps.role --program`, or use Server.create_local_server()"
-        )
+    if found is None and not cluster:
+        return None
+    if found is None or not cluster:
+        got, wanted = ("a cluster", "task of it") if cluster else (f"the task {found}", "cluster")
+        raise ConfigError(f"the environment names {got} and no {wanted}; give TF_CONFIG both `cluster` and `task`")
     return {"cluster": cluster, "job": found.job, "task": found.index}
 
 

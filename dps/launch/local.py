@@ -10,15 +10,22 @@ from types import TracebackType
 from typing import Any, Self
 
 from dps import update
-from dps.errors import ConfigError, DeadlineExceeded
+from dps.errors import ConfigError, DeadlineExceeded, DpsError
+from dps.launch.asking import has_variables
 from dps.launch.functions import loading
 from dps.launch.processes import Processes
 from dps.launch.run import LocalRun
 from dps.launch.supervisor import Supervisor
 from dps.launch.threads import Threads
 from dps.session import Session
+from dps.transport.current import runtime
 
 log = logging.getLogger("dps")
+
+SESSION_S = 60.0
+"""A session's timeout, unless it is given another one."""
+LOOK_S = 0.05
+"""How often a reader asks whether there are variables."""
 
 _running: LocalCluster | None = None
 
@@ -128,8 +135,28 @@ class LocalCluster:
         return run
 
     def session(self, params: Any = None, **settings: Any) -> Session:
-        """This process as one more client."""
-        return Session(self.target, params, **settings)
+        """This process as one more client.
+
+        Args:
+            params: As of `dps.Session`. None: a reader, which waits for the run's workers to bring variables.
+            settings: As of `dps.Session`.
+
+        Raises:
+            DpsError: A reader finds no variables, and all workers have ended, one of them with this failure.
+        """
+        target = self.target
+        if params is None and self._run is not None:
+            self._wait_for_variables(self._run, target, settings.get("timeout", SESSION_S))
+        return Session(target, params, **settings)
+
+    def _wait_for_variables(self, run: LocalRun, target: str, timeout: float) -> None:
+        """Until the chief knows the variables, or the session itself is to say what it waits for."""
+        clock = runtime()
+        deadline = clock.now() + timeout
+        while not has_variables(target) and clock.now() < deadline:
+            if run.failed:
+                raise DpsError(run.failed)
+            clock.sleep(LOOK_S)
 
     def stop(self) -> None:
         """End all tasks; a run that goes on is stopped first, as by its `stop`. Blocks; a second call does nothing."""

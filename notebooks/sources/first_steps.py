@@ -33,7 +33,9 @@ from IPython.display import display
 import dps
 
 sys.path.insert(0, "../examples")
-from mnist import forward, images_and_labels, initial_params, loss_and_gradients
+from mnist import forward, images_and_labels, images_file, initial_params, loss_and_gradients
+
+images_file()  # ends here, and says what to install, where the images are missing
 
 plt.style.use("dps.mplstyle")
 

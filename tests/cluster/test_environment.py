@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dps.cluster.environment import server_arguments
+from dps.cluster.environment import arguments_found, server_arguments
 from dps.errors import ConfigError
 
 
@@ -37,3 +37,16 @@ def test_without_a_job_tf_config_says_it_and_without_that_it_is_an_error() -> No
     assert (found["job"], found["task"]) == ("worker", 0) and found["cluster"].as_dict() == cluster
     with pytest.raises(ConfigError, match="neither DPS_JOB nor TF_CONFIG is set"):
         server_arguments({})
+    assert arguments_found({}) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"TF_CONFIG": json.dumps({"cluster": {"ps": ["a:1"], "worker": ["b:1"]}})}, "names a cluster and no task"),
+        ({"TF_CONFIG": json.dumps({"task": {"type": "worker", "index": 0}})}, "worker:0 and no cluster"),
+    ],
+)
+def test_half_a_task_is_an_error_also_where_none_would_do(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        arguments_found(environ)

@@ -159,6 +159,12 @@ class TestInThisProcess:
         until(lambda: len({row["worker"] for row in again.history}) == 2)
         assert again.stop().results == ["ended by itself"] * 2
 
+    def test_a_reader_does_not_wait_for_workers_that_failed_before_they_brought_variables(self) -> None:
+        with dps.LocalCluster(ps=1, workers=1, processes=False) as local:
+            local.run(fail)
+            with pytest.raises(DpsError, match="worker:0 failed: RuntimeError: worker 0 does not want to"):
+                local.session()
+
     def test_stopping_the_cluster_stops_its_run(self) -> None:
         local = dps.LocalCluster(ps=1, workers=1, processes=False).start()
         run = local.run(endless, True)

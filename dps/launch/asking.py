@@ -1,0 +1,25 @@
+"""What a launched cluster's chief is asked, from outside of any session."""
+
+from __future__ import annotations
+
+from dps.actors.caller import Caller
+from dps.actors.ref import Ref
+from dps.chief.phase import GATHER, OPEN
+from dps.errors import DpsError
+from dps.protocol import CHIEF, AskStats, Stats
+from dps.transport.current import runtime
+
+ASK_S = 1.0
+
+
+def has_variables(chief: str) -> bool:
+    """Whether a session has brought variables, which a reader can read. False for a chief that does not answer; blocks
+    up to 1 s."""
+    caller = Caller(runtime(), "reader")
+    try:
+        answer = caller.ask(Ref(chief, CHIEF), AskStats(), ASK_S)
+    except DpsError:
+        return False
+    finally:
+        caller.close()
+    return isinstance(answer, Stats) and answer.values["phase"] not in (GATHER, OPEN)
