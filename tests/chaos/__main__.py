@@ -16,6 +16,7 @@ import shutil
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,9 @@ def main(argv: Sequence[str]) -> int:
         tell(result, 1)
         print("\n".join(result.complaints))
         return 1 if result.complaints else 0
+    if not any(args.only in kind for kind in KINDS):
+        print(f"--only {args.only!r} fits no kind of fault; they are {', '.join(KINDS)}")
+        return 2
     seed = args.seed if args.seed is not None else time.time_ns() // 1_000_000 % 100_000
     table = campaign(args.minutes * 60, seed, args.jobs, args.only)
     print(table.text())
@@ -73,22 +77,19 @@ def parser() -> argparse.ArgumentParser:
 
 def campaign(seconds: float, seed: int, jobs: int, only: str = "") -> Table:
     """Runs of all kinds and modes, one after the other in each of `jobs` threads, until the time is over."""
-    table, writing = Table(), threading.Lock()
+    table, writing, over = Table(), threading.Lock(), threading.Event()
     deadline = time.monotonic() + seconds
     print(
         f"chaos: seed {seed}, {seconds / 60:g} minutes, {jobs} runs at a time; logs of failed runs in {FOLDER}",
         flush=True,
     )
-    no_disk = why_none()
-    cases = _cases(seed, only)
+    kinds = _possible(table, [kind for kind in KINDS if only in kind])
+    cases = _cases(seed, kinds)
 
     def work() -> None:
-        while time.monotonic() < deadline:
+        while kinds and time.monotonic() < deadline and not over.is_set():
             with writing:
                 case = next(cases)
-                if no_disk and case.fills_disk:
-                    table.cell(case.kind, case.mode).skipped = f"{FILL}: {no_disk}"
-                    continue
             result = one(case)
             with writing:
                 table.cell(case.kind, case.mode).add(bool(result.complaints), result.recovery_s)
@@ -97,17 +98,33 @@ def campaign(seconds: float, seed: int, jobs: int, only: str = "") -> Table:
     threads = [threading.Thread(target=work) for _ in range(jobs)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        over.set()
+        print("stopping after the runs of now", flush=True)
+        for thread in threads:
+            thread.join()
     return table
 
 
-def _cases(seed: int, only: str) -> Iterator[Case]:
+def _possible(table: Table, kinds: list[str]) -> list[str]:
+    """Those that can be run here; the table tells which cannot be, and why."""
+    no_disk = why_none()
+    skipped = [kind for kind in kinds if no_disk and FILL in kind]
+    for kind in skipped:
+        for mode in MODES:
+            table.cell(kind, mode).skipped = f"{FILL}: {no_disk}"
+    return [kind for kind in kinds if kind not in skipped]
+
+
+def _cases(seed: int, kinds: list[str]) -> Iterator[Case]:
     """Every kind in every mode in an order of the seed's, again and again with other details."""
     number = seed * 1000
     while True:
         for kind, mode in order(number):
-            if only in kind:
+            if kind in kinds:
                 number += 1
                 yield draw(kind, mode, number)
 
@@ -119,8 +136,12 @@ def one(case: Case) -> Result:
     shutil.rmtree(folder, ignore_errors=True)
     began = time.monotonic()
     run = Run(case, folder, f"{os.getpid()}-{name}")
-    evidence = run.go()
-    complaints = judge(evidence)
+    try:
+        complaints = judge(run.go())
+    except Exception as error:  # the table tells it, and the other runs go on
+        traceback.print_exc()
+        complaints = [f"the campaign itself failed: {type(error).__name__}: {error}"]
+    evidence = run.evidence
     took_s = time.monotonic() - began
     if complaints:
         told = {"case": str(case), "command": command(case), "code": evidence.code, "complaints": complaints}

@@ -117,7 +117,7 @@ class Run:
         for pause in self._pauses:
             pause.join()
         evidence = self.evidence
-        over = max(strike.over_s for strike in evidence.strikes)
+        over = max((strike.over_s for strike in evidence.strikes), default=time.monotonic())
         over += TERM_S * any(strike.fault.what == TERM for strike in evidence.strikes)
         bound = RESTART_S if self._costs_a_server() else RESUME_S
         if self._wait(lambda: self._trained(over), bound):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +11,8 @@ from tests.chaos.cases import KINDS, MODES
 
 @dataclass
 class Cell:
-    """All runs of one kind and mode. `worst_s`: the longest that training took to go on, or the run to end."""
+    """All runs of one kind and mode. `worst_s`: the longest that training took to go on, or the run to end; infinite
+    when it did neither."""
 
     runs: int = 0
     failed: int = 0
@@ -20,12 +22,13 @@ class Cell:
     def add(self, failed: bool, recovery_s: float | None) -> None:
         self.runs += 1
         self.failed += failed
-        self.worst_s = max(self.worst_s, recovery_s or 0.0)
+        self.worst_s = max(self.worst_s, math.inf if recovery_s is None else recovery_s)
 
     def __str__(self) -> str:
         if not self.runs:
             return "skipped" if self.skipped else "-"
-        return f"{self.runs - self.failed}/{self.runs} {self.worst_s:5.1f} s" + (" FAILED" if self.failed else "")
+        worst = "stalled" if self.worst_s == math.inf else f"{self.worst_s:5.1f} s"
+        return f"{self.runs - self.failed}/{self.runs} {worst}" + (" FAILED" if self.failed else "")
 
 
 @dataclass

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import model
+from tests.chaos.__main__ import campaign
 from tests.chaos.cases import KINDS, MODES, draw, order
 from tests.chaos.ledger import Ended, Ledger, Saw, Tail, read
 from tests.chaos.table import Table
@@ -67,9 +68,18 @@ def test_the_table_tells_runs_failures_and_the_longest_recovery() -> None:
     table = Table()
     table.cell("SIGKILL ps", "async").add(False, 1.25)
     table.cell("SIGKILL ps", "async").add(True, None)
+    table.cell("SIGKILL ps", "sync").add(False, 0.5)
     table.cell("full disk 3 s", "sync").skipped = "full disk: needs root"
     text = table.text()
     assert "1/2" in text
-    assert "1.2 s FAILED" in text
-    assert "2 runs: 1 passed, 1 failed" in text
+    assert "stalled FAILED" in text
+    assert "1/1   0.5 s" in text
+    assert "3 runs: 2 passed, 1 failed" in text
     assert "skipped: full disk: needs root" in text
+
+
+def test_without_a_small_disk_its_runs_are_skipped_and_the_table_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.chaos.__main__.why_none", lambda: "needs root")
+    table = campaign(seconds=60, seed=1, jobs=1, only="full disk")
+    assert table.runs == 0
+    assert table.text().endswith("skipped: full disk: needs root")
