@@ -374,14 +374,15 @@ class Init(Message, kind=42):
 
 
 class Members(Message, kind=43):
-    """Who takes part, whole and numbered: `live` lists [incarnation, task name,
-    task index, worker?]; `waiting` names the
-    expected workers that have not joined; `gone` counts workers that left or were given up."""
+    """Who takes part, whole and numbered: `live` lists [incarnation, task name, task index, worker?]; `waiting` names
+    the expected workers that have not joined, `absent` those that were given up before they joined; `gone` counts
+    workers that joined and then finished or were lost."""
 
     epoch: int
     version: int
     live: list[Any]
     waiting: list[str]
+    absent: list[str]
     gone: int
 
 

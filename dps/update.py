@@ -36,7 +36,8 @@ class SyncReplicas(metaclass=Checked):
     """`replicas_to_aggregate` of `total_num_replicas` gradients are averaged and applied as one step.
 
     None: the number of workers. More replicas than are aggregated are backup workers; fewer compute several
-    batches a step. `initial_tokens` None: max(0, aggregate - total).
+    batches a step. `initial_tokens` None: max(0, aggregate - total). Workers that finish or are lost lower both
+    numbers; a step that needs more workers than there are waits for them, until the deadline of whoever waits for it.
     """
 
     replicas_to_aggregate: int | None = None

@@ -249,6 +249,40 @@ def test_a_worker_that_dies_lowers_the_quota() -> None:
     assert not run.errors and run.seconds < 20
 
 
+def test_one_worker_makes_no_step_that_takes_two_and_the_error_says_what_is_missing() -> None:
+    settings: dict[str, Any] = {"optimizer": dps.optim.SGD(1.0), "update": dps.SyncReplicas(2, 2), "timeout": 0.5}
+    missing = "step 1 needs 2 gradients from 2 workers; this cluster has 1$"
+    with (
+        dps.Server.create_local_server() as server,
+        pytest.raises(DeadlineExceeded, match=missing),
+        dps.Session(server, params(), **settings) as session,
+    ):
+        session.push(grads(1.0))
+
+
+def test_a_local_server_makes_a_step_of_several_batches_of_its_one_worker() -> None:
+    update = dps.SyncReplicas(2, 1)
+    with (
+        dps.Server.create_local_server() as server,
+        dps.Session(server, params(), optimizer=dps.optim.SGD(1.0), update=update, timeout=10) as session,
+    ):
+        assert [session.push(grads(value)) for value in (1.0, 2.0)] == [dps.Push(0, True), dps.Push(1, True)]
+        assert everywhere(session) == -1.5
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_two_workers_make_no_step_that_takes_four(ps: int) -> None:
+    def train(server: Any) -> None:
+        update = dps.SyncReplicas(4, 4)
+        with dps.Session(server, params(), optimizer=dps.optim.SGD(1.0), update=update, timeout=30) as session:
+            session.push(grads(1.0))
+
+    run = dps.simulate(train, ps=ps, workers=2)
+    assert len(run.errors) == 2 and not [e for e in run.trace if e.what == "applied"]
+    words = "step 1 needs 4 gradients from 4 workers; this cluster has 2"
+    assert all(words in text for text in run.errors.values()), run.errors
+
+
 @pytest.mark.parametrize("bad", ["a", "b"])
 def test_a_gradient_that_one_ps_refuses_is_refused_on_all_and_the_step_goes_on_without_it(bad: str) -> None:
     with sessions(2, dps.SyncReplicas(), ps=2) as (good, other):

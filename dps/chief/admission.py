@@ -127,6 +127,7 @@ class Admission:
             self._epochs.members_changed()
         elif session.job == "worker" and not lost:
             self._members.finish(session.name)
+            self._node.runtime.record("finished", name=session.name)
             self._epochs.members_changed()
         self._epochs.session_gone(session.number)
 

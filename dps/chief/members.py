@@ -21,7 +21,8 @@ class Membership:
     """Incarnations rise and are never used again. `version` counts the changes within a run epoch.
 
     A worker is expected when the cluster names it, or, where the number is not known, from its first session on.
-    It is finished when its last session ended well, and given up when it was lost or never came.
+    It has come when its task has registered, it has had a session, or it is known that its program is over. It is
+    finished when its last session ended well, and given up when it was lost or never came.
     """
 
     def __init__(self, expected: Sequence[str] = (), next_incarnation: int = 1) -> None:
@@ -30,10 +31,21 @@ class Membership:
         self.version = 0
         self.live: dict[int, Live] = {}
         self.joined: list[str] = []
+        """Workers that have had a session."""
+        self._came: set[str] = set()
         self.finished: list[str] = []
         self.given_up: list[str] = []
         self.failed: list[str] = []
         """Workers whose program ended with an error; they are finished, too."""
+
+    def came(self, name: str) -> bool:
+        """A worker is there, or was. One that had been given up before is expected again: whether that is so."""
+        expected_again = name in self.absent()
+        self._came.add(name)
+        if expected_again:
+            self.given_up.remove(name)
+            self.version += 1
+        return expected_again
 
     def new_epoch(self) -> None:
         """Everybody has to join again."""
@@ -101,9 +113,17 @@ class Membership:
         known = list(dict.fromkeys([*self.expected, *self.joined]))
         return [name for name in known if name not in there and name not in gone]
 
+    def absent(self) -> list[str]:
+        """Workers that were given up before they came."""
+        return [name for name in self.given_up if name not in self.known_to_have_come()]
+
+    def known_to_have_come(self) -> set[str]:
+        """Workers that were there at some time."""
+        return self._came.union(self.joined)
+
     def gone(self) -> int:
-        """Workers that finished or were given up."""
-        return len(set(self.finished) | set(self.given_up))
+        """Workers that came, and then finished or were lost."""
+        return len({*self.finished, *self.given_up}.difference(self.absent()))
 
     def all_done(self) -> bool:
         """Each worker has joined and left, or is given up, and there was at least one."""

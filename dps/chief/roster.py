@@ -67,5 +67,5 @@ class Roster:
             if not self.over:
                 self.tell()
 
-        message = Members(self.epoch, version, live, members.waiting(), members.gone())
+        message = Members(self.epoch, version, live, members.waiting(), members.absent(), members.gone())
         self.node.ask(self.ps[ps], message, MEMBERS_S, told)

@@ -71,6 +71,8 @@ def read_journal(storage: Storage, checkpoint_dir: str, members: Membership) -> 
         return max(epochs, default=0)
     members.next_incarnation = max(members.next_incarnation, state.next_incarnation)
     if state.settings.get("ended") is False:
+        for name in state.settings.get("came", ()):
+            members.came(name)
         for name in state.finished:
             members.done_elsewhere(name)
     return max([*epochs, state.run_epoch])
@@ -88,7 +90,8 @@ def write_journal(storage: Storage, checkpoint_dir: str, epoch: int, members: Me
             spans[-1] = (spans[-1][0], incarnation)
         else:
             spans.append((incarnation, incarnation))
-    state = JournalState(epoch, last + 1 + RESERVED, tuple(spans), live, tuple(members.finished), {"ended": ended})
+    settings = {"ended": ended, "came": sorted(members.known_to_have_come())}
+    state = JournalState(epoch, last + 1 + RESERVED, tuple(spans), live, tuple(members.finished), settings)
     try:
         Journal(storage, checkpoint_dir).save(state)
     except CheckpointError as error:

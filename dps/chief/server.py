@@ -92,7 +92,7 @@ class ChiefActor(Actor):
             away = known is None or not known.alive
             if away and since_start_s > ABSENT_S and (self.members.joined or self._restarted):
                 why = f"has not come for {ABSENT_S:.0f} s"
-                log.warning("%s: %s %s%s", self.node.name, name, why, self._go_on(name))
+                log.warning("%s: %s %s; the run may end without it", self.node.name, name, why)
                 self.ending.lost(name, why)
                 self.admission.give_up(name)
         self.ending.check()
@@ -112,6 +112,8 @@ class ChiefActor(Actor):
         task, replaced = cluster.jobs[job].register(message.task, message.address, message.process)
         self.epochs.seen(message.epoch)
         self.ending.came(f"{job}:{task}")
+        if job == "worker" and self.members.came(f"worker:{task}"):
+            self.epochs.members_changed()
         self.node.watch(message.address, GRACE_S)
         self.node.answer(sender, Registered(task, cluster.to_wire()))
         if job == "ps":
@@ -221,6 +223,7 @@ class ChiefActor(Actor):
         """A worker's program is over. One that made no session is not waited for; one that failed or was killed (a
         negative `code`) has none any more."""
         self.ending.left(name, reason, code)
+        self.members.came(name)
         if name in self.members.waiting():
             without = (
                 "finished without opening a dps.Session" if code == 0 else f"{reason} before it opened a dps.Session"

@@ -51,7 +51,9 @@ class Foreseen:
 
     def members(self, message: Members) -> None:
         """Who takes part now."""
-        self._workers = len({name for _, name, _, worker in message.live if worker} | set(message.waiting))
+        self._workers = len(
+            {name for _, name, _, worker in message.live if worker} | {*message.waiting, *message.absent}
+        )
 
     def whole(self, staged: Staged) -> None:
         """A push is whole here, and may have a decision already."""

@@ -3,8 +3,9 @@
 Events go in (members, entries, reports of whole pushes), actions come out in order: `Decision`s that every ps
 carries out, and `Grant`s that answer waiting pushes with a token. No clock, no sockets. After every event:
     a push is in a step's set only if it is whole on every ps and not older than the step;
+    a step has its quota: only workers that took part and ended, and gradients that were refused, lower it;
     tokens handed out after a step never exceed max(total, aggregate) but to end a standstill;
-    as long as a counted worker lives, some worker can go on.
+    as long as a counted worker lives, and the step is not short of workers, some worker can go on.
 """
 
 from __future__ import annotations
@@ -83,8 +84,12 @@ class Quorum:
         """Whether the members were told before: those of the first time count whether they have entered or not."""
         self.members: dict[int, Member] = {}
         self.counted: list[str] = []
-        """Names of the workers that this step waits for, joined or expected."""
+        """Names of the workers that this step waits for: joined, expected, or given up before they came."""
+        self._absent: set[str] = set()
+        """Those of them that were given up before they came."""
         self._gone = 0
+        self._others_gone: set[str] = set()
+        """Those that are no workers of the cluster, took part all the same, and have ended."""
         self._entered: set[int] = set()
         self._at_door: list[int] = []
         self._leaving: list[int] = []
@@ -96,15 +101,20 @@ class Quorum:
 
     # -- events -----------------------------------------------------------------------------------------------
 
-    def set_members(self, members: dict[int, Member], expected: Sequence[str], gone: int) -> list[Decision | Grant]:
-        """The members as the chief sees them now; `expected` are workers that have not joined yet."""
+    def set_members(
+        self, members: dict[int, Member], expected: Sequence[str], gone: int, absent: Sequence[str] = ()
+    ) -> list[Decision | Grant]:
+        """The members as the chief sees them now. `expected` are workers that have not joined yet, `absent` those that
+        were given up before they joined; `gone` is how many joined and have ended."""
         ended = sorted(set(self.members) - set(members))
-        self.members, self._gone = dict(members), gone
+        others = {self.members[i].name for i in ended if not self.members[i].worker}
+        self.members, self._gone, self._absent = dict(members), gone, set(absent)
         names = {m.name for m in members.values()}
-        self.counted = [n for n in self.counted if n in names or n in expected]
+        self._others_gone = (self._others_gone | others.intersection(self.counted)) - names
+        self.counted = [n for n in self.counted if n in names or n in expected or n in self._absent]
         first = [] if self._told else [m.name for m in members.values() if m.worker]
         self._told = True
-        self.counted += dict.fromkeys(n for n in [*first, *expected] if n not in self.counted)
+        self.counted += dict.fromkeys(n for n in [*first, *expected, *absent] if n not in self.counted)
         for incarnation in ended:
             self._forget(incarnation)
         return self._forget_ended() + self._settle()
@@ -157,10 +167,11 @@ class Quorum:
 
     @property
     def total(self) -> int:
-        """Replicas that take part now."""
+        """Replicas that take part now: those of the settings, or the workers, without those that ended."""
         if self.configured_total is None:
             return len(self.counted)
-        return max(1, self.configured_total - self._gone)
+        gone = self._gone + len(self._others_gone)
+        return max(1, self.configured_total - gone, min(self.configured_total, self._present()))
 
     @property
     def aggregate(self) -> int:
@@ -181,11 +192,29 @@ class Quorum:
         there = {self.members[w.id[1]].name for w in self._waiting if w.id[1] in self.members}
         return [name for name in self.counted if name not in there]
 
+    def shortage(self) -> str:
+        """What a step needs that has fewer workers than it takes; "" where there are enough."""
+        if not self._short():
+            return ""
+        gradients, workers = _count(self.aggregate, "gradient"), _count(self._needed(), "worker")
+        return f"step {self.step + 1} needs {gradients} from {workers}; this cluster has {self._present()}"
+
     def waits(self, incarnation: int) -> bool:
         """Whether a push or an entry of this session waits."""
         return incarnation in self._at_door or any(w.id[1] == incarnation for w in self._waiting)
 
     # -- how it works -----------------------------------------------------------------------------------------
+
+    def _present(self) -> int:
+        """How many of the counted workers are there."""
+        return len({m.name for m in self.members.values()}.intersection(self.counted))
+
+    def _needed(self) -> int:
+        """How many workers it takes to make a step."""
+        return min(self.aggregate, self.total)
+
+    def _short(self) -> bool:
+        return self._present() < self._needed()
 
     def _whole(self, push: PushId, found: _Reported) -> list[Decision | Grant]:
         refusal = next((found.by[ps] for ps in self.ps if found.by[ps]), "")
@@ -225,7 +254,7 @@ class Quorum:
         while True:
             if self._at_door:
                 actions += self._admit(everybody=not self._held or not self._has_counted_members())
-            nobody = not self.counted and not self._waiting
+            nobody = self._absent.issuperset(self.counted) and not self._waiting
             if self._held and (nobody or len(self._held) >= max(1, self.aggregate - len(self._excused))):
                 actions.append(self._freeze())
                 actions += self._forget_ended()
@@ -240,13 +269,17 @@ class Quorum:
                 actions.append(Grant(waiting.id[1], waiting.id[2], self.step, waiting.status, waiting.reason))
             if not self._standstill():
                 return actions
-            if self._held and not self._several_batches:
-                actions.append(self._freeze())
-                actions += self._forget_ended()
-            else:
-                if not self._held:  # nobody's gradient was taken: all try this step again, with the whole quota
-                    self._excused = []
+            if not self._held:  # nobody's gradient was taken: all try this step again, with the whole quota
+                self._excused = []
                 self.tokens += len(self._waiting)
+            else:
+                self._let_more_come()
+
+    def _let_more_come(self) -> None:
+        """As many tokens as gradients are missing; first for those who have none in the step."""
+        held = set(self._held)
+        self._waiting = deque(sorted(self._waiting, key=lambda waiting: waiting.id in held))
+        self.tokens += min(len(self._waiting), self.aggregate - len(self._excused) - len(self._held))
 
     def _freeze(self) -> Decision:
         self.step += 1
@@ -257,11 +290,12 @@ class Quorum:
         return decision
 
     def _admit(self, everybody: bool) -> list[Decision | Grant]:
-        """Let in those at the door: `everybody` between two steps, always those that the step counts on anyway."""
+        """Let in those at the door: `everybody` between two steps, always those that the step counts on anyway, and as
+        many as it lacks."""
         granted: list[Decision | Grant] = []
         for incarnation in list(self._at_door):
             name = self.members[incarnation].name
-            if not everybody and name not in self.counted:
+            if not everybody and name not in self.counted and not self._short():
                 continue
             if name not in self.counted:
                 self.counted.append(name)
@@ -274,5 +308,12 @@ class Quorum:
         return any(self.members[i].name in self.counted for i in self._entered)
 
     def _standstill(self) -> bool:
-        """All counted workers are there and wait, and no token is left: nobody could ever push again."""
-        return bool(self._waiting) and not self.tokens and not self.missing()
+        """All counted workers are there and wait, and no token is left: nobody could ever push again. A step that has
+        gradients, but not as many workers as it takes, waits for more of them."""
+        if not self._waiting or self.tokens or not self._absent.issuperset(self.missing()):
+            return False
+        return not self._held or not self._short()
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

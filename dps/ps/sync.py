@@ -136,7 +136,7 @@ class SyncMode:
             self._own_all_but({incarnation for incarnation, *_ in message.live})
         else:
             members = {incarnation: Member(task, name, worker) for incarnation, name, task, worker in message.live}
-            self._carry_out(self.quorum.set_members(members, message.waiting, message.gone))
+            self._carry_out(self.quorum.set_members(members, message.waiting, message.gone, message.absent))
 
     def _own_all_but(self, live: set[int]) -> None:
         """Once this ps has heard that a session has ended, its memory may be that of its next incarnation; but what it
@@ -148,8 +148,11 @@ class SyncMode:
     def waiting_for(self) -> str:
         if self.quorum is None:
             return f"{self.shard.node.name} waits for the step ps, ps:{self.shard.step_ps}"
-        missing = self.quorum.missing()
-        return f"step {self.quorum.step + 1} waits for " + (", ".join(missing) if missing else "its turn")
+        shortage, missing = self.quorum.shortage(), self.quorum.missing()
+        if shortage and not missing:
+            return shortage
+        waits = f"step {self.quorum.step + 1} waits for " + (", ".join(missing) if missing else "its turn")
+        return f"{shortage}: {waits}" if shortage else waits
 
     def step(self, step: Step, sender: Sender) -> bool:
         return self._stepping is not None and self._stepping.take(step, sender)

@@ -44,7 +44,20 @@ def test_all_are_done_when_each_has_joined_and_left_or_is_given_up() -> None:
     members.end(first, lost=False)
     assert not members.all_done()
     members.give_up(W1)
-    assert members.all_done() and (members.finished, members.given_up) == ([W0], [W1]) and members.gone() == 2
+    assert members.all_done() and (members.finished, members.given_up) == ([W0], [W1]) and members.gone() == 1
+
+
+def test_one_that_was_given_up_before_it_came_is_absent_and_not_gone() -> None:
+    members, _ = joined(W0)
+    members.give_up(W1)
+    assert (members.absent(), members.gone(), members.waiting()) == ([W1], 0, [])
+    version = members.version
+    assert members.came(W1) and members.version > version
+    assert (members.absent(), members.gone(), members.waiting()) == ([], 0, [W1])
+    assert not members.came(W1)
+    members.give_up(W1)  # now it was lost
+    assert (members.absent(), members.gone(), members.waiting()) == ([], 1, [])
+    assert not members.came(W1) and members.gone() == 1
 
 
 def test_a_lost_worker_that_comes_back_takes_part_again() -> None:
@@ -142,6 +155,10 @@ class AnyOrder(RuleBasedStateMachine):
     def give_up(self, name: str) -> None:
         self.members.give_up(name)
 
+    @rule(name=st.sampled_from(NAMES))
+    def came(self, name: str) -> None:
+        self.members.came(name)
+
     @rule()
     def new_epoch(self) -> None:
         self.members.new_epoch()
@@ -152,7 +169,9 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.used == sorted(set(self.used)) and all(i < members.next_incarnation for i in self.used)
         there = {m.name for m in members.live.values() if m.worker}
         assert not set(members.waiting()) & (there | set(members.finished) | set(members.given_up))
-        now: tuple[int, list[object]] = (members.version, [*members.live, members.waiting(), members.gone()])
+        absent = members.absent()
+        assert not set(absent) & (there | set(members.waiting()) | set(members.finished) | set(members.joined))
+        now: tuple[int, list[object]] = (members.version, [*members.live, members.waiting(), absent, members.gone()])
         assert now[0] >= self.seen[0] and (now[0] > self.seen[0] or now[1] == self.seen[1])
         self.seen = now
         if members.all_done():

@@ -77,6 +77,18 @@ def test_a_new_chief_knows_epoch_incarnations_and_who_has_finished() -> None:
     assert after.next_incarnation == 3 + RESERVED and after.finished == ["worker:0"] and after.waiting() == ["worker:1"]
 
 
+def test_a_new_chief_knows_which_workers_have_come() -> None:
+    storage, before = MemoryStorage(), Membership(["worker:0", "worker:1", "worker:2"])
+    before.end(before.admit(1, "worker:0", 0, True), lost=True)
+    before.came("worker:1")
+    write_journal(storage, DIR, 5, before, ended=False)
+    after = Membership(["worker:0", "worker:1", "worker:2"])
+    read_journal(storage, DIR, after)
+    for name in after.waiting():
+        after.give_up(name)
+    assert (after.gone(), after.absent()) == (2, ["worker:2"])
+
+
 def test_of_a_run_that_ended_only_the_numbers_are_kept() -> None:
     storage, before = MemoryStorage(), Membership(["worker:0"])
     before.end(before.admit(1, "worker:0", 0, True), lost=False)

@@ -55,7 +55,7 @@ class Ps:
     def members(self, *incarnations: int) -> None:
         self.version += 1
         self.shard.set_members(
-            Members(1, self.version, [[i, f"worker:{i - 1}", i - 1, True] for i in incarnations], [], 0)
+            Members(1, self.version, [[i, f"worker:{i - 1}", i - 1, True] for i in incarnations], [], [], 0)
         )
 
     def bring(self, incarnation: int, *pieces: Push) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from dps.ps.quorum import Decision, Grant, Member, Quorum
@@ -29,6 +30,11 @@ class Steps:
         for task in range(ps):
             actions += self.quorum.report(task, incarnation, self.number[incarnation], step, refusal)
         return actions
+
+    def join(self, worker: int, is_worker: bool = True) -> list[Decision | Grant]:
+        self.members[10 + worker] = Member(worker, f"worker:{worker}", is_worker)
+        self.number[10 + worker] = 0
+        return [*self.quorum.set_members(self.members, [], self.gone), *self.quorum.enter(10 + worker)]
 
     def leave(self, worker: int) -> list[Decision | Grant]:
         del self.members[10 + worker]
@@ -191,6 +197,88 @@ def test_a_worker_that_is_counted_enters_even_while_others_wait_for_it() -> None
     quorum.report(0, 10, 1, 5, "")
     quorum.set_members({10: Member(0, "worker:0"), 11: Member(1, "worker:1")}, [], 0)
     assert quorum.enter(11) == [Grant(11, 0, 5, "applied")]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_step_is_not_made_from_fewer_gradients_than_its_quota(workers: int) -> None:
+    """There are half as many workers as the settings name, and all of them wait."""
+    s = Steps(workers, aggregate=2 * workers, total=2 * workers)
+    for worker in range(workers):
+        assert s.push(worker, 0) == []
+    assert (s.quorum.step, s.quorum.tokens) == (0, 0)
+    assert (
+        s.quorum.shortage()
+        == f"step 1 needs {2 * workers} gradients from {2 * workers} workers; this cluster has {workers}"
+    )
+
+
+def test_a_step_that_lacks_workers_lets_them_in_before_it_is_made() -> None:
+    s = Steps(1, aggregate=2, total=2)
+    s.push(0, 0)
+    assert s.join(1) == [Grant(11, 0, 0, "applied")]
+    assert s.quorum.shortage() == ""
+    assert sets(s.push(1, 0)) == [[(0, 10, 1), (1, 11, 1)]]
+
+
+def test_a_refused_gradient_is_told_at_once_where_a_step_lacks_workers() -> None:
+    s = Steps(1, aggregate=2, total=2)
+    assert grants(s.push(0, 0, "NaN in w")) == [(0, 0, "refused")]
+    assert s.push(0, 0) == [] and s.quorum.shortage()
+
+
+def test_only_workers_that_came_and_are_gone_lower_the_quota() -> None:
+    s = Steps(2, aggregate=3, total=3)
+    s.push(0, 0)
+    s.push(1, 0)
+    assert s.quorum.set_members(s.members, [], 0, ["worker:2"]) == [] and s.quorum.aggregate == 3
+    assert sets(s.quorum.set_members(s.members, [], 1)) == [[(0, 10, 1), (1, 11, 1)]]
+
+
+def test_a_worker_that_was_given_up_before_it_came_is_one_of_all_workers_still() -> None:
+    quorum = Quorum([0], 0)
+    quorum.set_members({10: Member(0, "worker:0")}, ["worker:1"], 0)
+    quorum.enter(10)
+    quorum.report(0, 10, 1, 0, "")
+    assert quorum.set_members({10: Member(0, "worker:0")}, [], 0, ["worker:1"]) == []
+    assert quorum.missing() == ["worker:1"]
+    assert quorum.shortage() == "step 1 needs 2 gradients from 2 workers; this cluster has 1"
+    assert sets(quorum.set_members({}, [], 1, ["worker:1"])) == []  # what had no token goes with its worker
+
+
+def test_what_was_acknowledged_is_applied_when_only_workers_that_never_came_are_left() -> None:
+    quorum = Quorum([0], 0, aggregate=4, total=2)
+    quorum.set_members({10: Member(0, "worker:0")}, [], 0, ["worker:1"])
+    quorum.enter(10)
+    assert grants(quorum.report(0, 10, 1, 0, "")) == [(0, 0, "applied")]
+    assert sets(quorum.set_members({}, [], 1, ["worker:1"])) == [[(0, 10, 1)]]
+
+
+def test_more_workers_than_the_settings_name_may_lose_some_and_make_whole_steps() -> None:
+    s = Steps(3, aggregate=2, total=2)
+    s.leave(2)
+    assert (s.quorum.aggregate, s.quorum.total) == (2, 2)
+    s.leave(1)
+    assert (s.quorum.aggregate, s.quorum.total) == (1, 1)
+
+
+def test_a_session_from_elsewhere_that_took_part_and_ended_lowers_the_quota_too() -> None:
+    s = Steps(1, aggregate=2, total=2)
+    s.join(1, is_worker=False)
+    s.push(0, 0)
+    assert len(sets(s.push(1, 0))[0]) == 2
+    s.push(0, 1)
+    del s.members[11]
+    assert sets(s.quorum.set_members(s.members, [], 0)) == [[(0, 10, 2)]]
+
+
+def test_at_a_standstill_tokens_are_granted_to_those_who_have_no_gradient_in_the_step() -> None:
+    s = Steps(3)
+    for worker in range(3):
+        s.push(worker, 0)
+    s.push(1, 1)
+    s.push(2, 1)
+    assert grants(s.push(0, 0)) == [(0, 1, "dropped")]
+    assert sets(s.push(0, 1)) == [[(0, 10, 3), (1, 11, 2), (2, 12, 2)]]
 
 
 WHAT = ["push", "push", "push", "refuse", "leave", "join"]

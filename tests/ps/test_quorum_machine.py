@@ -1,4 +1,4 @@
-"""Random events on a quorum of one to three ps: its invariants hold, and nothing ever stands still."""
+"""Random events on a quorum of one to three ps: its invariants hold, and it stands still only where workers lack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ class Model:
 
     def __init__(self, ps: int, workers: int, expected: int, settings: dict[str, Any]) -> None:
         self.ps, self.quorum, self.gone = ps, Quorum(range(ps), 0, **settings), 0
+        self.aggregate, self.total = settings["aggregate"], settings["total"]
         self.expected = [f"worker:{workers + i}" for i in range(expected)]
+        self.came: set[str] = set()
+        self.absent: list[str] = []
+        self.entered: set[int] = set()
+        self.refused = 0
+        """Gradients for the step of now that were refused."""
         self.members: dict[int, Member] = {}
         self.local: dict[int, int] = {}
         self.number: dict[int, int] = {}
@@ -42,14 +48,20 @@ class Model:
         incarnation, self.following = self.following, self.following + 1
         self.members[incarnation] = Member(task, name)
         self.expected = [n for n in self.expected if n != name]
+        self.absent = [n for n in self.absent if n != name]
+        self.came.add(name)
         self.number[incarnation], self.local[incarnation] = 0, -1
         self.waiting.add(incarnation)
-        self.take(self.quorum.set_members(self.members, self.expected, self.gone))
+        self.tell()
         self.take(self.quorum.enter(incarnation))
 
+    def tell(self) -> None:
+        self.take(self.quorum.set_members(self.members, self.expected, self.gone, self.absent))
+
     def join_next(self) -> None:
-        if self.expected:
-            self.join(self.expected[0], int(self.expected[0].split(":")[1]))
+        if self.expected or self.absent:
+            name = [*self.expected, *self.absent][0]
+            self.join(name, int(name.split(":")[1]))
         else:
             self.join(f"worker:{self.following}", self.following)
 
@@ -85,14 +97,29 @@ class Model:
             self.waiting.discard(incarnation)
             self.gone += not comes_back
             self.expected += [member.name] if comes_back else []
-            self.take(self.quorum.set_members(self.members, self.expected, self.gone))
+            self.tell()
 
     def give_up(self) -> None:
-        self.gone += len(self.expected)
+        """Those that came before were lost; the others never came."""
+        self.gone += len(self.came.intersection(self.expected))
+        self.absent += [name for name in self.expected if name not in self.came]
         self.expected = []
-        self.take(self.quorum.set_members(self.members, [], self.gone))
+        self.tell()
 
     # -- what must hold -----------------------------------------------------------------------------------------
+
+    def quota(self) -> tuple[int, int]:
+        """Gradients that make a step, and the workers that it takes, without the refused ones."""
+        there = len(self.entered & self.members.keys())
+        workers = there + len({*self.expected, *self.absent} - {self.members[i].name for i in self.members})
+        total = workers if self.total is None else max(1, self.total - self.gone, min(self.total, there))
+        if self.aggregate is None:
+            return total, total
+        several = self.aggregate > (workers + self.gone if self.total is None else self.total)
+        return (self.aggregate if several else min(self.aggregate, total)), min(self.aggregate, total)
+
+    def lacks_workers(self) -> bool:
+        return len(self.members) < self.quota()[1]
 
     def take(self, actions: list[Decision | Grant]) -> None:
         going_on = [i for i in self.members if i not in self.waiting]
@@ -116,8 +143,10 @@ class Model:
 
     def _decision(self, decision: Decision) -> None:
         if decision.chosen:
+            if self.members or self.expected:  # else what was acknowledged is applied
+                assert len(decision.chosen) >= self.quota()[0] - self.refused, "a step below its quota"
             self.steps += 1
-            self.grants_this_step = 0
+            self.grants_this_step = self.refused = 0
             self.most = max(self._tokens(), self.at_freeze)  # who enters with the step changes both numbers after it
         assert decision.step == self.steps
         assert list(decision.chosen) == sorted(decision.chosen)
@@ -131,6 +160,7 @@ class Model:
             self.chosen.add(push)
         for (_, incarnation, number), reason in decision.refused:
             assert reason in self.reported[incarnation, number].values()
+            self.refused += 1
         assert not self.ended & set(decision.ended)
         assert not self.members.keys() & set(decision.ended)
         self.ended |= set(decision.ended)
@@ -141,6 +171,7 @@ class Model:
         self.waiting.discard(grant.incarnation)
         self.local[grant.incarnation] = grant.step
         if not grant.number:
+            self.entered.add(grant.incarnation)
             return
         push = (grant.incarnation, grant.number)
         assert grant.number == self.number[grant.incarnation] and push not in self.granted
@@ -151,10 +182,17 @@ class Model:
         self.grants_this_step += 1
 
     def nobody_stands_still(self) -> None:
-        """With all reports there and nobody expected, somebody may push; and steps go on when all push well."""
+        """With all reports there and nobody expected, somebody may push; and steps go on when all push well. A step
+        that takes more workers than there are waits for them, and says so."""
         while self.pending:
             self.deliver(0)
         self.give_up()
+        while self.members and self.lacks_workers():
+            gradients, workers = self.quota()
+            wanted = f"step {self.steps + 1} needs {gradients} gradients from {workers} workers; this cluster has "
+            assert self.quorum.shortage() == wanted + str(len(self.members))
+            self.join_next()
+        assert not self.members or not self.quorum.shortage()
         assert not self.members or len(self.waiting) < len(self.members), "everybody waits"
         before = self.steps
         for _ in range(4 * (1 + self.quorum.aggregate)):

@@ -83,7 +83,7 @@ class Ps:
     def members(self, *incarnations: int) -> None:
         live = [[i, f"worker:{i - 1}", i - 1, True] for i in incarnations]
         version = 1 if self.actor.shard is None else self.actor.shard.members_version + 1
-        self.node.handle("ps", Members(1, version, live, [], 0), Sender("chief", 2, "chief", 0))
+        self.node.handle("ps", Members(1, version, live, [], [], 0), Sender("chief", 2, "chief", 0))
 
     def step(
         self, incarnation: int, value: float, ordinary: bool = False, number: int | None = None, released: int = 0,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dps.checkpoint import Manifest, candidates, load, newest_whole, read_part
-from dps.errors import TaskLost, Unavailable
+from dps.errors import DeadlineExceeded, TaskLost, Unavailable
 from dps.launch.simulate import SimulatedCluster
 from dps.transport.sim.trace import TraceEvent
 from dps.update import SyncReplicas, Update
@@ -49,8 +49,8 @@ def violations(
     found += acknowledged(cluster, applied, history, mode)
     if mode == "sync":
         found += same_sets(applied)
-        if update == SyncReplicas():
-            found += all_in_the_first(cluster, applied, killed)
+        assert isinstance(update, SyncReplicas)
+        found += whole_quotas(cluster, update)
     if mode == "bounded":
         found += bounded(cluster, bound, history.plan is not None and len(history.plan.ps) == 1)
     found += on_disk(cluster, applied, history)
@@ -63,6 +63,7 @@ def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
     if not any(e.what == "admitted" for e in cluster.world.trace) and len(killed) == cluster.workers:
         return  # no worker ever came: the others wait for one, as they should
     given_up = {e.detail["name"] for e in cluster.world.trace if e.what == "worker lost"}
+    came = given_up | {e.detail["name"] for e in cluster.world.trace if e.what == "admitted"}
     for name, process in cluster.world.processes.items():
         for problem in process.task_errors:
             yield f"{name}: a task raised {problem!r}"
@@ -74,6 +75,10 @@ def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
             continue
         elif (name in killed or name in given_up) and isinstance(process.error, TaskLost | Unavailable):
             continue  # came back, or was reached again, when the others had finished
+        elif (
+            isinstance(process.error, DeadlineExceeded) and "; this cluster has" in str(process.error) and killed - came
+        ):
+            continue  # a worker was killed before it came: no step is made without it
         elif name == "chief" and process.incarnation and process.exit_code == 3 and over(cluster, killed):
             continue  # started again after everybody had been told to end
         elif (
@@ -174,13 +179,36 @@ def same_sets(applied: Applied) -> Iterator[str]:
                 yield f"epoch {epoch} step {step}: {ps} summed in the order {pushes}"
 
 
-def all_in_the_first(cluster: SimulatedCluster, applied: Applied, killed: set[str]) -> Iterator[str]:
-    """Where the quota is the number of workers, the first step of a run has them all, but for those that were lost."""
-    if killed or any(e.what == "worker lost" for e in cluster.world.trace):
-        return
-    for _, step, pushes in applied.of.get(("ps:0", 1), [])[:1]:
-        if len(pushes) != cluster.workers:
-            yield f"epoch 1 step {step}: only {pushes} of {cluster.workers} workers"
+def whole_quotas(cluster: SimulatedCluster, update: SyncReplicas) -> Iterator[str]:
+    """Only workers that came, and then finished or were lost, lower the quota of a step.
+
+    A restarted chief knows of more ends than it tells here; so its run is looked at up to its first death.
+    """
+    ended: set[str] = set()
+    there: set[str] = set()
+    most, nobody = 0, False
+    for event in cluster.world.trace:
+        detail = event.detail
+        if event.process == "chief" and event.what == "kill":
+            return
+        if event.what == "admitted":
+            ended.discard(detail["name"])
+            there.add(detail["name"])
+        elif event.what in ("ended", "finished", "worker lost"):
+            ended.add(detail["name"])
+            there.discard(detail["name"])
+            most, nobody = max(most, len(ended)), nobody or not there
+        elif event.what == "applied" and event.process == "ps:0":
+            quota = quota_of(update, cluster.workers, most)
+            if len(detail["pushes"]) < quota and not nobody:  # what was acknowledged is applied when all are gone
+                yield f"epoch {detail['epoch']} step {detail['step']}: {detail['pushes']} is below the quota of {quota}"
+
+
+def quota_of(update: SyncReplicas, workers: int, gone: int) -> int:
+    """How many gradients make a step when so many of the workers have come and gone."""
+    total = update.total_num_replicas or workers
+    aggregate = update.replicas_to_aggregate or total
+    return aggregate if aggregate > total else min(aggregate, max(1, total - gone))
 
 
 def bounded(cluster: SimulatedCluster, bound: int, alone: bool) -> Iterator[str]:

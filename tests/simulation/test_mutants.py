@@ -64,6 +64,25 @@ def test_a_set_that_is_not_frozen_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     caught("sync", "has the set")
 
 
+def test_a_step_that_does_not_wait_for_a_worker_that_has_not_come_yet_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def of_those_there(self: quorum.Quorum, members: Any, expected: Any, gone: int, absent: Any = ()) -> Any:
+        return set_members(self, members, [], gone)
+
+    set_members: Callable[..., Any] = quorum.Quorum.set_members
+    monkeypatch.setattr(quorum.Quorum, "set_members", of_those_there)
+    caught("sync", "is below the quota", 30)
+
+
+def test_a_standstill_that_makes_a_smaller_step_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lower(self: quorum.Quorum) -> None:
+        self._excused += [-1] * (self.aggregate - len(self._held))
+
+    monkeypatch.setattr(quorum.Quorum, "_let_more_come", lower)
+    caught("sync", "is below the quota", 30)
+
+
 def test_a_push_counted_before_it_is_whole_everywhere_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def soon(self: quorum.Quorum, ps: int, *push: Any) -> list[Any]:
         return [action for every in self.ps for action in report(self, every, *push)]

@@ -11,6 +11,7 @@ import pytest
 
 import dps
 from dps.errors import TaskLost
+from dps.launch.simulate import SimulatedCluster
 from dps.transport.sim import Compute, Kill, Network
 from dps.transport.sim.faults import DiskFull
 
@@ -36,6 +37,13 @@ def said() -> Iterator[list[str]]:
     logging.getLogger("dps").addHandler(handler)
     yield texts
     logging.getLogger("dps").removeHandler(handler)
+
+
+class Joining(SimulatedCluster):
+    """Only the chief's address is given to the workers, and their number is not known."""
+
+    def _serve(self, job: str, task: int, ps: int, workers: int, update: Any) -> int:
+        return super()._serve(job, task, ps, 0, update)
 
 
 def happened(run: Any, what: str) -> list[Any]:
@@ -68,18 +76,60 @@ def test_the_first_sync_step_waits_for_all_that_are_expected() -> None:
     assert [waited > 38 for _, waited in run.results] == [True, False, False] and run.results[1][1] > 18
 
 
-def test_an_expected_worker_that_never_comes_is_given_up_and_the_others_go_on(said: list[str]) -> None:
+def test_an_expected_worker_that_never_comes_is_given_up_and_the_run_ends_without_it(said: list[str]) -> None:
     def train(server: Any) -> Any:
         with session(server, timeout=200) as s:
             return s.push(ones()).step
 
-    run = dps.simulate(train, workers=2, update="sync", faults=[Kill("worker:1", at=0.0)], **EXACT)
+    run = dps.simulate(train, workers=2, update="async", faults=[Kill("worker:1", at=0.0)], **EXACT)
     assert run.results == [1, None] and not run.errors and 60 < run.seconds < 90
-    assert any("worker:1 has not come for 60 s; the others go on without it" in text for text in said)
+    assert any("worker:1 has not come for 60 s; the run may end without it" in text for text in said)
+
+
+def test_a_worker_that_never_came_lowers_no_quota() -> None:
+    def train(server: Any) -> Any:
+        with session(server, timeout=100) as s:
+            return s.push(ones()).step
+
+    run = dps.simulate(train, workers=2, update="sync", faults=[Kill("worker:1", at=0.0)], **EXACT)
+    assert not happened(run, "applied") and run.results == [None, None] and 100 < run.seconds < 130
+    assert (
+        "step 1 needs 2 gradients from 2 workers; this cluster has 1: step 1 waits for worker:1"
+        in (run.errors["worker:0"])
+    )
+
+
+@pytest.mark.parametrize("killed_at", [0.0, 3.5])
+def test_a_restarted_chief_knows_which_worker_never_came(killed_at: float) -> None:
+    def train(server: Any) -> Any:
+        with session(server, update=dps.SyncReplicas(3, 3), checkpoint_dir="run", timeout=150) as s:
+            while s.global_step < 30:
+                s.push(ones())
+
+    faults = [Kill("worker:2", at=killed_at), Kill("chief", at=20.0, restart_after=1.0)]
+    run = dps.simulate(train, workers=3, faults=faults, **EXACT)
+    if killed_at:
+        assert not run.errors and {len(e.detail["pushes"]) for e in happened(run, "applied")} == {2, 3}
+    else:
+        assert not happened(run, "applied")
+        words = "step 1 needs 3 gradients from 3 workers; this cluster has 2: step 1 waits for worker:2"
+        assert words in run.errors["worker:0"]
+
+
+def test_a_step_that_lacks_a_worker_is_made_with_one_that_comes_later() -> None:
+    def train(server: Any) -> list[dps.Push]:
+        server.runtime.sleep(20.0 * server.task)
+        with session(server, update=dps.SyncReplicas(2, 2)) as s:
+            return [s.push(ones()) for _ in range(2)]
+
+    with Joining(train, workers=2, **EXACT) as cluster:
+        run = cluster.run()
+    assert run.results == [[dps.Push(1, True), dps.Push(2, True)]] * 2
+    assert [len(event.detail["pushes"]) for event in happened(run, "applied")] == [2, 2]
 
 
 def test_a_later_joiner_enters_at_the_next_step() -> None:
-    """Only the chief's address is given to it, and its number is not known: it was not waited for."""
+    """It was not waited for."""
 
     def train(server: Any) -> Any:
         server.runtime.sleep(10.5 * server.task)
@@ -89,13 +139,7 @@ def test_a_later_joiner_enters_at_the_next_step() -> None:
                 steps.append(s.push(ones()).step)
             return steps
 
-    from dps.launch.simulate import SimulatedCluster
-
-    class Unknown(SimulatedCluster):
-        def _serve(self, job: str, task: int, ps: int, workers: int, update: Any) -> int:
-            return super()._serve(job, task, ps, 0, update)
-
-    with Unknown(train, workers=2, **EXACT) as cluster:
+    with Joining(train, workers=2, **EXACT) as cluster:
         run = cluster.run()
     assert not run.errors and run.results[0] == list(range(1, 21))
     late = run.results[1]
