@@ -187,6 +187,9 @@ class ChiefActor(Actor):
         if self.epochs.over == FAILED:
             raise TaskLost(self.ending.reason)
         if self.epochs.over == END:
+            told = self.ending.farewell.message
+            if told is not None and told.code:
+                raise TaskLost(told.reason)
             raise Unavailable("the run has ended; start it again to train on")
         self.admission.open(message, sender)
 

@@ -150,6 +150,8 @@ def test_a_run_whose_workers_were_all_lost_saves_its_last_step_and_is_3_with_the
     assert set(stopped(led).values()) == {StopTask(3, words)}
     assert led.ended == []  # worker:0 may be on its way back, and is to hear of it
     assert led.tell(Register("worker", 0, "worker:0", 1, 0, {}), "late") == StopTask(3, words)
+    told = led.open(0)
+    assert isinstance(told, TaskLost) and str(told) == words
     led.desk.pass_time(5.0)
     assert led.ended == [(3, words)]
 
