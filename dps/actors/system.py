@@ -151,9 +151,8 @@ class Node:
 
     def pair(self, route: Route, name: bytes) -> bytes:
         """A peer on this machine may write past the sockets, and is written to so once it has. Returns what this node
-        is reached by that way."""
-        self._endpoint.pair(route, name, False)
-        return self._endpoint.direct
+        is reached by that way; b"" where it is not."""
+        return self._endpoint.direct if self._endpoint.pair(route, name, False) else b""
 
     def flush(self) -> None:
         """Send what was answered and told until now, rather than at the end of the turn: much is still to be done."""

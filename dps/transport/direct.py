@@ -2,7 +2,9 @@
 
 A message through ZeroMQ wakes a thread of its own in each process on the way; a datagram wakes only who it is for.
 It is taken where both ends know each other and while there is room in the receiver's queue; else ZeroMQ carries the
-message. ZeroMQ alone connects and tells who is there, and the layers above count on no order between the two.
+message. ZeroMQ alone connects and tells who is there, and the layers above count on no order between the two. A
+connection that breaks and comes back (both do when a process was stopped for some seconds) changes nothing for the
+datagrams that are on their way; `peers.py` says who is heard and written to.
 """
 
 from __future__ import annotations
@@ -11,15 +13,10 @@ import os
 import socket
 import struct
 import sys
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from dps.transport.endpoint import Buffer, Delivery, Route
-
-LONGEST_NBYTES = 32 * 1024
-"""Longer messages go through ZeroMQ. The system's own limit is some 200 KB."""
-PEERS = 4096
-"""Peers that an endpoint knows at one time; the one that was made known first goes."""
+from dps.transport.peers import LONGEST_NBYTES, Peers, fits
 
 _COUNT = struct.Struct("<H")
 _ALONE = struct.Struct("<HI")
@@ -36,9 +33,7 @@ class Direct:
         self.name = b""
         self.fd = -1
         self._socket: socket.socket | None = None
-        self._routes: OrderedDict[bytes, Route] = OrderedDict()
-        self._names: dict[Route, bytes] = {}
-        """Of those that may be written to."""
+        self._peers = Peers(_is_open)
         self._buffer = memoryview(bytearray(LONGEST_NBYTES + 1))
         if sys.platform == "linux":
             self._open()
@@ -55,35 +50,27 @@ class Direct:
         except OSError:
             made.close()
 
-    def pair(self, route: Route, name: bytes, hears: bool) -> None:
+    def pair(self, route: Route, name: bytes, hears: bool) -> bool:
         """The peer at a route has this name. `hears`: it knows this endpoint's; else it is written to once it has
-        written."""
-        if self._socket is None or not name:
-            return
-        self._routes[name] = route
-        if hears:
-            self._names[route] = name
-        while len(self._routes) > PEERS:
-            _, gone = self._routes.popitem(last=False)
-            self._names.pop(gone, None)
+        written. Whether it is heard from now on."""
+        return self._socket is not None and bool(name) and self._peers.pair(route, name, hears)
 
-    def forget(self, route: Route) -> None:
-        """The peer at a route is gone, or may be another one from now on."""
-        name = self._names.pop(route, None)
-        if name is not None:
-            self._routes.pop(name, None)
+    def disconnected(self, route: Route) -> None:
+        """ZeroMQ's connection to a route broke: what goes there goes through ZeroMQ until the peer writes this way."""
+        self._peers.disconnected(route)
 
     def knows(self, route: Route) -> bool:
         """Whether the peer at a route may be written to."""
-        return route in self._names
+        return self._peers.name(route) is not None
 
     def send(self, route: Route, header: bytes, frames: Sequence[Buffer]) -> bool:
         """Hand a message over; False where it has to go through ZeroMQ. Never blocks."""
-        if self._socket is None:
+        name = self._peers.name(route)
+        if self._socket is None or name is None:
             return False
         if not frames:
             nbytes = len(header)
-            return nbytes <= LONGEST_NBYTES - 6 and self._sent(route, _ALONE.pack(1, nbytes) + header)
+            return fits(nbytes, 1) and self._sent(route, name, _ALONE.pack(1, nbytes) + header)
         parts: list[Buffer] = [header]
         lengths = [len(header)]
         nbytes = lengths[0]
@@ -94,19 +81,19 @@ class Direct:
             lengths.append(view.nbytes)
             nbytes += view.nbytes
             parts.append(view.cast("B") if view.nbytes else b"")
-        if nbytes > LONGEST_NBYTES - 4 * len(parts) - 2:
+        if not fits(nbytes, len(parts)):
             return False
         prefix = struct.pack(f"<H{len(parts)}I", len(parts), *lengths)
-        return self._sent(route, b"".join((prefix, *parts)))
+        return self._sent(route, name, b"".join((prefix, *parts)))
 
-    def _sent(self, route: Route, data: bytes) -> bool:
+    def _sent(self, route: Route, name: bytes, data: bytes) -> bool:
         assert self._socket is not None
         try:
-            self._socket.sendto(data, self._names[route])
-        except BlockingIOError:
+            self._socket.sendto(data, name)
+        except ConnectionRefusedError:  # nobody has that socket any more
+            self._peers.gone(route)
             return False
-        except OSError:
-            self.forget(route)
+        except OSError:  # no room there, or no memory in the system: another time
             return False
         return True
 
@@ -119,11 +106,9 @@ class Direct:
                 return None
             except OSError:
                 continue
-            route = self._routes.get(name)
+            route = self._peers.heard(name)
             if route is None:
                 continue
-            if route not in self._names:
-                self._names[route] = name
             if nbytes > 6 and self._buffer[:6] == _ALONE.pack(1, nbytes - 6):
                 return Delivery(route, bytes(self._buffer[6:nbytes]), [])
             parts = _parts(self._buffer, nbytes)
@@ -135,8 +120,19 @@ class Direct:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        self._names.clear()
-        self._routes.clear()
+        self._peers.clear()
+
+
+def _is_open(name: bytes) -> bool:
+    """Whether some process has a socket of this name; its owner notices nothing."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+            probe.connect(name)
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _parts(buffer: memoryview, nbytes: int) -> list[bytes] | None:

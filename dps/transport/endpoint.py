@@ -66,9 +66,10 @@ class Endpoint(Protocol):
     def direct(self) -> bytes:
         """What a peer on this machine can `pair` with; b"" where there is no such way."""
 
-    def pair(self, route: Route, name: bytes, hears: bool) -> None:
+    def pair(self, route: Route, name: bytes, hears: bool) -> bool:
         """The peer at a route is on this machine, and its `direct` is this name: small messages may go to it past the
-        sockets. `hears`: it has done the same; else it is written to that way once it has written."""
+        sockets. `hears`: it has done the same; else it is written to that way once it has written. False where it is
+        not heard that way, so that it must not be told this endpoint's name."""
 
     def connect(self, address: str) -> None:
         """Open a connection to a node and watch it; a second call does nothing. Never blocks."""

@@ -95,13 +95,13 @@ class ZmqEndpoint:
         """See `Endpoint.direct`."""
         return self._direct.name
 
-    def pair(self, route: Route, name: bytes, hears: bool) -> None:
+    def pair(self, route: Route, name: bytes, hears: bool) -> bool:
         """See `Endpoint.pair`."""
-        self._direct.pair(route, name, hears)
+        return self._direct.pair(route, name, hears)
 
     def disconnect(self, address: str) -> None:
         """Close the connection to a node; what is still queued for it is dropped."""
-        self._direct.forget(address)
+        self._direct.disconnected(address)
         dealer = self._dealers.get(address)
         if dealer is None:
             return
@@ -235,7 +235,7 @@ class ZmqEndpoint:
                 self._poller.used(dealer.socket)
             dealer.rise(self._loans)
             return
-        self._direct.forget(dealer.address)
+        self._direct.disconnected(dealer.address)
         dealer.fall()
         socket = dealer.socket
         while socket is not None and socket.poll(0):  # its last words come before its end
@@ -297,6 +297,7 @@ class ZmqEndpoint:
         while (left_s := deadline - time.monotonic()) > 0 and any(each.expected for each in self._by_url.values()):
             self._attend(left_s)
         self.closed = True
+        self._direct.close()  # before the address is free: nobody writes to this process for the next one there
         self._events.clear()
         self._ready.clear()
         for dealer in self._by_url.values():
@@ -309,7 +310,6 @@ class ZmqEndpoint:
         if self._listener is not None:
             self._listener.close(linger_s)
         self._loans.close(linger_s)
-        self._direct.close()
         self._signals.close()
         self._wake.close()
 

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from dps.transport.direct import LONGEST_NBYTES, Direct
+from dps.transport import peers
+from dps.transport.direct import Direct
 from dps.transport.endpoint import Connected, Delivery
+from dps.transport.peers import LONGEST_NBYTES
 from dps.transport.real import RealRuntime
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such sockets")
@@ -90,13 +92,44 @@ def test_what_is_too_long_or_finds_no_room_or_nobody_goes_through_zeromq(make: M
     assert not client.send("node", b"head", []) and not client.knows("node")
 
 
-def test_who_is_forgotten_is_neither_heard_nor_written_to(make: Make) -> None:
+def test_a_peer_whose_connection_broke_is_heard_and_written_to_again_once_it_writes(make: Make) -> None:
     client, node = pair(make)
     client.send("node", b"one", [])
     node.receive()
-    node.forget(b"client")
-    client.send("node", b"two", [])
-    assert node.receive() is None and not node.knows(b"client")
+    client.disconnected("node")
+    assert not client.knows("node") and not client.send("node", b"two", [])
+    assert node.send(b"client", b"back", [])  # the node knows nothing of the break
+    assert client.receive() == Delivery("node", b"back", [])
+    assert client.knows("node")
+
+
+def test_a_peer_that_took_the_place_of_another_is_not_mistaken_for_it(make: Make) -> None:
+    client, node = pair(make)
+    client.send("node", b"one", [])
+    node.receive()
+    other = make()
+    client.pair("node", other.name, hears=True)
+    assert node.send(b"client", b"old", []) and client.receive() is None
+    assert client.send("node", b"two", []) and node.receive() is None
+    other.pair(b"client", client.name, hears=False)
+    assert other.receive() == Delivery(b"client", b"two", [])
+
+
+def test_who_knows_as_many_as_it_can_has_room_for_one_whose_socket_is_closed_and_for_no_other(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "PEERS", 2)
+    node, clients = make(), [make() for _ in range(4)]
+    for number, client in enumerate(clients):
+        client.pair("node", node.name, hears=True)
+        assert node.pair(b"%d" % number, client.name, hears=False) == (number < 2)
+        client.send("node", b"from %d" % number, [])
+    assert [node.receive() for _ in range(3)] == [Delivery(b"0", b"from 0", []), Delivery(b"1", b"from 1", []), None]
+    clients[0].close()
+    assert node.pair(b"3", clients[3].name, hears=False) and not node.pair(b"2", clients[2].name, hears=False)
+    clients[1].send("node", b"again", [])
+    clients[3].send("node", b"now", [])
+    assert [node.receive() for _ in range(2)] == [Delivery(b"1", b"again", []), Delivery(b"3", b"now", [])]
 
 
 def test_endpoints_that_are_paired_use_it_and_fall_back_when_it_fails() -> None:

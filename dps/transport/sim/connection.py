@@ -45,6 +45,12 @@ class Port:
         self.finished: deque[Done] = deque()
         self.in_flight: dict[Message, None] = {}
 
+    def lost(self, address: str) -> None:
+        """The connection to an address broke; the owner has still to be told."""
+
+    def shut(self) -> None:
+        """The endpoint was closed, or its process has ended."""
+
     def finish(self, done: Done | None) -> None:
         """A message of this endpoint needs its frames no more: `done` is to be called by the owner's task."""
         if done is not None and self.open:

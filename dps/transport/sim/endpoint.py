@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dps.errors import Unavailable
 from dps.transport.endpoint import Buffer, Delivery, Event, Route
 from dps.transport.sim.connection import Message, Port
+from dps.transport.sim.datagrams import Datagrams, Sockets
 from dps.transport.sim.fabric import Fabric
 from dps.transport.sim.machines import Work
 from dps.transport.sim.scheduler import SHORTEST_S, Group, Scheduler, SimulationError
@@ -19,21 +20,35 @@ class SimEndpoint(Port):
     seen changed. What a killed process sends goes nowhere, and its calls that could block raise GreenletExit.
     """
 
-    direct = b""
-
     def __init__(
-        self, fabric: Fabric, scheduler: Scheduler, owner: Group, bind: str | None, work: Work | None = None
-    ) -> None:
+        self, fabric: Fabric, scheduler: Scheduler, owner: Group, bind: str | None, sockets: Sockets,
+        work: Work | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(owner, fabric.new_identity(), scheduler.rouse)
         self._fabric = fabric
         self._scheduler = scheduler
         self._work = work
         self._woken = False
+        self._datagrams = Datagrams(sockets, self)
         if bind is not None:
             fabric.bind(self, bind)
 
-    def pair(self, route: Route, name: bytes, hears: bool) -> None:
-        """There is one way only."""
+    @property
+    def direct(self) -> bytes:
+        """As Endpoint.direct."""
+        return self._datagrams.name
+
+    def pair(self, route: Route, name: bytes, hears: bool) -> bool:
+        """As Endpoint.pair."""
+        return self._datagrams.pair(route, name, hears)
+
+    def lost(self, address: str) -> None:
+        """As Port.lost."""
+        self._datagrams.peers.disconnected(address)
+
+    def shut(self) -> None:
+        """As Port.shut."""
+        self._datagrams.close()
 
     def connect(self, address: str) -> None:
         """As Endpoint.connect. `Connected` comes a link's delay after somebody is there and in reach."""
@@ -42,6 +57,7 @@ class SimEndpoint(Port):
 
     def disconnect(self, address: str) -> None:
         """As Endpoint.disconnect; what is on its way there or back is lost too."""
+        self.lost(address)
         connection = self.connections.get(address)
         if connection is not None and self.owner.alive:
             self._fabric.close_connection(connection)
@@ -65,6 +81,10 @@ class SimEndpoint(Port):
             self._work.sent(_nbytes(header, views))
             if not self.open:  # by another task, meanwhile
                 return
+        if self._datagrams.send(route, header, views):
+            if done is not None:
+                done()
+            return
         if isinstance(route, str):
             connection = self.connections.get(route) or self._fabric.connect(self, route)
             self._fabric.send(Message(connection, True, header, views, done))
@@ -84,8 +104,8 @@ class SimEndpoint(Port):
             self._refuse()
         if self.finished:
             self._call_done()
-        if self.inbox:
-            return self._taken()
+        if (event := self._taken()) is not None:
+            return event
         task = self._scheduler.task()
         if self.receiver is not None:
             raise SimulationError(
@@ -99,13 +119,18 @@ class SimEndpoint(Port):
                 self._wait(self._scheduler.now + max(timeout_s, SHORTEST_S))
         if self.finished:
             self._call_done()
-        if self.inbox:
-            return self._taken()
+        if (event := self._taken()) is not None:
+            return event
         self._woken = False
         return None
 
-    def _taken(self) -> Event:
-        event = self.inbox.popleft()
+    def _taken(self) -> Event | None:
+        """The next event from a connection or, in no order relative to these, the next datagram."""
+        event: Event | None = None
+        if self._datagrams.ready and not (self.inbox and self._scheduler.draw() < 0.5):
+            event = self._datagrams.receive()
+        if event is None and self.inbox:
+            event = self.inbox.popleft()
         if self._work is not None and isinstance(event, Delivery):
             self._work.received(_nbytes(event.header, event.frames))
         return event
@@ -114,7 +139,7 @@ class SimEndpoint(Port):
         scheduler = self._scheduler
         task = self.receiver = scheduler.task()
         try:
-            while not self.inbox and not self._woken and self.open and scheduler.now < deadline:
+            while not (self.inbox or self._datagrams.ready or self._woken) and self.open and scheduler.now < deadline:
                 scheduler.block(task, deadline)
                 if self.finished:
                     self._call_done()

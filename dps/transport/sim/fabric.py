@@ -140,6 +140,7 @@ class Fabric:
         if connection.state is State.BROKEN and connection.epoch == epoch:
             connection.epoch += 1
             self._note(connection.client, "disconnected", address=connection.address)
+            connection.client.lost(connection.address)
             self.put(connection.client, Disconnected(connection.address))
             self.open(connection)
 
@@ -173,6 +174,7 @@ class Fabric:
             message.done = None
         port.in_flight.clear()
         port.open = False
+        port.shut()
         port.cut_at = now + linger_s
         if self._bound.get(port.key) is port:
             del self._bound[port.key]

@@ -98,6 +98,7 @@ class Supervisor:
     def _end(self, runtime: SimRuntime, linger_s: float) -> None:
         """From here on nothing that the process's code does has an effect."""
         runtime.alive = False
+        runtime.paused = False  # the system closes the connections of a stopped process, too, when it is killed
         for endpoint in runtime.endpoints:
             if endpoint.open:
                 self._setting.fabric.close(endpoint, linger_s)

@@ -15,6 +15,7 @@ from dps.checkpoint.storage import Storage
 from dps.transport.current import current_runtime
 from dps.transport.endpoint import Endpoint, Task
 from dps.transport.sim.compute import Compute
+from dps.transport.sim.datagrams import Sockets
 from dps.transport.sim.disk import ProcessDisk
 from dps.transport.sim.endpoint import SimEndpoint
 from dps.transport.sim.fabric import Fabric
@@ -42,6 +43,7 @@ class Setting:
     preempt_s: float
     clock_offsets: bool
     machine: Machine
+    sockets: Sockets
     rack: Rack | None
     """None: messages and computing need no cores."""
 
@@ -97,7 +99,7 @@ class SimRuntime(Group):
     def endpoint(self, bind: str | None = None) -> Endpoint:
         """As Runtime.endpoint; any host is allowed, no keys are asked for."""
         self.check()
-        endpoint = SimEndpoint(self._setting.fabric, self._scheduler, self, bind, self.work)
+        endpoint = SimEndpoint(self._setting.fabric, self._scheduler, self, bind, self._setting.sockets, self.work)
         self.endpoints = [other for other in self.endpoints if other.open]
         self.endpoints.append(endpoint)
         return endpoint

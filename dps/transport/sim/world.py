@@ -10,6 +10,7 @@ from typing import Literal, Self
 from dps.checkpoint.storage import Storage
 from dps.transport.sim.compute import Compute
 from dps.transport.sim.connection import Cut
+from dps.transport.sim.datagrams import Sockets
 from dps.transport.sim.disk import DiskFaults
 from dps.transport.sim.fabric import Fabric
 from dps.transport.sim.faults import DiskFull, Fault, Kill, Partition, Pause, Slow, SlowDisk
@@ -31,7 +32,8 @@ class World:
     others run, for up to `preempt_s` virtual seconds. `clock_offsets` makes the processes' monotonic clocks differ.
     `faults` name processes that are there when `run` is called first; one that names nobody is a ValueError.
     `storage` is shared by all processes and outlives them; it is a new MemoryStorage when none is given.
-    With `shared_memory` all processes are on one machine and one user's; else each is on its own.
+    With `shared_memory` all processes are on one machine and one user's; else each is on its own. On one machine small
+    messages travel as datagrams between those who know each other, unless `datagrams` is false.
     With `machines`, computing and messages need a core of theirs; None: no machine is ever short of cores.
     `steps_at_one_instant` is how much may happen while the clock stands still before `run` raises SimulationError.
     """
@@ -50,6 +52,7 @@ class World:
         preempt_s: float = 100e-6,
         clock_offsets: bool = True,
         shared_memory: bool = False,
+        datagrams: bool = True,
         machines: Machines | None = None,
         steps_at_one_instant: int = 1_000_000,
     ) -> None:
@@ -60,9 +63,10 @@ class World:
         self._fabric = Fabric(seed, network or Network(), self._scheduler, self._trace, rack)
         self._slow: dict[str, list[float]] = {}
         self._disk, self.storage = _disk(self._scheduler, storage)
+        sockets = Sockets(seed, shared_memory and datagrams, self._fabric.network, self._scheduler, self._trace)
         setting = Setting(
             seed, self._scheduler, self._fabric, self._trace, self.storage, compute or Compute(), piece_nbytes,
-            preempt, preempt_s, clock_offsets, Machine(shared_memory), rack,
+            preempt, preempt_s, clock_offsets, Machine(shared_memory), sockets, rack,
         )  # fmt: skip
         self._supervisor = Supervisor(setting)
         self._unchecked = list(faults)

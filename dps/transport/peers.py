@@ -1,0 +1,89 @@
+"""Who an endpoint exchanges datagrams with: the name of each peer's socket, and whether the peer may be written to.
+
+Names are random and never used twice, so a name stands for one endpoint of one process until that closes its socket.
+The two ends of a pair decide for themselves, and neither hears what the other has decided. So an endpoint may stop
+writing to a peer at any time, but it hears every peer that may still write to it: what it did not hear would be lost
+without a sign, again and again. It stops hearing a name only when that socket is closed or another name has come in
+its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dps.transport.endpoint import Route
+
+LONGEST_NBYTES = 32 * 1024
+"""Longer messages go through ZeroMQ. The system's own limit is some 200 KB."""
+PEERS = 4096
+"""Peers that an endpoint knows at one time."""
+
+
+def fits(nbytes: int, parts: int) -> bool:
+    """Whether a message of so many bytes in so many parts (the header and the frames) may go as a datagram."""
+    return nbytes + 4 * parts + 2 <= LONGEST_NBYTES
+
+
+class Peers:
+    """The peers of one endpoint, by route and by name. `is_open(name)` tells whether the socket of a name exists."""
+
+    def __init__(self, is_open: Callable[[bytes], bool]) -> None:
+        self._is_open = is_open
+        self._paired: dict[Route, bytes] = {}
+        """Every peer that was made known."""
+        self._routes: dict[bytes, Route] = {}
+        """The same by name: those that are heard."""
+        self._written: dict[Route, bytes] = {}
+        """Those that may be written to."""
+
+    def pair(self, route: Route, name: bytes, hears: bool) -> bool:
+        """The peer at a route has this name, and no other one from now on. `hears`: it knows this endpoint's name;
+        else it is written to once it has written. False: there is no room for one more, and it is not heard."""
+        before = self._paired.get(route)
+        if before != name:
+            self.gone(route)
+            if not self._has_room():
+                return False
+        self._paired[route] = name
+        self._routes[name] = route
+        if hears:
+            self._written[route] = name
+        return True
+
+    def _has_room(self) -> bool:
+        """Whether one more may be known; those whose sockets are closed make room, nobody else."""
+        if len(self._paired) >= PEERS:
+            for route, name in list(self._paired.items()):
+                if not self._is_open(name):
+                    self.gone(route)
+        return len(self._paired) < PEERS
+
+    def name(self, route: Route) -> bytes | None:
+        """The name that the peer at a route may be written to under; None where it may not be."""
+        return self._written.get(route)
+
+    def heard(self, name: bytes) -> Route | None:
+        """A datagram came from this name: the route of its peer, which may be written to from now on. None for
+        strangers."""
+        route = self._routes.get(name)
+        if route is not None and route not in self._written:
+            self._written[route] = name
+        return route
+
+    def disconnected(self, route: Route) -> None:
+        """The connection to a route broke: another process may be there from now on. Write no more to the peer until
+        it writes; hear it as before, for it may not know of the break."""
+        self._written.pop(route, None)
+
+    def gone(self, route: Route) -> None:
+        """The socket of the peer at a route is closed, or another peer has its place: its name means nobody now."""
+        self._written.pop(route, None)
+        name = self._paired.pop(route, None)
+        if name is not None and self._routes.get(name) == route:
+            del self._routes[name]
+
+    def clear(self) -> None:
+        """Forget everybody."""
+        self._paired.clear()
+        self._routes.clear()
+        self._written.clear()

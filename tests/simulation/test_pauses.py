@@ -1,0 +1,116 @@
+"""Processes that are stopped for longer than heartbeats last, and go on: SIGSTOP, or a machine that is suspended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from dps.launch.simulate import SimulatedCluster, SimulatedRun
+from dps.transport.peers import Peers
+from dps.transport.sim import Compute, Fault, Network, Pause
+from dps.transport.sim.runtime import EPOCH_S
+from tests.simulation.test_runs import happened
+
+AT_S = 3.0
+AFTER_S = 8.0
+"""How long workers train after the pause."""
+SOON_S = 5.0
+MODES = ["async", "sync", "bounded:1"]
+LONG = [7.0, 30.0]
+"""Longer than heartbeats; of the second, others have given up who stood still."""
+
+
+def train(server: Any, checkpointed: bool, until_s: float) -> list[float]:
+    """Push once in 0.1 s until a time; when each push was answered, on the clock that all share."""
+    runtime, times = server.runtime, list[float]()
+    hooks = [dps.CheckpointSaver(seconds=1.0)] if checkpointed else []
+    settings: dict[str, Any] = {"checkpoint_dir": "run" if checkpointed else None, "hooks": hooks}
+    with dps.Session(server, {"a": np.zeros(4)}, optimizer=dps.optim.SGD(1.0), timeout=60.0, **settings) as session:
+        while runtime.wall() < EPOCH_S + until_s:
+            if len(times) % 2:
+                session.step({"a": np.ones(4)})
+            else:
+                session.pull()
+                session.push({"a": np.ones(4)})
+            times.append(runtime.wall() - EPOCH_S)
+    return times
+
+
+def paused(
+    who: tuple[str, ...], seconds: float, update: str = "async", checkpointed: bool = False, workers: int = 2,
+    **world: Any,
+) -> SimulatedRun:  # fmt: skip
+    """A run of one ps in which some tasks stand still for some seconds, all at the same moment."""
+    faults: list[Fault] = [Pause(name, AT_S, seconds) for name in who]
+    settings: dict[str, Any] = {"shared_memory": True, "network": Network(latency_s=1e-4), **world}
+    until_s = AT_S + seconds + AFTER_S
+    with SimulatedCluster(
+        train, checkpointed, until_s, workers=workers, update=update, faults=faults, compute=Compute(0.1), **settings
+    ) as cluster:
+        return cluster.run(until_s + 200.0)
+
+
+def check(run: SimulatedRun, seconds: float) -> None:
+    """All ended well, and every worker made a push soon after the pause and trained to the end."""
+    assert not run.errors and set(run.exit_codes.values()) == {0}
+    for times in run.results:
+        again = min(at for at in times if at > AT_S + seconds)
+        assert again - AT_S - seconds < SOON_S
+        assert max(times) > AT_S + seconds + AFTER_S - 1.0
+
+
+def names(run: SimulatedRun, what: str) -> list[str]:
+    return [event.detail["name"] for event in happened(run, what)]
+
+
+@pytest.mark.parametrize("seconds", LONG)
+@pytest.mark.parametrize("update", MODES)
+def test_a_worker_goes_on_soon_though_it_was_given_up_meanwhile(update: str, seconds: float) -> None:
+    run = paused(("worker:1",), seconds, update)
+    check(run, seconds)
+    assert names(run, "worker lost") == ["worker:1"] and names(run, "admitted").count("worker:1") >= 2
+
+
+@pytest.mark.parametrize("seconds", [1.0, 5.0])
+@pytest.mark.parametrize("who", ["worker:1", "ps:0", "chief"])
+def test_nobody_is_lost_who_comes_back_before_heartbeats_say_so(who: str, seconds: float) -> None:
+    run = paused((who,), seconds, "sync")
+    check(run, seconds)
+    assert names(run, "worker lost") == names(run, "ps lost") == []
+
+
+@pytest.mark.parametrize("seconds", LONG)
+@pytest.mark.parametrize("update", MODES)
+def test_a_ps_that_stood_still_costs_a_rollback(update: str, seconds: float) -> None:
+    run = paused(("ps:0",), seconds, update, checkpointed=True)
+    check(run, seconds)
+    assert names(run, "ps lost") == ["ps:0"] and len(happened(run, "epoch")) == 2
+
+
+def test_without_a_checkpoint_a_ps_that_stood_still_ends_the_run_with_its_name() -> None:
+    run = paused(("ps:0",), 7.0)
+    assert run.exit_codes["chief"] == 3
+    assert all(text.startswith("TaskLost: ps:0 was silent") for text in run.errors.values())
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("update", MODES)
+def test_a_run_goes_on_without_its_chief_and_with_it(update: str, checkpointed: bool) -> None:
+    check(paused(("chief",), 30.0, update, checkpointed), 30.0)
+
+
+@pytest.mark.parametrize("update", MODES)
+def test_a_machine_that_is_suspended_goes_on_where_it_was(update: str) -> None:
+    run = paused(("chief", "ps:0", "worker:0", "worker:1"), 30.0, update)
+    check(run, 30.0)
+    assert names(run, "worker lost") == names(run, "ps lost") == []
+
+
+def test_a_peer_that_is_not_heard_any_more_is_what_the_simulator_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that forgets a ps when its connection breaks, while the ps goes on writing to it, waits for ever."""
+    monkeypatch.setattr(Peers, "disconnected", Peers.gone)
+    run = paused(("worker:1",), 7.0)
+    assert run.errors == {"worker:1": "DeadlineExceeded: worker:1: ps:0 has not answered"}
