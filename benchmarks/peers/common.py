@@ -4,10 +4,11 @@ Work items (all float32, loopback only):
   w1_*   dense pull      one variable of 4k/1m/64m/256m bytes, and 'resnet' (161 variables)
   w2_*   dense push      gradients for the same; PS applies SGD / Adagrad; worker waits for the ack
   w3_*   push+pull       resnet set, one async training step's communication
-  w4_*   sparse          1,000,000 x 64 table, 8192 distinct Zipf(1.1) rows: pull, push with Adagrad
+  w4_*   sparse          1,000,000 x 64 table, 8192 distinct Zipf(1.1) rows: pull, push with Adagrad;
+                         fresh: 48 row lists in turn, more than dps remembers; repeated: 4 lists in turn
   w5_*   synchronous     2 workers: barrier + mean + apply + pull (resnet set, small set)
 """
-import argparse, json, os, resource, socket, subprocess, sys, tempfile, time
+import argparse, itertools, json, os, resource, socket, subprocess, sys, tempfile, time
 import numpy as np
 
 THREAD_ENV = {k: "1" for k in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
@@ -62,10 +63,20 @@ def shard(name, n_ps):
     return [sorted(p) for p in parts]
 
 
-def zipf_ids(seed=0):
-    rng = np.random.default_rng(seed)
-    p = np.arange(1, ROWS + 1, dtype=np.float64) ** -1.1
-    return rng.choice(ROWS, NIDS, replace=False, p=p / p.sum()).astype(np.int64)
+LISTS = {"fresh": 48, "repeated": 4}
+
+
+def row_lists(count):
+    """Lists of distinct rows: draws with replacement, of which the first of equal ones are kept."""
+    cdf, found = np.cumsum(np.arange(1, ROWS + 1, dtype=np.float64) ** -1.1), []
+    for seed in range(count):
+        rng, drawn, first = np.random.default_rng(seed), np.empty(0, np.int64), []
+        while len(first) < NIDS:
+            more = np.searchsorted(cdf, rng.random(max(4 * NIDS, len(drawn))) * cdf[-1], side="right")
+            drawn = np.concatenate([drawn, np.minimum(more, ROWS - 1)])
+            first = np.unique(drawn, return_index=True)[1]
+        found.append(drawn[np.sort(first)[:NIDS]])
+    return found
 
 
 def grads_for(name, value=1.0):
@@ -240,15 +251,11 @@ def run_cases(a, c, barrier=lambda name: None):
         if chief:
             c.table_create()
         barrier("table")
-        idss = [zipf_ids(s) for s in range(4)]
-        g, k = np.ones((NIDS, DIM), np.float32), [0]
-
-        def nxt():
-            k[0] += 1
-            return idss[k[0] % 4]
-        nb = NIDS * DIM * 4
-        res["w4_pull"] = stat(bench(lambda: c.table_pull(nxt()), 2.0), nb, NIDS)
-        res["w4_push"] = stat(bench(lambda: c.table_push(nxt(), g), 2.0), nb, NIDS)
+        g, nb = np.ones((NIDS, DIM), np.float32), NIDS * DIM * 4
+        for kind, count in LISTS.items():
+            idss = itertools.cycle(row_lists(count))
+            res[f"w4_{kind}_pull"] = stat(bench(lambda: c.table_pull(next(idss)), 2.0), nb, NIDS)
+            res[f"w4_{kind}_push"] = stat(bench(lambda: c.table_push(next(idss), g), 2.0), nb, NIDS)
     if "w5" in cases and hasattr(c, "sync_step"):
         for name in ("small", "resnet"):
             ready(name)

@@ -1,8 +1,10 @@
 """dps on the work of the peers, in the same shape of figures; and, as variant `limits`, what the machine can do.
 
-variant: ''        same host, two lines: copied (caller's own arrays both ways) and `inplace` (gradients(), view())
-         'socket'  shared memory off: what there is between machines
-         'limits'  memcpy, apply kernels in place, raw TCP, raw pyzmq round trip, raw pyzmq barrier of 2 workers
+variant: ''        same host, two lines: copied (caller's own arrays both ways) and `inplace` (gradients(), view(), of
+                   which every value is read)
+         'socket'  shared memory off: what there is between machines; two lines: pushes until they are answered, which
+                   large ones are before the pass that applies them, and `socket applied`: until the pass is over
+         'limits'  memcpy, apply kernels in place, raw TCP with two sizes of buffers, raw pyzmq round trip and barrier
 ps, chief and further workers are processes, as `dps bench` starts them. Runs from the tree: PYTHONPATH=ROOT.
 """
 import contextlib
@@ -22,16 +24,18 @@ from dps.transport import limits as L  # noqa: E402
 config.keep_large_blocks()  # as in a worker that the launcher or dps.role started
 CASES = a.cases.split(",")
 TRANSPORT = "socket" if a.variant == "socket" else "tcp"
-FORMS = {"": ""} if a.variant == "socket" else {"": "", "inplace": " in place"}
+FORMS = {"": "", "socket applied": " applied"} if a.variant == "socket" else {"": "", "inplace": " in place"}
 RESULTS = {variant: {} for variant in FORMS}
 CAPS = {"4k": 2.0, "1m": 1.5, "64m": 3.0, "256m": 4.0, "resnet": 3.0}
 PATIENCE_S = 120
 
 
 def keep(key, call, cap, nb, **how):
-    """Measure a work in all forms; `call` takes what is behind the work's name for the form."""
+    """Measure a work in all forms that it has; `call` takes what is behind the work's name for the form."""
     rows = how.pop("rows", None)
     for variant, form in FORMS.items():
+        if (rows and form) or (form == " applied" and not key.startswith("w2")):
+            continue
         d = C.stat(C.bench(call(form), cap, **how), nb, rows)
         RESULTS[variant][key] = d if rows or key[:2] in ("w1", "w2") else {**d, "steps_per_s": 1 / d["median_s"]}
 
@@ -79,8 +83,10 @@ def check(session, calls):
 
 def sparse():
     with opened(Setting("sparse", TRANSPORT, "table", "adagrad", a.ps)) as (_, calls, _):
-        for what in ("pull", "push"):
-            keep("w4_" + what, lambda form: calls["sparse " + what], 2.0, C.NIDS * C.DIM * 4, rows=C.NIDS)
+        for kind, ending in (("fresh", ""), ("repeated", " repeated")):
+            for what in ("pull", "push"):
+                work = calls[f"sparse {what}{ending}"]
+                keep(f"w4_{kind}_{what}", lambda form: work, 2.0, C.NIDS * C.DIM * 4, rows=C.NIDS)
 
 
 def sync():
@@ -98,9 +104,10 @@ def limits():
     found["memcpy_256m"] = C.stat(C.bench(L.memcpy(256 << 20), 2.0), 256 << 20)
     for opt in ("sgd", "adagrad"):
         found[f"kernel_{opt}_resnet"] = C.stat(C.bench(kernel(opt, C.nbytes("resnet")), 2.0), C.nbytes("resnet"))
+    one_way, resnet = 256 << 20, C.nbytes("resnet")
     for key, limit, nb in (
-        ("tcp_256m", L.raw_tcp(256 << 20), 256 << 20),
-        ("tcp_pushpull_resnet", L.raw_tcp(C.nbytes("resnet"), C.nbytes("resnet")), 2 * C.nbytes("resnet")),
+        *((f"tcp_256m_buf{b >> 10}k", L.raw_tcp(one_way, 1, b), one_way) for b in L.BUFFERS),
+        *((f"tcp_pushpull_resnet_buf{b >> 10}k", L.raw_tcp(resnet, resnet, b), 2 * resnet) for b in L.BUFFERS),
         ("zmq_4k", L.raw_zmq(4096), 4096),
         ("zmq_barrier_small", L.raw_barrier(C.nbytes("small")), 2 * C.nbytes("small")),
     ):

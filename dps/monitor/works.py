@@ -14,6 +14,7 @@ import numpy as np
 from dps import optim
 from dps.errors import ConfigError
 from dps.monitor import loops
+from dps.reply import Version
 from dps.session import Session
 from dps.transport.limits import read
 from dps.variables.tree import Rows, Variable
@@ -50,11 +51,16 @@ WORKS = ("pull", "push", "step", "sparse", "sync", "loop")
 """W1, W2, W3, W4 (a pull and a push of rows), W5, W6 (a training loop) of the goals."""
 OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(0.01), "adagrad": optim.Adagrad(0.01)}
 IN_PLACE = " in place"
+APPLIED = " applied"
+"""Ends the name of a push that also waits for the pass that applies it. A large push over a socket is answered before
+its pass (decision 19); elsewhere the difference is one small message each way."""
 REPEATED = " repeated"
 """Ends the names of sparse works whose row lists come again, so that row numbers travel once (decision 14)."""
 FRESH_LISTS, REPEATED_LISTS = 48, 4
 """How many row lists the sparse works use in turn. A session remembers 32 lists, so it knows none of 48 when it comes
 again."""
+NEVER = 1 << 60
+"""A version that no ps reaches: to ask for newer values is a message each way and no values."""
 EXACT = 1_000_000
 """Rows up to which Zipf weights are made one by one."""
 
@@ -161,9 +167,19 @@ def dense(session: Session, size: str) -> dict[str, Callable[[], object]]:
         session.push(shared)
         view()
 
+    @functools.cache
+    def latest() -> Version:
+        session.pull()
+        return Version(session.version.epoch, tuple((ps, NEVER) for ps, _ in session.version.counters))
+
+    def push_applied() -> None:
+        session.push(own)
+        session.pull(if_newer_than=latest())  # a ps takes messages in order: it answers this one after the pass
+
     return {
         "pull": session.pull, "pull" + IN_PLACE: view,
         "push": lambda: session.push(own), "push" + IN_PLACE: lambda: session.push(shared),
+        "push" + APPLIED: push_applied,
         "step": lambda: session.step(own), "step" + IN_PLACE: step_in_place,
         "sync": lambda: session.step(own), "sync" + IN_PLACE: step_in_place,
     }  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import run
+from dps.config import MALLOC
 
 ROOT = Path(run.__file__).parents[2]
 
@@ -45,8 +46,63 @@ def test_a_figure_is_the_median_of_the_rounds_in_which_the_machine_was_steady(fi
     assert notes == [
         "ray is left out: no such package",
         "round 2: torch w1 failed: out of memory",
-        "round 3: dps dropped, raw TCP had moved by over 30 %",
+        "round 3 dropped: raw TCP had moved by 50%",
     ]
+    assert run.steady(file) == 2
+
+
+def test_a_round_is_dropped_with_all_systems_in_it(tmp_path: Path) -> None:
+    lines = [
+        line(1, 1.0, "dps", "", w3_sgd=0.01),
+        line(1, 1.0, "torch", "", w3_sgd=0.06),
+        line(2, 1.0, "dps", "", w3_sgd=0.05),
+        line(2, 1.4, "torch", "", w3_sgd=0.05),
+    ]
+    path = tmp_path / "peers.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert run.read(path)[0] == {("dps", "w3_sgd"): 0.01, ("torch", "w3_sgd"): 0.06}
+
+
+def test_where_no_round_is_steady_the_steadiest_one_is_shown_and_named(tmp_path: Path) -> None:
+    lines = [line(1, 1.0, "dps", "", w3_sgd=0.01), line(1, 2.0, "ray", ""), line(2, 9.0, "dps", "", w3_sgd=0.05)]
+    path = tmp_path / "peers.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    seconds, notes = run.read(path)
+    assert seconds == {("dps", "w3_sgd"): 0.01}
+    assert notes == ["raw TCP moved by over 30 % in each round; shown is round 1, in which it moved least"]
+
+
+def test_each_round_begins_with_other_systems_and_leaves_none_out() -> None:
+    rounds = [run.in_turn(run.JOBS, number, 3) for number in (1, 2, 3, 4)]
+    assert all(sorted(job.name for job in jobs) == sorted(job.name for job in run.JOBS) for jobs in rounds)
+    assert len({jobs[0].name for jobs in rounds[:3]}) == 3
+    assert rounds[3] == rounds[0]
+
+
+def test_a_job_with_the_malloc_settings_of_dps_says_so_in_its_name() -> None:
+    given = {"system": "torch", "variant": "tcp", "results": {}}
+    kept, plain = (run.Job("torch", "torch_peer.py", "w1", variant="tcp", malloc=malloc) for malloc in (True, False))
+    assert (kept.described(given)["variant"], kept.described(given)["malloc"]) == ("tcp malloc", "keeps large blocks")
+    assert (plain.described(given)["variant"], plain.described(given)["malloc"]) == ("tcp", "as it comes")
+    assert {name: kept.environ("1", "4k").get(name) for name in MALLOC} == {k: str(v) for k, v in MALLOC.items()}
+    assert not MALLOC.keys() & plain.environ("1", "4k").keys()
+    assert plain.environ("1", "4k")["OMP_NUM_THREADS"] == "1"
+
+
+def test_ray_has_namespaces_of_its_own_where_these_can_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    jobs = [job for job in run.JOBS if job.peer == "ray"]
+    for reason, prefix in (("", run.ALONE), ("not permitted", [])):
+        monkeypatch.setattr(run, "cannot_be_alone", lambda reason=reason: reason)
+        for job in jobs:
+            command = job.command(tmp_path, tmp_path / "out")
+            assert command[: len(prefix)] == prefix
+            assert command[len(prefix)].endswith("ray/bin/python")
+
+
+def test_a_ratio_without_a_goal_is_shown_as_one() -> None:
+    seconds = {("dps socket", "w4_repeated_pull"): 1.0, ("torch tcp", "w4_repeated_pull"): 2.5}
+    (found,) = (text for text in run._ratios(seconds) if text.startswith("W4 pull, repeated") and "2.50" in text)
+    assert found.split()[-2:] == ["2.50", "-"]
 
 
 def test_ratios_stand_beside_what_is_wanted(file: Path) -> None:

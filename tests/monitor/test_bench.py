@@ -143,6 +143,23 @@ def test_in_place_every_value_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         session.request_stop()
 
 
+def test_a_push_that_waits_for_its_pass_asks_the_ps_once_more_and_moves_no_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setting = Setting("dense", "inproc", "small")
+    with setting.cluster() as server, setting.session(server) as session:
+        call = setting.calls(session)["push" + works.APPLIED]
+        call()
+        asked: list[object] = []
+        pull = session.pull
+        monkeypatch.setattr(session, "pull", lambda **how: asked.append(pull(**how)))
+        call()
+        assert asked == [None]
+        assert session.global_step == 2
+        assert pull()["v0"][0] == pytest.approx(-0.02)
+        session.request_stop()
+
+
 def test_reading_looks_at_every_value() -> None:
     values = np.zeros((3, 5), np.float32)
     for place in np.ndindex(values.shape):
