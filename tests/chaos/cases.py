@@ -55,6 +55,9 @@ def _kinds() -> list[Kind]:
     made.append(Kind(f"{FILL} to the end", (Fault(FILL, "disk", FOR_GOOD),), 0.5))
     kills = Fault(KILL, "chief", after_s=1.0), Fault(KILL, "ps", after_s=1.0)
     made.append(Kind(f"{FILL} 8 s, {KILL} chief and ps", (Fault(FILL, "disk", 8.0), *kills)))
+    again = Fault(KILL, "chief", after_s=6.0), Fault(KILL, "ps")
+    made.append(Kind(f"{FILL} 14 s, {KILL} chief and ps twice", (Fault(FILL, "disk", 14.0), *kills, *again), 0.5))
+    made.append(Kind(f"{KILL} worker, later chief", (Fault(KILL, "worker"), Fault(KILL, "chief", after_s=3.0))))
     made.append(Kind(f"{KILL} chief and ps", (Fault(KILL, "chief"), Fault(KILL, "ps"))))
     made.append(Kind("two at once", ()))
     return made
