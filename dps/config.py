@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -12,6 +13,9 @@ from dps.errors import ConfigError
 
 stop_requested = threading.Event()
 """Set by the first Ctrl-C (or SIGTERM): training loops drain, `session.should_stop()` is true."""
+
+TEARDOWN = signal.SIGUSR1
+"""What a launcher sends to chief and ps to have them end at once. SIGTERM ends them in order, whoever sends it."""
 
 session_opened = threading.Event()
 """Set when this process has joined a run: the chief hears of its end from the session."""

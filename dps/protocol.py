@@ -540,8 +540,16 @@ class Saved(Message, kind=69):
     step: int
 
 
+class Drain(Message, kind=74):
+    """The run is to end: a worker's loop stops after its step. Told once more at each Register; not answered."""
+
+    reason: str
+
+
 class Leave(Message, kind=73):
-    """A worker's program is over, or was killed; where it has no session any more, nobody waits for it.
+    """A ps was told to end: answered with Done when the run lets it go, with StopTask where the run ends with it.
+
+    Or a worker's program is over, or was killed; where it has no session any more, nobody waits for it.
 
     Without a reason: its node stops. Where it has finished, the chief need not look for it at the end of the run.
     `reason` goes on after the task's name, as "ended with exit code 7"."""

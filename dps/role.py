@@ -12,14 +12,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from dps import config
 from dps.errors import ConfigError, DpsError
 
+if TYPE_CHECKING:
+    from dps.server import Server
+
 EXIT_CODES = (
     "exit codes: 0 done, 1 the program failed, 2 bad arguments or configuration, 3 a task was lost for good, "
-    "4 a deadline passed, 5 refused (keys), 130 stopped by a second Ctrl-C"
+    "4 a deadline passed, 5 refused (keys), 130 stopped by a second Ctrl-C, 143 a ps ended by SIGTERM while the run "
+    "goes on"
 )
 DEFAULT_CHIEF = "127.0.0.1:2220"
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -201,7 +205,7 @@ def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
     with config.loading():
         from dps.server import Server
 
-        stop_asked = stop_on_signal()
+        signals = stop_on_signal()
         server = Server.from_env(environ, owned=args.owned, restarted=args.restarted)
         name = server.name
         print(f"dps {name} at {server.address}\n", end="", flush=True)  # in one piece among other lines
@@ -209,21 +213,33 @@ def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
             from dps.ps.warm import start
 
             start()  # the node answers meanwhile on its thread
-    told = False
+    heard = 0
     while (code := server.join(0.2)) is None:
         if name != server.name:  # the chief has given a ps its number
             name = server.name
             print(f"dps {name} at {server.address}\n", end="", flush=True)  # in one piece among other lines
-        if stop_asked() and not told:
-            told = True
-            server.end_soon()
+        if len(signals) > heard:
+            heard = len(signals)
+            end(server, signals)
     if code and server.reason:
         print(f"dps: {server.reason}", file=sys.stderr)
     return code or 0
 
 
-def stop_on_signal() -> Callable[[], bool]:
-    """SIGTERM (and, without a launcher, Ctrl-C) ends a task in order; returns what tells whether there was one.
+def end(server: Server, signals: list[int]) -> None:
+    """What a chief or ps does for the signals it has got: ends in order for the first, at once for a second one."""
+    if config.TEARDOWN in signals:
+        server.end_now()
+    elif len(signals) == 1:
+        server.end_in_order(f"was told to end ({signal.Signals(signals[0]).name})")
+    elif len(signals) == 2:
+        server.end_now(130)
+    else:
+        os._exit(130)
+
+
+def stop_on_signal() -> list[int]:
+    """SIGTERM (and, without a launcher, Ctrl-C) ends a task in order; returns the list that the signals are put into.
 
     The handler takes no locks: it may run in the midst of code that holds them.
     """
@@ -234,8 +250,9 @@ def stop_on_signal() -> Callable[[], bool]:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN if "DPS_LAUNCHED" in os.environ else stop)
+    signal.signal(config.TEARDOWN, stop)
     unblock()
-    return lambda: bool(seen)
+    return seen
 
 
 def drain_on_signal() -> None:

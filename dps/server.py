@@ -34,6 +34,7 @@ log = logging.getLogger("dps")
 STOP_S = 5.0
 INDEX_S = 60.0
 REPORT_S = 10.0
+LOOK_S = 0.2
 
 _open: WeakSet[Server] = WeakSet()
 
@@ -83,7 +84,9 @@ class Server:
         self.exit_code: int | None = None
         self.reason = ""
         self.stop_requested = False
-        """Whether the loops of this task are to end: `should_stop` is true in its sessions."""
+        """Whether the loops of this task are to stop after their step: `should_stop` is true in its sessions."""
+        self._agent: Agent | None = None
+        self._ends_with = 0
         self._over = threading.Event()
         self._joined = threading.Event()
         self._process = self.runtime.random.getrandbits(61)
@@ -125,12 +128,10 @@ class Server:
         if self.job == "chief":
             self._joined.set()
         else:
-            self._node.host(AGENT, self._agent(wire or {}))
+            told = self._seen_epoch, self._has_joined, self._end, self._drain
+            self._agent = Agent(self.job, self.task, self._chief, self._process, wire or {}, *told)
+            self._node.host(AGENT, self._agent)
         self._node.start()
-
-    def _agent(self, update: dict[str, Any]) -> Agent:
-        told = self._seen_epoch, self._has_joined, self._end
-        return Agent(self.job, self.task, self._chief, self._process, update, *told)
 
     # -- what actors tell, on the node's thread ---------------------------------------------------------------
 
@@ -143,6 +144,12 @@ class Server:
             self._node.name = self.name
         self._joined.set()
 
+    def _drain(self, reason: str) -> None:
+        """The run is to end: sessions of this task say that their loops are to stop."""
+        if self.job == "worker" and not self.stop_requested:
+            self.stop_requested = True
+            log.warning("%s: stopping after this step: %s", self.name, reason)
+
     def _end(self, code: int, reason: str) -> None:
         """This task's part is over: told by the chief, or the chief is gone."""
         if self.exit_code is None:
@@ -154,7 +161,7 @@ class Server:
     def _end_chief(self, code: int, reason: str) -> None:
         """The run is over. The chief still answers for a moment, so that everybody hears why."""
         if self.exit_code is None:
-            self.exit_code, self.reason = code, reason
+            self.exit_code, self.reason = code or self._ends_with, reason
             linger_s = 0.2 if code == 0 else 1.0
             self._node.after(linger_s, self._node.stop if self.job == "chief" else lambda: None)
             self._over.set()
@@ -203,10 +210,16 @@ class Server:
         _open.discard(self)
 
     def _wait_for_the_others(self, chief: ChiefActor) -> None:
-        """The run needs its chief until the last worker has left."""
-        while not self._wait_over(REPORT_S) and not config.stop_requested.is_set():
-            there = [live.name for live in chief.members.live.values()] + chief.members.waiting()
-            log.warning("%s hosts the chief and waits for %s", self.name, ", ".join(there) or "the ps to end")
+        """The run needs its chief until the last worker has left. After a SIGTERM or Ctrl-C they are told to stop."""
+        report_at, drained = self.runtime.now() + REPORT_S, False
+        while not self._wait_over(LOOK_S):
+            if config.stop_requested.is_set() and not drained:
+                drained = True
+                self._node.post(lambda: chief.drain(f"{self.name}, which hosts the chief, was told to end"))
+            if self.runtime.now() >= report_at:
+                report_at += REPORT_S
+                there = [live.name for live in chief.members.live.values()] + chief.members.waiting()
+                log.warning("%s hosts the chief and waits for %s", self.name, ", ".join(there) or "the ps to end")
 
     def _wait_over(self, seconds: float) -> bool:
         """Wait until the run is over; whether it is."""
@@ -215,16 +228,32 @@ class Server:
             self._pause(0.02)
         return self.exit_code is not None
 
-    def end_soon(self) -> None:
-        """As `stop`, but returns at once; for signal handlers. `join` returns when it is done."""
+    def end_in_order(self, why: str) -> None:
+        """Have this task end in order; returns at once, and `join` when it is done.
+
+        A chief has the workers stop after their step and the last step saved. A ps asks the run to let it go: where
+        there is a checkpoint_dir, its values are saved first, else the run ends with it.
+        """
         if self._chief_actor is not None:
-            self._node.post(self._chief_actor.stop_run)
+            chief = self._chief_actor
+            self._node.post(lambda: chief.drain(f"{self.name} {why}"))
+        elif self._agent is not None and self.job == "ps":
+            agent = self._agent
+            self._node.post(lambda: agent.leave(why))
         else:
             self._end(0, "")
 
     def cancel(self, reason: str) -> None:
         """End this worker's sessions from outside: their next call, or the one that waits, raises dps.Cancelled."""
         self._end(CANCELLED, reason)
+
+    def end_now(self, code: int = 0) -> None:
+        """Have this task end with an exit code, a chief with the whole run, and nothing saved; returns at once."""
+        if self._chief_actor is None:
+            self._end(code, "")
+        else:
+            self._ends_with = code
+            self._node.post(self._chief_actor.stop_run)
 
     def _pause(self, seconds: float) -> None:
         if self.runtime.simulated:

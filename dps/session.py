@@ -424,7 +424,7 @@ class Session:
         return self._connection.asks_leads(min(FAREWELL_S, self._timeout))
 
     def should_stop(self) -> bool:
-        """Whether the loop is to end: a hook or Ctrl-C asked for it, or the run has ended."""
+        """Whether the loop is to end: a hook, Ctrl-C or the chief asked for it, or the run has ended."""
         server = self._server
         return self._stop or config.stop_requested.is_set() or server.stop_requested or server.exit_code is not None
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 import dps
+from dps import config
 from dps.errors import ConfigError
 from tests.in_process import bind, on_all
 
@@ -58,6 +60,29 @@ def test_with_no_chief_job_worker_0_hosts_the_chief() -> None:
     cluster = {"ps": names(2), "worker": names(1)}
     servers, steps = run_static(cluster)
     assert {server.target for server in servers} == {cluster["worker"][0]} and steps == [1]
+
+
+def test_worker_0_that_is_told_to_end_and_hosts_the_chief_has_the_others_stop_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loops(server: dps.Server) -> int:
+        with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0), timeout=20) as session:
+            while not server.stop_requested and not (server.task == 0 and session.global_step > 3):
+                session.push({"w": np.ones(2)})
+        if server.task == 0:
+            config.stop_requested.set()
+            server.stop()
+        return server.task
+
+    monkeypatch.setattr(config, "stop_requested", threading.Event())
+    cluster = {"ps": names(1), "worker": names(2)}
+    servers = [dps.Server(cluster, job, task) for job, task in (("worker", 0), ("worker", 1), ("ps", 0))]
+    try:
+        assert on_all(servers[:2], loops) == [0, 1]
+        assert servers[2].join(5.0) == 0
+    finally:
+        for server in servers:
+            server.stop()
 
 
 def test_master_is_read_as_chief() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from dps.actors.ref import Ref
 from dps.actors.system import Node
 from dps.chief.cluster import Cluster
 from dps.chief.epochs import Epochs
@@ -13,7 +14,7 @@ from dps.chief.members import Membership
 from dps.chief.phase import END, FAILED, RUN
 from dps.chief.sessions import Sessions
 from dps.errors import TaskLost
-from dps.protocol import StopTask
+from dps.protocol import AGENT, Drain, StopTask
 
 log = logging.getLogger("dps")
 
@@ -25,6 +26,8 @@ REJOIN_S = 10.0
 UNKNOWN_S = 5.0
 """How long a chief that ends waits for nodes that have not found it yet, after a restart, to tell them."""
 
+DRAIN_S = 20.0
+"""How long workers may take to stop when the run is told to end."""
 UNKNOWN = -1
 """In place of the exit code of a worker that was lost before its process ended."""
 
@@ -50,6 +53,10 @@ class Ending:
         self._saving = False
         self._tries = LAST_SAVE_TRIES
         self._alone_since: float | None = None
+        self._drained: tuple[int, str] | None = None
+        """Exit code and reason of a run that was told to end in order."""
+        self._late = False
+        """Workers that have not stopped since are not waited for any longer."""
 
     # -- who is still there -------------------------------------------------------------------------------------
 
@@ -76,13 +83,10 @@ class Ending:
 
     def check(self) -> None:
         """End the run when all workers are done. Asked after every change."""
-        if self._owned or self._epochs.over or self._trainers() or not self._members.all_done():
-            return
-        gone_for_good = self._left.keys() >= set(self._members.given_up)
-        if not (self._members.finished or gone_for_good or self._alone_for_long()):
+        if self._epochs.over or not self._done():
             return
         now, trained = self._epochs.now, self._epochs.phase == RUN
-        if trained and now is not None and now.behind():
+        if trained and now is not None and now.behind() and not self._late:
             return  # only when every ps knows who has left is their last step decided
         self._epochs.stop(END)
         if not trained or now is None or now.checkpoints is None:
@@ -90,6 +94,19 @@ class Ending:
             return
         self._saving = True
         self._save_last()
+
+    def _done(self) -> bool:
+        """Whether nobody is waited for: none that trains, and none that is to come or may come back."""
+        if self._late:
+            return True
+        if self._trainers():
+            return False
+        if self._drained is not None:
+            return True
+        if self._owned or not self._members.all_done():
+            return False
+        gone_for_good = self._left.keys() >= set(self._members.given_up)
+        return bool(self._members.finished) or gone_for_good or self._alone_for_long()
 
     def _trainers(self) -> bool:
         """Readers from outside the cluster keep nobody."""
@@ -105,9 +122,10 @@ class Ending:
 
     def _verdict(self) -> tuple[int, str]:
         """Exit code and reason of a run whose workers are done: 0 needs one that finished."""
-        if self._members.finished or 0 in self._left.values():
-            return 0, ""
+        code, reason = self._drained or (0, "")
         gone = self._members.given_up
+        if code or self._members.finished or 0 in self._left.values() or not gone:
+            return code, reason
         failed = all(self._left.get(name, -1) > 0 for name in gone)  # their own programs ended so
         became = ", ".join(f"{name} {self._why.get(name, 'did not come')}" for name in sorted(gone))
         self._node.runtime.record("nobody finished", names=sorted(gone))
@@ -127,11 +145,12 @@ class Ending:
     def _save_last(self) -> None:
         """The last step is saved by the chief; a disk that is full for a moment gets some tries."""
         now = self._epochs.now
-        if now is not None and now.checkpoints is not None and self._epochs.over == END:
+        ends = self._epochs.over == END and self.farewell.message is None
+        if now is not None and now.checkpoints is not None and ends:
             now.checkpoints.save(self._last_saved)
 
     def _last_saved(self, name: str | Exception, step: int) -> None:
-        if self._epochs.over != END:
+        if self._epochs.over != END or self.farewell.message is not None:
             return
         self._tries -= 1
         if isinstance(name, Exception) and self._tries > 0:
@@ -152,9 +171,40 @@ class Ending:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
+    @property
+    def draining(self) -> str:
+        """Why workers are to stop after their step; "" while they are not."""
+        return "" if self._drained is None else self._drained[1]
+
+    def drain(self, reason: str, code: int = 0) -> None:
+        """End the run in order, with this exit code: workers stop after their step, then the last one is saved."""
+        if self._epochs.over or (self._drained is not None and code):
+            return
+        first, self._drained = self._drained is None, (code, reason)
+        if first:
+            addresses = [node.address for node in self._cluster.workers.known.values() if node.alive]
+            if addresses:
+                log.warning("%s: %s; the workers stop after their step", self._node.name, reason)
+            for address in addresses:
+                self.tell_to_stop(address)
+            self._node.after(DRAIN_S, self._give_up_late)
+        self.check()
+
+    def tell_to_stop(self, address: str) -> None:
+        """A worker's node is to hear that the run ends, if it does."""
+        if self._drained is not None:
+            self._node.tell(Ref(address, AGENT), Drain(self._drained[1]))
+
+    def _give_up_late(self) -> None:
+        if not self._epochs.over:
+            late = ", ".join(sorted({session.name for session in self._sessions.known.values() if session.trains}))
+            log.warning("%s: %s did not stop within %.0f s; the run ends", self._node.name, late, DRAIN_S)
+            self._late = True
+            self.check()
+
     def stop(self) -> None:
         """End the run from this side; nothing is saved."""
-        if not self._epochs.over:
+        if self.farewell.message is None:
             self._epochs.stop(END)
             self._stop_all(0, "")
 

@@ -13,6 +13,7 @@ from dps.chief.agreement import Agreement
 from dps.chief.cluster import Cluster
 from dps.chief.ending import Ending
 from dps.chief.epochs import Epochs
+from dps.chief.leaving import Leaving
 from dps.chief.members import Membership
 from dps.chief.phase import END, FAILED, RUN
 from dps.chief.sessions import Session, Sessions
@@ -73,6 +74,7 @@ class ChiefActor(Actor):
         self.epochs = Epochs(node, cluster, sessions, members, self.agreement, self, self._restarted)
         self.admission = Admission(node, cluster, sessions, members, self.epochs)
         self.ending = Ending(node, cluster, sessions, members, self.epochs, self._ended, self._owned, self._restarted)
+        self.leaving = Leaving(node, cluster, self.epochs, self.ending, self.ps_lost)
         self._started_at = node.runtime.now()
         node.after(ABSENT_S / 10, self._give_up_absent)
         if self._restarted:
@@ -123,6 +125,8 @@ class ChiefActor(Actor):
             self.epochs.advance()
         elif replaced:
             self._worker_back(f"worker:{task}")
+        if job == "worker":
+            self.ending.tell_to_stop(message.address)
 
     def lost(self, address: str, silent_s: float) -> None:
         why = f"was silent for {silent_s:.1f} s"
@@ -204,6 +208,9 @@ class ChiefActor(Actor):
         self.ending.check()
 
     def on_Leave(self, message: Leave, sender: Sender) -> None:
+        if message.job == "ps":
+            self.leaving.ask(message.task, message.reason, sender)
+            return
         self.node.answer(sender)
         name = f"{message.job}:{message.task}"
         if message.reason:
@@ -296,6 +303,10 @@ class ChiefActor(Actor):
     def fail(self, reason: str) -> None:
         """The run cannot go on."""
         self.ending.fail(reason)
+
+    def drain(self, reason: str) -> None:
+        """End the run in order from this side: workers stop after their step, the last one is saved."""
+        self.ending.drain(reason)
 
     def stop_run(self) -> None:
         """End the run from this side (`Server.stop` of the chief); nothing is saved."""

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from dps.config import environment
+from dps.config import TEARDOWN, environment
 from dps.launch.starter import started
 
 
@@ -79,9 +79,13 @@ class Child:
             return False
         return True
 
+    def tell_to_end(self) -> None:
+        """A chief or ps ends at once, a worker's loop after its step."""
+        self.signal(signal.SIGTERM if self.name.startswith("worker") else TEARDOWN)
+
     def end(self, patience_s: float) -> None:
-        """SIGTERM, and SIGKILL for one that takes longer than `patience_s`. Blocks until it is gone."""
-        self.signal(signal.SIGTERM)
+        """Tell it to end, and SIGKILL one that takes longer than `patience_s`. Blocks until it is gone."""
+        self.tell_to_end()
         if not self.wait(patience_s):
             self.signal(signal.SIGKILL)
             self.process.wait()

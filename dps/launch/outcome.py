@@ -5,10 +5,16 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 
+from dps.config import TEARDOWN
+
 LOST = 3
 FAILED = 1
 KNOWN = (0, FAILED, 2, LOST, 4, 5, 130)
 """The exit codes that dps gives. A program that ends with another one has failed."""
+LEFT = 143
+"""A ps that was ended by SIGTERM while the run went on."""
+TOLD = (0, -signal.SIGTERM, -TEARDOWN)
+"""How tasks end that the launcher ends."""
 NAMED = 3
 """How many of the tasks that ended in one way are named."""
 
@@ -20,14 +26,15 @@ def outcome(codes: Mapping[str, int], crashed: dict[str, int]) -> tuple[int, str
     and chief died while the run went on, the latest last; some may have been started again. A ps or chief that is gone
     for good is 3. Else workers that failed by themselves say more than a chief that ended because of them.
     """
-    bad = {name: code for name, code in codes.items() if code not in (0, -signal.SIGTERM)}
+    bad = {name: code for name, code in codes.items() if code not in TOLD}
     workers = {name: code for name, code in bad.items() if name.startswith("worker")}
     servers = {name: code for name, code in bad.items() if name not in workers}
-    died = {name: code for name, code in servers.items() if code < 0}
+    died = {name: code for name, code in servers.items() if code < 0 or code == LEFT}
     failed = any(code != LOST for code in workers.values())
     if died or (LOST in servers.values() and not failed):
         name, code = next(reversed(crashed.items()), next(iter(died.items()), ("chief", LOST)))
-        return LOST, f"the run is over: {name} " + (f"was lost ({describe(code)})" if code < 0 else _became(code))
+        how = _became(code) if code == LOST else f"was lost ({describe(code)})"
+        return LOST, f"the run is over: {name} {how}"
     ended = workers or servers
     if not ended:
         return 0, ""
@@ -50,6 +57,8 @@ def _became(code: int) -> str:
 
 def describe(code: int) -> str:
     """An exit code for people."""
+    if code == LEFT:
+        return "SIGTERM"
     if code >= 0:
         return f"exit code {code}"
     try:

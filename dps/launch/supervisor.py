@@ -292,7 +292,7 @@ class Supervisor:
         return code
 
     def stop(self) -> None:
-        """End every task that still runs: the chief tells the ps, then SIGTERM, then SIGKILL. Blocks."""
+        """End every task that still runs: the chief tells the ps, then each is told, then SIGKILL. Blocks."""
         self._ending = True
         for child in self.children.values():
             child.tell("")
@@ -300,10 +300,10 @@ class Supervisor:
             self.children[name].signal(signal.SIGTERM)
         chief = self.children.get("chief")
         if chief is not None and chief.alive:
-            chief.signal(signal.SIGTERM)
+            chief.tell_to_end()
             chief.wait(TOLD_S)
         for child in self.children.values():
-            child.signal(signal.SIGTERM)
+            child.tell_to_end()
         for child in self.children.values():
             child.end(KILL_S)
 

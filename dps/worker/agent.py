@@ -9,7 +9,7 @@ from typing import Any
 from dps.actors.actor import Actor
 from dps.actors.ref import Ref, Sender
 from dps.errors import DeadlineExceeded
-from dps.protocol import CHIEF, Leave, Register, Registered, StopTask
+from dps.protocol import CHIEF, Drain, Leave, Register, Registered, StopTask
 from dps.transport.message import Message
 
 log = logging.getLogger("dps")
@@ -18,6 +18,10 @@ BEAT_S = 2.0
 """How often a node registers anew, so that a restarted chief learns of it."""
 CHIEF_S = 60.0
 """How long a node waits for a chief that is away before it gives the run up."""
+LEAVE_S = 60.0
+"""How long a ps that was told to end waits for the run to let it go."""
+LEFT = 143
+"""The exit code of a ps that left while the run went on: 128 and the number of SIGTERM."""
 
 
 class Agent(Actor):
@@ -33,12 +37,18 @@ class Agent(Actor):
         epoch: Callable[[], int],
         joined: Callable[[int, dict[str, Any]], None],
         ended: Callable[[int, str], None],
+        drained: Callable[[str], None] = lambda reason: None,
     ) -> None:
         """`epoch` tells the highest run epoch this node has seen; `joined` gets the task and the cluster, each time;
-        `ended` the exit code and the reason, once."""
+        `ended` the exit code and the reason, once; `drained` why this node's loop is to stop after its step, each time
+        that the chief says so."""
         self.job, self.task, self.chief, self.process = job, task, Ref(chief, CHIEF), process
         self._update, self._epoch, self._joined, self._ended = update, epoch, joined, ended
+        self._drained = drained
         self._heard_at = 0.0
+        self._known = False
+        """The chief has answered."""
+        self._leaving = False
         self._over = False
 
     def started(self) -> None:
@@ -50,19 +60,36 @@ class Agent(Actor):
         if not self._over and self.job == "worker" and self.task >= 0:
             self.node.tell(self.chief, Leave(self.job, self.task, ""))
 
+    def leave(self, why: str) -> None:
+        """This task was told to end, on the node's thread: the run is asked to let it go first."""
+        if self._leaving or self._over:
+            return
+        self._leaving = True
+        if not self._known:
+            self._end(0, "")
+            return
+
+        def answered(answer: Message | Exception) -> None:
+            if isinstance(answer, StopTask):
+                self._end(answer.code, answer.reason)
+            else:
+                self._end(LEFT, f"{why}; the run goes on without it")
+
+        self.node.ask(self.chief, Leave(self.job, self.task, why), LEAVE_S, answered)
+
     def _register(self) -> None:
-        if self._over:
+        if self._over or self._leaving:
             return
         message = Register(self.job, self.task, self.node.address, self.process, self._epoch(), self._update)
         left = self._heard_at + CHIEF_S - self.node.runtime.now()  # an answer counts however late: a chief may be busy
         self.node.ask(self.chief, message, max(BEAT_S, left), self._registered)
 
     def _registered(self, answer: Message | Exception) -> None:
-        if self._over:
+        if self._over or self._leaving:
             return
         now = self.node.runtime.now()
         if isinstance(answer, Registered):
-            self._heard_at = now
+            self._heard_at, self._known = now, True
             self.task = answer.task
             self._joined(answer.task, answer.cluster)
             self.node.after(BEAT_S, self._register)
@@ -80,6 +107,9 @@ class Agent(Actor):
     def on_StopTask(self, message: StopTask, sender: Sender) -> None:
         self.node.answer(sender)
         self._end(message.code, message.reason)
+
+    def on_Drain(self, message: Drain, sender: Sender) -> None:
+        self._drained(message.reason)
 
     def _end(self, code: int, reason: str) -> None:
         if not self._over:

@@ -149,6 +149,30 @@ def test_a_killed_ps_is_started_again_and_the_run_ends_well(tmp_path: Path) -> N
     assert run.heard("worker:0 ends at 150")
 
 
+def test_tasks_that_somebody_else_tells_to_end_leave_the_run_in_order(tmp_path: Path) -> None:
+    """A worker, then the ps, which is started again, then the chief, with which the run ends."""
+    run = Run(TRAINER, tmp_path, "100000", str(tmp_path / "saved"), workers=2)
+    tasks = run.supervisor.children
+
+    def act() -> None:
+        until(lambda: run.heard("worker:1 step"))
+        tasks["worker:1"].signal(signal.SIGTERM)
+        until(lambda: run.heard("worker:1 ends at"))
+        tasks["ps:0"].signal(signal.SIGTERM)
+        until(lambda: run.heard("worker:0 rolled back"))
+        heard = len(run.lines)
+        until(lambda: any("worker:0 step" in line for line in run.lines[heard:]))
+        tasks["chief"].signal(signal.SIGTERM)
+
+    acting = threading.Thread(target=act)
+    acting.start()
+    assert run.end() == 0, run.lines
+    acting.join()
+    assert run.heard("dps ps:0 ended with SIGTERM; it is started again")
+    (last,) = [int(line.rpartition(" ")[2]) for line in run.lines if line.startswith("worker:0 ends at")]
+    assert [path for path in (tmp_path / "saved").glob(f"step-{last:012}-epoch-*") if path.is_dir()], run.lines
+
+
 def test_an_interrupt_before_the_workers_can_handle_it_drains_them_all_the_same(tmp_path: Path) -> None:
     run = Run(TRAINER, tmp_path, "100000", "", workers=2)
     interrupts = Interrupts()

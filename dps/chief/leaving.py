@@ -1,0 +1,83 @@
+"""ps that were told to end while the run goes on: it is saved and lets them go, or it ends with them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from dps.actors.ref import Sender
+from dps.actors.system import Node
+from dps.chief.cluster import Cluster
+from dps.chief.ending import Ending
+from dps.chief.epochs import Epochs
+from dps.chief.phase import RUN
+from dps.protocol import StopTask
+
+log = logging.getLogger("dps")
+
+HEAR_S = 1.0
+"""How long a ps waits before it is let go. A Ctrl-C that all tasks get reaches the chief within this time;
+then the ps stays until the workers have stopped."""
+
+
+class Leaving:
+    """A ps that holds variables is missed. With a checkpoint_dir they are saved before it goes, and the run rolls back
+    to that step. Without one the workers stop after their step, and the run ends with 3."""
+
+    def __init__(
+        self, node: Node, cluster: Cluster, epochs: Epochs, ending: Ending, lost: Callable[[int, str], None]
+    ) -> None:
+        """`lost(task, why)` is called when a ps has been let go."""
+        self._node, self._cluster, self._epochs, self._ending, self._lost = node, cluster, epochs, ending, lost
+        self._asked: dict[int, Sender] = {}
+
+    def ask(self, task: int, why: str, sender: Sender) -> None:
+        """A ps was told to end. Asked again until it is answered."""
+        known = self._cluster.ps.known.get(task)
+        if self._ending.farewell.message is not None:
+            self._node.answer(sender, self._ending.farewell.message)
+        elif known is None or known.process != sender.incarnation or not known.alive:
+            self._node.answer(sender)
+        elif not self._is_run():
+            self._node.answer(sender, StopTask(0, ""))
+        else:
+            before = self._asked.get(task)
+            news = before is None or before.incarnation != sender.incarnation
+            self._asked[task] = sender
+            if news:
+                self._node.after(HEAR_S, lambda: self._decide(task, why))
+
+    def _is_run(self) -> bool:
+        """Whether anybody trains, or is expected."""
+        workers = self._cluster.workers
+        return self._epochs.run is not None or bool(workers.known or workers.expected)
+
+    def _decide(self, task: int, why: str) -> None:
+        if self._stays(task):
+            return
+        run, now = self._epochs.run, self._epochs.now
+        if run is None or not self._cluster.needs(task) or self._epochs.phase != RUN:
+            self._go(task, why)
+        elif now is None or now.checkpoints is None:
+            lost = "without a checkpoint_dir its values go with it; give the session a checkpoint_dir"
+            self._ending.drain(f"ps:{task} {why}: {lost}", 3)
+        else:
+            now.checkpoints.save(lambda name, step: self._saved(task, why))
+
+    def _saved(self, task: int, why: str) -> None:
+        """Or not, which the log has told."""
+        if not self._stays(task):
+            self._go(task, why)
+
+    def _stays(self, task: int) -> bool:
+        """It hears of the end with all others, or is gone already."""
+        known = self._cluster.ps.known.get(task)
+        here = known is not None and known.alive and known.process == self._asked[task].incarnation
+        return bool(self._epochs.over or self._ending.draining) or not here
+
+    def _go(self, task: int, why: str) -> None:
+        known = self._cluster.ps.known[task]
+        self._node.answer(self._asked.pop(task))
+        self._cluster.ps.lose(known.address)
+        self._node.unwatch(known.address)
+        self._lost(task, why)
