@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dps.actors.ref import Sender
-from dps.errors import ProtocolError
+from dps.errors import DpsError, ProtocolError, Unavailable
 from dps.transport.message import Message
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ class Actor:
 
     def stopping(self) -> None:
         """The node ends after this; open questions should be answered here."""
+
+    def too_late(self) -> DpsError:
+        """What they are answered whose messages came when the node ended."""
+        return Unavailable(f"{self.node.name} has stopped")
 
     def lost(self, address: str, silent_s: float) -> None:
         """A watched node has been away for longer than its grace."""

@@ -336,13 +336,14 @@ class Node:
             log.error("%s: a timer, an answer's handler or an end failed\n%s", self.name, traceback.format_exc())
 
     def _answer_mailbox(self) -> None:
-        gone = Unavailable(f"{self.name} has stopped")
         while (event := self._endpoint.receive(0)) is not None:
             if not isinstance(event, Delivery):
                 continue
             for envelope in self._envelopes(event):
-                if envelope.actor:
-                    self.answer(Sender(event.route, envelope.request, envelope.sender, envelope.incarnation), gone)
+                actor = self.actors.get(envelope.actor)
+                if actor is not None:
+                    sender = Sender(event.route, envelope.request, envelope.sender, envelope.incarnation)
+                    self.answer(sender, actor.too_late())
 
     def _send(self, route: str | bytes, envelope: Envelope, done: Callable[[], None] | None = None) -> None:
         if route == self.address:

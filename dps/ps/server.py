@@ -8,7 +8,7 @@ from functools import partial
 from dps.actors.actor import Actor
 from dps.actors.ref import Sender
 from dps.checkpoint import load
-from dps.errors import Aborted, ProtocolError, Unavailable
+from dps.errors import Aborted, DpsError, ProtocolError, Unavailable
 from dps.protocol import (
     PARTS,
     RUN,
@@ -74,6 +74,10 @@ class PsActor(Actor):
 
     def started(self) -> None:
         self.node.after(CREDIT_TIMEOUT_S / 2, self._expire_credit)
+
+    def too_late(self) -> DpsError:
+        """Sessions ask the chief what comes now: another epoch, or the end of the run."""
+        return Aborted(f"{self.node.name} has stopped")
 
     def local_shard(self) -> Shard | None:
         """The shard, for readers in the same process."""
