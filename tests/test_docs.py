@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import os
 import random
 import re
@@ -46,12 +45,6 @@ HIDDEN = ("DPS_", "SLURM_", "TF_CONFIG", "NUMBA_", "PYTEST_")
 README_SETUP = """
 import numpy as np
 import dps
-
-x = np.random.default_rng(0).random((10, 784), np.float32)
-
-def loss_and_gradients(params, batch):
-    scores = batch @ params["w"] + params["b"]
-    return float((scores**2).mean()), {"w": batch.T @ scores, "b": scores.sum(axis=0)}
 
 def train(server, update=None):
     with dps.Session(server, {"w": np.zeros(2, np.float32)}, optimizer=dps.optim.SGD(0.1), update=update,
@@ -157,8 +150,7 @@ def readme_names() -> Iterator[dict[str, Any]]:
     ):
         yield {
             "__name__": "__main__", "dps": dps, "np": np,
-            "train": setup.train, "loss_and_gradients": setup.loss_and_gradients,
-            "batches": itertools.repeat(setup.x), "session": session, "indices": np.array([1, 3]),
+            "train": setup.train, "session": session, "indices": np.array([1, 3]),
             "gradients": np.ones((2, 2), np.float32),
         }  # fmt: skip
 
@@ -179,6 +171,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.slow
 def test_the_examples_of_a_page_run(page: Path, folder: Path) -> None:
     run_page(page, folder)
+
+
+def test_the_loop_of_the_readme_prints_what_stands_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    loop, printed, *_ = (b for b in blocks(ROOT / "README.md") if b.language == "python" or "step 100" in b.text)
+    exec(compile(loop.text, "README.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == printed.text
 
 
 def test_every_block_says_what_language_it_is_and_why_it_is_skipped() -> None:

@@ -1,0 +1,40 @@
+"""A PyTorch and a JAX model on the ps; without the library, one line that says what to install."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.examples.processes import EXAMPLES, Terminals
+
+LIBRARIES = {"torch": "torch_mnist.py", "jax": "jax_mnist.py"}
+each_library = pytest.mark.parametrize(("library", "program"), LIBRARIES.items(), ids=LIBRARIES)
+
+
+@each_library
+def test_two_workers_train_one_model(library: str, program: str, tmp_path: Path) -> None:
+    if find_spec(library) is None:
+        pytest.skip(f'needs {library}: pip install "dps[{library}]"')
+    with Terminals(tmp_path) as terminals:
+        given = str(EXAMPLES / program), "--", "--steps", "80"
+        terminals.start("all", "-m", "dps.cli", "launch", "--ps", "2", "--workers", "2", *given)
+        codes, said = terminals.ended()
+    assert codes == {"all": 0}, said
+    found = re.findall(r"done at step (\d+), test accuracy ([\d.]+)", said["all"])
+    assert len(found) == 2, said
+    for step, accuracy in found:
+        assert 80 <= int(step) <= 81
+        assert float(accuracy) > 0.75  # guessing is 0.1
+
+
+@each_library
+def test_without_the_library_one_line_names_the_extra(library: str, program: str, tmp_path: Path) -> None:
+    (tmp_path / f"{library}.py").write_text(f"raise ImportError('No module named {library}')\n")
+    with Terminals(tmp_path) as terminals:
+        terminals.start("alone", str(EXAMPLES / program), PYTHONPATH=str(tmp_path))
+        codes, said = terminals.ended()
+    assert codes == {"alone": 1}
+    assert said["alone"].count("\n") == 1 and f"dps[{library}]" in said["alone"]
