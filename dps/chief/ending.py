@@ -21,8 +21,9 @@ log = logging.getLogger("dps")
 LAST_SAVE_S = 2.0
 """Seconds between the tries to write the last checkpoint."""
 LAST_SAVE_TRIES = 6
-REJOIN_S = 10.0
-"""How long the run goes on when all workers were lost and none has finished."""
+REJOIN_S = 50.0
+"""How long the run goes on when all workers were lost and none has finished, as long as for a ps: a machine that was
+suspended for half a minute goes on."""
 UNKNOWN_S = 5.0
 """How long a chief that ends waits for nodes that have not found it yet, after a restart, to tell them."""
 

@@ -72,16 +72,21 @@ class Epochs:
 
     # -- beginning ----------------------------------------------------------------------------------------------
 
-    def advance(self) -> None:
-        """Go on as far as it is possible now."""
+    def advance(self, served: int = 0) -> None:
+        """Go on as far as it is possible now. `served`: the epoch that a ps has just said it serves."""
         if self.phase == OPEN and self.run is None:
             first = self._sessions.bringer()
             if first is not None:
                 self._adopt(first)
-        if self.phase == OPEN and self.run is not None and self._sessions.waiting():
+        if self.phase == OPEN and self.run is not None and (self._sessions.waiting() or self._goes_on(served)):
             self._begin(self.run)
         if self.phase == RUN:
             self._lead.admit()
+
+    def _goes_on(self, served: int) -> bool:
+        """Whether a ps still serves the epoch that is over, to sessions that know nothing of its end: it was counted as
+        lost while it stood still."""
+        return self.run is not None and bool(self.run.checkpoint_dir) and served == self.number > 0
 
     def _adopt(self, session: Session) -> None:
         """Take plan and settings from the first session that has variables."""

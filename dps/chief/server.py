@@ -122,7 +122,7 @@ class ChiefActor(Actor):
             cluster.ps_back(task)
             if replaced:
                 self.ps_lost(task, "was restarted")
-            self.epochs.advance()
+            self.epochs.advance(message.epoch)
         elif replaced:
             self._worker_back(f"worker:{task}")
         if job == "worker":

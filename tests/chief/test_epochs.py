@@ -11,7 +11,7 @@ from dps.checkpoint import candidates, load
 from dps.checkpoint.manifest import encode
 from dps.chief.phase import CONFIGURE, END, FAILED, GATHER, INITIALISE, OPEN, RUN
 from dps.errors import Aborted, CheckpointError, ConfigError, DeadlineExceeded, TaskLost
-from dps.protocol import Configure, Configured, Members, Restore, Save, Saved, SessionOpened
+from dps.protocol import Configure, Configured, Members, Register, Restore, Save, Saved, SessionOpened
 from dps.variables.plan import VariableSpec, make_plan
 from tests.chief.led import Led, plan
 from tests.variables.models import SGD
@@ -245,6 +245,19 @@ def test_a_ps_that_stays_away_fails_the_run_and_one_that_comes_back_does_not() -
     assert phase(led) == (GATHER, 1)
     led.desk.pass_time(1.0)
     assert phase(led) == (FAILED, 1) and "ps:1 was silent for 1.0 s and did not come back" in led.chief._text()
+
+
+def test_a_ps_that_serves_an_epoch_that_is_over_gets_another_though_no_session_asks() -> None:
+    """It stood still, and so did the sessions: the two go on with each other, and know nothing of the loss."""
+    led = Led(checkpoint_dir="run").train(0)
+    led.lose("ps", 0)
+    led.tell(Register("ps", 1, "ps:1", 1, 1, {}), "ps:1")
+    assert phase(led) == (GATHER, 1)
+    led.tell(Register("ps", 0, "ps:0", 1, 1, {}), "ps:0")
+    assert led.configure() == [0, 1] and phase(led) == (RUN, 2)
+    led.lose("ps", 1)
+    led.register("ps", 1, process=2)
+    assert phase(led) == (OPEN, 2)  # nobody serves the epoch that is over: it is not begun anew before somebody asks
 
 
 def test_an_epoch_that_a_node_has_seen_is_never_used_again() -> None:

@@ -56,7 +56,7 @@ def test_a_partition_that_outlasts_all_workers_ends_the_run_with_3_and_their_nam
             while not session.should_stop():
                 session.push(session.pull())
 
-    fault = Partition(("worker:0", "worker:1"), at=1.0, seconds=20.0)
+    fault = Partition(("worker:0", "worker:1"), at=1.0, seconds=57.0)
     run = simulate(works, ps=1, workers=2, compute=Compute(0.1), faults=[fault])
     assert run.exit_codes["chief"] == run.exit_codes["ps:0"] == 3
     assert run.errors["worker:0"].startswith("TaskLost: no worker finished: worker:0 was silent for ")

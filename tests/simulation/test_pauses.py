@@ -96,10 +96,23 @@ def test_without_a_checkpoint_a_ps_that_stood_still_ends_the_run_with_its_name()
     assert all(text.startswith("TaskLost: ps:0 was silent") for text in run.errors.values())
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-@pytest.mark.parametrize("update", MODES)
+@pytest.mark.parametrize(("update", "checkpointed"), [("async", False), ("sync", True), ("bounded:1", True)])
 def test_a_run_goes_on_without_its_chief_and_with_it(update: str, checkpointed: bool) -> None:
     check(paused(("chief",), 30.0, update, checkpointed), 30.0)
+
+
+@pytest.mark.parametrize("update", MODES)
+def test_workers_that_all_stood_still_go_on_though_all_were_given_up(update: str) -> None:
+    run = paused(("worker:0", "worker:1"), 30.0, update)
+    check(run, 30.0)
+    assert sorted(names(run, "worker lost")) == ["worker:0", "worker:1"]
+
+
+@pytest.mark.parametrize("update", MODES)
+def test_a_ps_and_all_workers_that_stood_still_learn_that_their_epoch_is_over(update: str) -> None:
+    run = paused(("ps:0", "worker:0", "worker:1"), 7.0, update, checkpointed=True)
+    check(run, 7.0)
+    assert names(run, "ps lost") == ["ps:0"] and len(happened(run, "epoch")) == 2
 
 
 @pytest.mark.parametrize("update", MODES)
