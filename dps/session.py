@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from math import isfinite
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dps import config, telemetry
 from dps.cluster.placement import describe, warning
 from dps.connection import Connection
 from dps.errors import DeadlineExceeded, DpsError
 from dps.hooks.chain import Chain
-from dps.hooks.scalars import Scalars
+from dps.hooks.scalars import Scalars, as_number
 from dps.lookup import Lookups
 from dps.optim import Optimizer, checked
 from dps.prefetching import prefetched
@@ -28,6 +29,7 @@ from dps.settings import check_timeout, run_settings
 from dps.stepping import Stepping
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
+from dps.turns import Turns, one_at_a_time
 from dps.update import Update
 from dps.variables.layout import Gradient
 from dps.variables.plan import Plan
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dps")
 
+T = TypeVar("T")
+
 WARN_NBYTES = 1 << 20
 """Models smaller than this may lie as unevenly as they like."""
 FAREWELL_S = 5.0
@@ -51,7 +55,7 @@ FOREVER = float("inf")
 
 
 class Session:
-    """Pull, push, step: one client of the ps. Belongs to the thread that made it.
+    """Pull, push, step: one client of the ps. One thread at a time uses it: RuntimeError for a second one.
 
     `server` is this process's `dps.Server`, or the address of any node (`server.target`). With `params` None the
     session reads the layout that is there. `timeout` (seconds) bounds every wait; a call's own goes first. Opening
@@ -101,7 +105,10 @@ class Session:
         self._server = Server.client(server) if isinstance(server, str) else server
         self._timeout = timeout
         self._shared_memory = shared_memory
+        self._turns = Turns(lambda: self.name)
         self._stop = False
+        self._warned = False
+        """Of a loss that is not finite."""
         self._closed = False
         self._connection: Connection
         self._opened = False
@@ -182,6 +189,7 @@ class Session:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
+    @one_at_a_time
     def pull(
         self, names: Sequence[str] | None = None, out: Any = None, if_newer_than: Version | None = None,
         timeout: float | None = None,
@@ -202,15 +210,15 @@ class Session:
         finally:
             operation.release()
 
+    @one_at_a_time
     def pull_async(self, names: Sequence[str] | None = None) -> Reply[Any]:
         """As `pull`, but returns at once with a Reply."""
         operation = self._pulls.start(names, None, after=False)
         operation.start()
         self._connection.caller.flush()
-        return Reply(
-            lambda t: self._pulls.finish(operation, None, t), lambda: self._waiter.poll(operation), lambda: None
-        )
+        return self._reply(operation, lambda t: self._pulls.finish(operation, None, t), lambda: None)
 
+    @one_at_a_time
     def prefetch(self, names: Sequence[str] | None = None) -> Iterator[Any]:
         """For loops: values as of `pull`, the next of them always on their way while the loop computes.
 
@@ -219,7 +227,8 @@ class Session:
         Ends when `should_stop`. Blocks while the next values are not there. Raises ConfigError in sync mode.
         """
         self._waiter.check_open()
-        return prefetched(self._pulls, names, self.should_stop, self._connection.caller.flush)
+        values = prefetched(self._pulls, names, self.should_stop, self._connection.caller.flush)
+        return self._turns.each("prefetch", values)
 
     @contextmanager
     def view(self) -> Iterator[Any]:
@@ -227,25 +236,26 @@ class Session:
 
         One version of each shard, never torn: a lease keeps the memory still. Blocks as `pull` does.
         """
+        with ExitStack() as held:
+            values = self._turns.of("view", self._viewed)(held)
+            held.callback(self._turns.of("view", held.pop_all().close))
+            yield values
+
+    def _viewed(self, held: ExitStack) -> Any:
+        """The values to read, and in `held` what lets them go."""
         self._waiter.check_open()
         packed = self._compression is not None and self._compression.pulls  # the same values wherever the ps are
         leases = None if packed else local_leases(self._connection)
-        if leases is None and (lent := self._stepping.lent()) is not None:
-            try:
-                self._stepping.holds()
-                yield self._pulls.still([lent.memory])
-            finally:
-                lent.release()
-            return
-        if leases is None:
-            with self._pulls.held(None) as tree:
-                yield tree
-            return
-        try:
-            yield self._pulls.still(leases.memories())
-        finally:
-            leases.release()
+        if leases is not None:
+            held.callback(leases.release)
+            return self._pulls.still(leases.memories())
+        if (lent := self._stepping.lent()) is not None:
+            held.callback(lent.release)
+            self._stepping.holds()
+            return self._pulls.still([lent.memory])
+        return held.enter_context(self._pulls.held(None))
 
+    @one_at_a_time
     def lookup(self, name: str, rows: Any, timeout: float | None = None, out: Array | None = None) -> Array:
         """Rows of a variable, shape (len(rows), ...), in the order of `rows`, integers (n,), which may repeat. Blocks.
 
@@ -259,6 +269,7 @@ class Session:
         finally:
             operation.drop()
 
+    @one_at_a_time
     def lookup_async(self, name: str, rows: Any, out: Array | None = None) -> Reply[Array]:
         """As `lookup`, but returns at once with a Reply; `out` is filled when its result is there."""
         self._waiter.check_open()
@@ -268,40 +279,41 @@ class Session:
             self._waiter.wait(operation, timeout, f"looking up rows of {name}")
             return operation.result()
 
-        return Reply(finish, lambda: self._waiter.poll(operation), lambda: None)
+        return self._reply(operation, finish, lambda: None)
 
     # -- writing ----------------------------------------------------------------------------------------------
 
+    @one_at_a_time
     def push(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Push:
         """Send gradients and wait for the result; in sync that is the token for the next step. Blocks.
 
         Gradients have the nesting of params; missing keys and None mean none. `dps.Rows` for sparse ones. They may
         change once the result is there; after DeadlineExceeded the push is still on its way, and reads them. Raises
-        ValueError naming the variable for a wrong name, shape, dtype or NaN; nothing is applied then.
+        ValueError naming the variable for a wrong name, shape, dtype or NaN; nothing is applied then. `loss` is a
+        number, also as an array or tensor of one element, or None: TypeError or ValueError for anything else. A loss
+        that is NaN or infinite is a warning, once; `dps.NanGuard` ends the loop.
         """
-        gradients = self._gradients(grads)
+        gradients = self._gradients(grads, loss)
         made, operation = self._stepping.push(gradients, loss)
         if made is not None:
             self._settled(made.result, loss)
             return made.result
         return self._pushes.finish(operation or self._pushes.start(gradients, loss, timeout), timeout)
 
+    @one_at_a_time
     def push_async(self, grads: Any, loss: Any = None) -> Reply[Push]:
         """As `push`, but returns at once with a Reply; the arrays must not change until its result is there.
 
         Hooks hear of the result when it is asked for, or at a later push or the end of the block.
         """
-        operation = self._pushes.start(self._gradients(grads), loss, None)
+        operation = self._pushes.start(self._gradients(grads, loss), loss, None)
         self._connection.caller.flush()
-        return Reply(
-            lambda t: self._pushes.finish(operation, t),
-            lambda: self._waiter.poll(operation),
-            lambda: operation.accepted,
-        )
+        return self._reply(operation, lambda t: self._pushes.finish(operation, t), lambda: operation.accepted)
 
+    @one_at_a_time
     def step(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Any:
         """Push and pull in one round trip; returns the values after the update. Blocks."""
-        gradients = self._gradients(grads)
+        gradients = self._gradients(grads, loss)
         made, pushing = self._stepping.step(gradients, loss)
         if made is not None:
             incarnation = self._connection.caller.incarnation
@@ -333,6 +345,7 @@ class Session:
             if pulling is not None:
                 pulling.drop()
 
+    @one_at_a_time
     def gradients(self) -> Any:
         """Arrays to fill, in the nesting of params, that are pushed without being gathered first.
 
@@ -341,9 +354,18 @@ class Session:
         self._waiter.check_open()
         return self._pushes.gradients()
 
-    def _gradients(self, grads: Any) -> Mapping[int, Gradient]:
-        """A step of the loop begins: its gradients by variable index, checked."""
+    def _reply(
+        self, operation: Any, finish: Callable[[float | None], T], accepted: Callable[[], bool | None]
+    ) -> Reply[T]:
+        """A reply whose calls are this session's."""
+        of = self._turns.of
+        return Reply(of("result", finish), of("done", lambda: self._waiter.poll(operation)), accepted)
+
+    def _gradients(self, grads: Any, loss: Any) -> Mapping[int, Gradient]:
+        """A step of the loop begins: its gradients by variable index, checked, as its loss is."""
         self._waiter.check_open()
+        if loss is not None:
+            as_number(loss, "loss")  # before anything is sent
         gradients = self._pushes.of(grads)
         self._hooks.call("before_run", self)
         self._connection.runtime.compute()
@@ -352,15 +374,31 @@ class Session:
     def _settled(self, result: Push, loss: Any) -> None:
         """A push has its result: tell who listens."""
         now = self.runtime.now()
+        number = None if loss is None else as_number(loss, "loss")
+        if number is not None and not isfinite(number):
+            self._not_finite(number, result.step)
         if telemetry.on_progress:
             telemetry.progress(
                 {
-                    "worker": self.name, "step": result.step, "loss": None if loss is None else float(loss),
+                    "worker": self.name, "step": result.step, "loss": number,
                     "accepted": result.accepted, "staleness": result.staleness, "seconds": now - self._last_at,
                 }
             )  # fmt: skip
         self._last_at = now
         self._hooks.call("after_run", self, result, loss)
+
+    def _not_finite(self, loss: float, step: int) -> None:
+        """A loss is NaN or infinite: a warning, once, unless a hook sees to it."""
+        from dps.hooks.nan import NanGuard
+
+        if self._warned or any(isinstance(hook, NanGuard) for hook in self._hooks.hooks):
+            return
+        self._warned = True
+        log.warning(
+            "%s: the loss is %s at step %d, and training goes on; lower the learning rate or check the data; "
+            "hooks=[dps.NanGuard()] ends the loop when this happens",
+            self.name, loss, step,
+        )  # fmt: skip
 
     def _rejoined(self, new_epoch: bool, lost: int) -> None:
         """The session takes part again, under a new incarnation and often in a new run epoch."""
@@ -419,6 +457,7 @@ class Session:
         return str(self._connection.settings.get("checkpoint_dir") or "") or None
 
     @property
+    @one_at_a_time
     def is_chief(self) -> bool:
         """Whether this is the session of the lowest living worker. Asks the chief; blocks up to 5 s."""
         return self._connection.asks_leads(min(FAREWELL_S, self._timeout))
@@ -439,6 +478,7 @@ class Session:
         """
         self.scalars.put(name, value)
 
+    @one_at_a_time
     def save(self, timeout: float | None = None) -> str:
         """Write a checkpoint now; returns its name. Nothing is written when the step is saved already. Blocks."""
         self._waiter.check_open()
@@ -449,6 +489,7 @@ class Session:
         assert isinstance(answer, Saved)
         return answer.name
 
+    @one_at_a_time
     def restore(self, name: str = "", timeout: float | None = None) -> int:
         """Roll the run back to a checkpoint, by default the newest whole one; returns the step. Blocks.
 
@@ -460,11 +501,13 @@ class Session:
         self._waiter.recover(deadline)
         return connection.step
 
+    @one_at_a_time
     def stats(self) -> dict[str, Any]:
         """Counters of every ps and of the chief, by task name, for people. Blocks."""
         self._waiter.check_open()
         return self._connection.stats(self._deadline(None))
 
+    @one_at_a_time
     def close(self) -> None:
         """Wait for the pushes on their way, call the hooks' `end`, tell the chief, close. Blocks.
 
@@ -486,10 +529,12 @@ class Session:
         """Leave the run; `error`: why, "" for a good end. A second call does nothing."""
         if self._closed:
             return
-        self._closed = self._waiter.closed = True
+        self._turns.take("close", FAREWELL_S)
         try:
+            self._closed = self._waiter.closed = True
             self._connection.close(error, min(FAREWELL_S, self._timeout))
         finally:
+            self._turns.lock.release()
             self._end_own_server()
 
     def _end_own_server(self) -> None:

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dps.hooks.hook import Hook
+from dps.hooks.scalars import as_number
 from dps.hooks.timer import Timer
 from dps.reply import Push
 
@@ -30,7 +31,7 @@ class LogMetrics(Hook):
         if not self._timer.due(push.step):
             return
         since = self._timer.fired(push.step)
-        text = "" if loss is None else f", loss {float(loss):.4f}"
+        text = "" if loss is None else f", loss {as_number(loss, 'loss'):.4f}"
         if self.batch is not None and since is not None and since[1] > 0:
             text += f", {self._pushes * self.batch / since[1]:,.0f} examples/s"
         scalars = session.scalars.since(self._seen)

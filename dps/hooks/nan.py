@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dps.errors import NotFinite
 from dps.hooks.hook import Hook
+from dps.hooks.scalars import as_number
 from dps.reply import Push
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ class NanGuard(Hook):
         self.fail = fail
 
     def after_run(self, session: Session, push: Push, loss: Any) -> None:
-        if loss is None or math.isfinite(float(loss)):
+        if loss is None or math.isfinite(number := as_number(loss, "loss")):
             return
         if self.fail:
-            raise NotFinite(f"the loss is {float(loss)} at step {push.step}; lower the learning rate or check the data")
-        log.warning("%s: the loss is %s at step %d, stopping", session.name, float(loss), push.step)
+            raise NotFinite(f"the loss is {number} at step {push.step}; lower the learning rate or check the data")
+        log.warning("%s: the loss is %s at step %d, stopping", session.name, number, push.step)
         session.request_stop()

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dps.errors import ConfigError
 
 RESERVED = ("wall_time", "step", "worker", "loss", "staleness", "accepted", "steps_per_s", "examples_per_s", "event")
 """What a row of a summary has anyhow."""
+
+
+def as_number(value: Any, what: str) -> float:
+    """A number that a program reports; arrays and tensors of one element (numpy, PyTorch, JAX) are numbers, too.
+
+    Raises TypeError for what is no number, text among it, and ValueError for an array of several elements; `what` names
+    it.
+    """
+    if value.__class__ is float:
+        return value
+    shape = tuple(getattr(value, "shape", ()))
+    if math.prod(shape) != 1:
+        raise ValueError(f"got an array of shape {shape} for {what}, wanted one number, such as its mean")
+    try:
+        if not isinstance(value, str | bytes | bytearray):
+            return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"got {value!r:.80} for {what}, wanted a number")
 
 
 class Scalars:
@@ -22,9 +42,9 @@ class Scalars:
         if not isinstance(name, str) or not name or name in RESERVED:
             raise ConfigError(f"summary: got the name {name!r}, wanted one beside {', '.join(RESERVED)}")
         try:
-            number = float(value)
-        except (TypeError, ValueError):
-            raise ConfigError(f"summary: got {value!r:.80} for {name}, wanted a number") from None
+            number = as_number(value, name)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"summary: {error}") from None
         self.count += 1
         self._values[name] = (self.count, number)
 

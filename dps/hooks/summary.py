@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dps.errors import CheckpointError, ConfigError
 from dps.hooks.files import EventFile, JsonLines, SummaryFile
 from dps.hooks.hook import Hook
+from dps.hooks.scalars import as_number
 from dps.hooks.timer import Timer
 from dps.reply import Push
 
@@ -72,7 +73,7 @@ class SummarySaver(Hook):
             return
         since = self._timer.fired(push.step)
         row = {
-            "step": push.step, "worker": session.name, "loss": None if loss is None else float(loss),
+            "step": push.step, "worker": session.name, "loss": None if loss is None else as_number(loss, "loss"),
             "staleness": push.staleness, "accepted": push.accepted,
         }  # fmt: skip
         if since is not None and since[1] > 0:
