@@ -96,7 +96,7 @@ class Ps:
     def members(self, *incarnations: int) -> None:
         self.version += 1
         live = [[i, f"worker:{i - 1}", i - 1, True] for i in incarnations]
-        self.shard.set_members(Members(1, self.version, live, [], 0))
+        self.shard.set_members(Members(1, self.version, live, [], [], 0))
 
     def push(self, incarnation: int, value: float, number: int = 1, step: int = 0, wait: float = 0.01) -> list[Any]:
         """Push `value` for all elements out of the session's own memory; what is answered while we `wait`."""

@@ -73,7 +73,7 @@ class Ps:
     def members(self, *incarnations: int) -> None:
         self.version += 1
         live = [[i, f"worker:{i - 1}", i - 1, True] for i in incarnations]
-        self.shard.set_members(Members(1, self.version, live, [], 0))
+        self.shard.set_members(Members(1, self.version, live, [], [], 0))
 
     def push(self, incarnation: int, number: int, value: float = 1.0, counter: int = -1, step: int = 0) -> list[Any]:
         run = np.zeros(LAYOUT.nbytes, np.uint8)
@@ -189,7 +189,7 @@ def test_a_session_that_has_left_is_told_so() -> None:
 def test_older_news_of_the_members_is_no_news() -> None:
     ps = Ps(Async())
     ps.members(1, 2, 3)
-    ps.shard.set_members(Members(1, 1, [], [], 0))
+    ps.shard.set_members(Members(1, 1, [], [], [], 0))
     assert set(ps.shard.ledgers) == {1, 2, 3}
 
 
