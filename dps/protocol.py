@@ -23,6 +23,9 @@ NO_BASE = -2
 NOTHING: list[Any] = []
 """A default: a message and what it was made of are not changed."""
 
+NO_NOTES: dict[str, Any] = {}
+"""As NOTHING."""
+
 APPLIED, DROPPED, REFUSED = "applied", "dropped", "refused"
 
 
@@ -384,6 +387,26 @@ class Members(Message, kind=43):
     waiting: list[str]
     absent: list[str]
     gone: int
+    notes: dict[str, Any] = NO_NOTES
+    """What another chief has to know to go on with this run epoch; a ps keeps the newest for it (see Serving)."""
+
+
+class AskServing(Message, kind=51):
+    """Which run epoch does the ps serve? Asked by a chief that finds a ps of a run that another chief began."""
+
+
+class Serving(Message, kind=52):
+    """What the chief that began the ps's run epoch told it: the fields of Configure, and the notes of the newest
+    Members. `trains` is false before the first Members; `step`: the shard's. Epoch 0: it serves none."""
+
+    epoch: int
+    trains: bool
+    step: int
+    plan: dict[str, Any]
+    settings: dict[str, Any]
+    checkpoint_dir: str
+    restore: str
+    notes: dict[str, Any]
 
 
 class CutShard(Message, kind=44):

@@ -23,7 +23,8 @@ class JournalState:
     """One state of the run. `settings` is free-form and JSON-able (tuples in it come back as lists).
 
     `ended` holds the ended incarnations as ranges (first, last), both included, ascending, with gaps between them;
-    `members` the task names (`worker:3`) and incarnations of who is in; `finished` the tasks that left in peace.
+    `members` the task names (`worker:3`) and incarnations of who is in; `finished` the tasks that left in peace,
+    `given_up` those that were lost or never came and are not waited for.
     """
 
     run_epoch: int = 0
@@ -32,6 +33,7 @@ class JournalState:
     members: Mapping[str, int] = field(default_factory=dict)
     finished: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    given_up: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = [self.run_epoch, self.next_incarnation, *self.members.values()]
@@ -92,6 +94,7 @@ class Journal:
             "members": {task: int(incarnation) for task, incarnation in state.members.items()},
             "finished": list(state.finished),
             "settings": dict(state.settings),
+            "given_up": list(state.given_up),
         }
         self._storage.write(self.path, [seal(body)])
 
@@ -104,4 +107,5 @@ def _from_json(body: Mapping[str, Any]) -> JournalState:
         members=dict(body["members"]),
         finished=tuple(body["finished"]),
         settings=dict(body["settings"]),
+        given_up=tuple(body.get("given_up", ())),  # not written by the first versions
     )

@@ -39,6 +39,7 @@ class Admission:
             self._node.answer(sender, Waiting(f"{message.job}:{message.task} has not registered yet"))
             return
         session = self._sessions.open(message, sender)
+        self._epochs.seen(message.epoch)
         if message.address:
             self._node.watch(message.address, GRACE_S)
         if self._differs(session):
@@ -48,13 +49,13 @@ class Admission:
         epochs.advance()
         if epochs.now is not None and epochs.phase == INITIALISE and epochs.now.initialiser == session.number:
             epochs.now.answer(session, 0, initialise=True)
-        elif session.opened is not None:
+        elif session.opened is not None and not epochs.over:
             self._node.answer(sender, Waiting(epochs.text()))
 
     def _differs(self, session: Session) -> bool:
         """Refuse a session whose layout or settings are not those of the run."""
         run, request = self._epochs.run, session.request
-        if run is None:
+        if run is None or request is None:
             return False
         try:
             check_fits(session.name, request.plan, request.settings, run.plan, run.settings)
@@ -66,7 +67,8 @@ class Admission:
     def _end_refused(self, session: Session, sender: Sender) -> None:
         """A session that asks anew in the epoch of now was refused by a ps: its incarnation is over."""
         incarnation, epochs = self._members.incarnation_of(session.number), self._epochs
-        again = incarnation == sender.incarnation and session.request.epoch == epochs.number
+        epoch = 0 if session.request is None else session.request.epoch
+        again = incarnation == sender.incarnation and epoch == epochs.number
         if incarnation is not None and again and epochs.phase == RUN:
             self._members.end(incarnation, lost=True)
             self._record_end(incarnation, session, lost=True)
@@ -96,12 +98,32 @@ class Admission:
             now.answer(session, incarnation, initialise=False)
             session.opened = None
 
+    def take_up(self) -> None:
+        """The sessions that another chief let in: those that have closed since, or whose process was replaced, end."""
+        workers = self._cluster.workers
+        for incarnation, live in list(self._members.live.items()):
+            failed = self._sessions.closed(live.session)
+            if failed is not None:
+                self._members.end(incarnation, lost=False, failed=failed)
+            elif live.name.startswith("worker:") and workers.take_up(live.task, live.address, live.process):
+                self._members.end(incarnation, lost=True)
+            else:
+                self._sessions.take_up(live)
+                if live.address:
+                    self._node.watch(live.address, GRACE_S)
+
+    def ask_again(self) -> None:
+        """Sessions that asked before this chief knew of their incarnations."""
+        for session in self._sessions.waiting():
+            assert session.opened is not None
+            self._end_refused(session, session.opened)
+
     # -- out ----------------------------------------------------------------------------------------------------
 
     def close(self, message: CloseSession) -> None:
         """A session's program is done with it."""
         session = self._sessions.known.get(message.session)
-        news = self._sessions.close(message.session)
+        news = self._sessions.close(message.session, bool(message.error))
         if session is not None:
             self.end(session, lost=False, failed=bool(message.error))
         elif news and message.job in self._cluster.jobs:
@@ -109,6 +131,7 @@ class Admission:
 
     def _closed_elsewhere(self, message: CloseSession) -> None:
         """A session of the chief that was here before this one is done: its worker needs nothing more."""
+        self._epochs.restarted = True
         if self._epochs.run is None and message.checkpoint_dir:
             try:
                 read_journal(self._node.runtime.storage, message.checkpoint_dir, self._members)

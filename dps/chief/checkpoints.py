@@ -12,8 +12,20 @@ from dps import config
 from dps.actors.messages import Done
 from dps.actors.ref import Ref
 from dps.actors.system import Node
-from dps.checkpoint import Manifest, SavedPart, SavedShard, SavedVariable, ShardFile, commit, folder_name, retain
-from dps.errors import Aborted, DpsError
+from dps.checkpoint import (
+    Manifest,
+    SavedPart,
+    SavedShard,
+    SavedVariable,
+    ShardFile,
+    candidates,
+    commit,
+    folder_name,
+    load,
+    parse_folder_name,
+    retain,
+)
+from dps.errors import Aborted, CheckpointError, DpsError
 from dps.optim import from_wire
 from dps.protocol import CutShard, SaveShard, ShardCut, ShardSaved
 from dps.transport.message import Message
@@ -61,8 +73,23 @@ class Checkpoints:
         self._busy = True
         self._now = [then]
         self._number += 1
-        cut = str(self._number)
+        cut = f"{self.node.incarnation:x} {self._number}"  # an earlier chief may have counted in this epoch, too
         self._ask_all({ps: CutShard(self.epoch, cut) for ps in self.ps}, ShardCut, lambda cuts: self._write(cut, cuts))
+
+    def find_saved(self) -> None:
+        """What another chief saved last in this run epoch."""
+        for name in candidates(self.node.runtime.storage, self.checkpoint_dir):
+            epoch, step = parse_folder_name(name) or (0, 0)
+            if epoch == self.epoch and self._is_whole(name):
+                self.saved_name, self.saved_step = name, step
+                return
+
+    def _is_whole(self, name: str) -> bool:
+        try:
+            load(self.node.runtime.storage, self.checkpoint_dir, name, verify=False)
+        except CheckpointError:
+            return False
+        return True
 
     def end(self) -> None:
         """The run epoch is over; nothing of this is wanted any longer."""

@@ -40,6 +40,10 @@ class Nodes:
         self.known[task] = KnownNode(address, process)
         return task, replaced
 
+    def take_up(self, task: int, address: str, process: int) -> bool:
+        """Another chief knew a node as this; whether another process has taken its place since."""
+        return self.known.setdefault(task, KnownNode(address, process)).process != process
+
     def at(self, address: str) -> int | None:
         """The task of a living node by its address."""
         return next((t for t, n in self.known.items() if n.address == address and n.alive), None)
@@ -89,7 +93,8 @@ class Cluster:
 
     def missing(self) -> list[int]:
         """The ps that are needed and not there."""
-        return [task for task in self.ps.missing() if self.needs(task)]
+        unknown = [task for task in self.holders if task not in self.ps.known and task not in self.ps.expected]
+        return [task for task in self.ps.missing() if self.needs(task)] + unknown
 
     def complete(self) -> bool:
         """Whether all ps that are needed are there."""
@@ -98,6 +103,10 @@ class Cluster:
     def ps_away(self, task: int, now: float) -> None:
         """A ps was lost; it may come back for a while."""
         self._away_since.setdefault(task, now)
+
+    def is_away(self, task: int) -> bool:
+        """Whether a lost ps is waited for."""
+        return task in self._away_since
 
     def ps_back(self, task: int) -> None:
         self._away_since.pop(task, None)

@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 from dps.actors.ref import Ref
 from dps.actors.system import Node
+from dps.checkpoint import candidates
 from dps.chief.cluster import Cluster
 from dps.chief.epochs import Epochs
 from dps.chief.farewell import Farewell
 from dps.chief.members import Membership
 from dps.chief.phase import END, FAILED, RUN
+from dps.chief.run import Run
 from dps.chief.sessions import Sessions
 from dps.errors import TaskLost
 from dps.protocol import AGENT, Drain, StopTask
@@ -38,12 +40,12 @@ class Ending:
 
     def __init__(
         self, node: Node, cluster: Cluster, sessions: Sessions, members: Membership, epochs: Epochs,
-        ended: Callable[[int, str], None], owned: bool, restarted: bool,
+        ended: Callable[[int, str], None], owned: bool,
     ) -> None:  # fmt: skip
-        """`ended` gets exit code and reason; `owned`: only `stop` ends the run; `restarted`: not its first chief."""
+        """`ended` gets exit code and reason; `owned`: only `stop` ends the run."""
         self._node, self._cluster, self._sessions = node, cluster, sessions
         self._members, self._epochs = members, epochs
-        self._owned, self._restarted = owned, restarted
+        self._owned = owned
         self.farewell = Farewell(node, ended)
         self.reason = ""
         """Why it has failed."""
@@ -89,6 +91,10 @@ class Ending:
         now, trained = self._epochs.now, self._epochs.phase == RUN
         if trained and now is not None and now.behind() and not self._late:
             return  # only when every ps knows who has left is their last step decided
+        run = self._epochs.run
+        if run is not None and run.trained and run.checkpoint_dir and not trained and self._members.finished:
+            self.fail(f"the last checkpoint could not be written: {self._epochs.text()}; {self._lost_after(run)}")
+            return
         self._epochs.stop(END)
         if not trained or now is None or now.checkpoints is None:
             self._stop_all(*self._verdict(), self._linger_s())
@@ -100,8 +106,8 @@ class Ending:
         """Whether nobody is waited for: none that trains, and none that is to come or may come back."""
         if self._late:
             return True
-        if self._trainers():
-            return False
+        if self._trainers() or (self._epochs.restarted and self._epochs.unsure):
+            return False  # of an earlier chief's run something may have to be saved
         if self._drained is not None:
             return True
         if self._owned or not self._members.all_done():
@@ -134,7 +140,7 @@ class Ending:
 
     def _linger_s(self) -> float:
         """Nodes that have not found this chief (again) yet are to hear of the end, too."""
-        away = self._cluster.ps.missing() or (self._restarted and self._cluster.workers.away())
+        away = self._cluster.ps.missing() or (self._epochs.restarted and self._cluster.workers.away())
         return UNKNOWN_S if away or (self._lost() and not self._members.finished) else 0.0
 
     def _lost(self) -> list[str]:
@@ -169,6 +175,10 @@ class Ending:
         if self._saving and self._epochs.over == END and now is not None and now.checkpoints is not None:
             saved = now.checkpoints.saved_name or "the start"
             self.fail(f"{name} {why} during the last checkpoint; the steps after {saved} are lost")
+
+    def _lost_after(self, run: Run) -> str:
+        names = candidates(self._node.runtime.storage, run.checkpoint_dir)
+        return f"the steps after {names[0] if names else 'the start'} are lost"
 
     # -- the end ------------------------------------------------------------------------------------------------
 

@@ -92,17 +92,20 @@ class Epoch:
 
         self.node.ask(self._refs[task], message, CONFIGURE_S, configured)
 
+    def resume(self) -> None:
+        """All ps serve it already: another chief began it."""
+        self._configured.update(self.run.plan.ps)
+        self._open_checkpoints()
+        if self.checkpoints is not None:
+            self.checkpoints.find_saved()
+        self._train()
+
     def _unconfigured(self) -> list[int]:
         return [task for task in self.run.plan.ps if task not in self._configured]
 
     def _all_configured(self) -> None:
         run = self.run
-        if run.checkpoint_dir:
-            keep = int(run.settings.get("keep", 5))
-            self.checkpoints = Checkpoints(
-                self.node, self.number, run.plan, self._refs, run.checkpoint_dir, keep, run.settings
-            )
-            self.checkpoints.saved_step = run.step if run.restore else -1
+        self._open_checkpoints()
         if run.restore:
             self._train()
             return
@@ -114,6 +117,15 @@ class Epoch:
             return
         self.initialiser = chosen.number
         self.answer(chosen, 0, initialise=True)
+
+    def _open_checkpoints(self) -> None:
+        run = self.run
+        if run.checkpoint_dir:
+            keep = int(run.settings.get("keep", 5))
+            self.checkpoints = Checkpoints(
+                self.node, self.number, run.plan, self._refs, run.checkpoint_dir, keep, run.settings
+            )
+            self.checkpoints.saved_step = run.step if run.restore else -1
 
     def initialised(self, session: int, epoch: int) -> None:
         """All first values are there; they are saved before anybody trains."""
@@ -136,6 +148,7 @@ class Epoch:
 
     def _train(self) -> None:
         self.phase = RUN
+        self.run.trained = True
         owner = self._owner
         self.roster = Roster(self.node, self.number, self._refs, self._members, owner.heard, owner.forgotten)
         owner.begun()

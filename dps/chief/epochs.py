@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 from dps.actors.system import Node
@@ -13,13 +14,17 @@ from dps.chief.cluster import Cluster
 from dps.chief.epoch import Epoch
 from dps.chief.members import Membership
 from dps.chief.phase import GATHER, INITIALISE, OPEN, RUN
-from dps.chief.run import Run, read_journal, write_journal
+from dps.chief.run import Run, has_ended, read_journal, step_of, write_journal
 from dps.chief.sessions import Session, Sessions
+from dps.chief.takeover import Takeover
 from dps.errors import Aborted, CheckpointError, ConfigError, DpsError
+from dps.protocol import Serving
 from dps.variables.plan import Plan
 from dps.variables.saved import check_saved
 
 log = logging.getLogger("dps")
+
+NOTHING_SAVED = "at durability none without a checkpoint_dir nothing can be restored; give the session a checkpoint_dir"
 
 
 class Lead(Protocol):
@@ -30,6 +35,18 @@ class Lead(Protocol):
 
     def admit(self) -> None:
         """Let in those that wait."""
+
+    def take_up(self) -> None:
+        """The members are those that another chief let in."""
+
+    def ask_again(self) -> None:
+        """Sessions that asked before may have been refused by a ps of the epoch that was taken up."""
+
+    def ps_missing(self, tasks: Sequence[int]) -> None:
+        """These ps are needed, and have not come to this chief."""
+
+    def finish(self) -> None:
+        """The run has ended well."""
 
     def heard(self) -> None:
         """A ps knows more of who takes part."""
@@ -48,11 +65,12 @@ class Epochs:
         self, node: Node, cluster: Cluster, sessions: Sessions, members: Membership, agreement: Agreement, lead: Lead,
         restarted: bool,
     ) -> None:  # fmt: skip
-        """`restarted`: an earlier chief of the run died."""
+        """`restarted`: an earlier chief of the run died; where nobody has said so, ps may tell."""
         self._node, self._cluster, self._sessions, self._members = node, cluster, sessions, members
-        self._agreement, self._lead, self._restarted = agreement, lead, restarted
-        self.number = 0
-        """The highest that was ever used."""
+        self._agreement, self._lead, self.restarted = agreement, lead, restarted
+        self._highest = 0
+        """That was ever used."""
+        self.takeover = Takeover(node, self._found)
         self.run: Run | None = None
         self.now: Epoch | None = None
         self.over = ""
@@ -64,16 +82,34 @@ class Epochs:
             return self.over
         if self.now is not None:
             return self.now.phase
-        return OPEN if self._cluster.complete() else GATHER
+        return OPEN if self._cluster.complete() and not self.takeover.pending else GATHER
+
+    @property
+    def number(self) -> int:
+        """The run epoch of now; between two the highest that was ever used."""
+        return self._highest if self.now is None else self.now.number
+
+    @property
+    def unsure(self) -> bool:
+        """Whether an earlier chief may have led a run here, of which not all ps have told."""
+        return not self.takeover.over and self.phase == GATHER
+
+    def ps_came(self, task: int, address: str) -> None:
+        """A ps has registered that has seen a run epoch; where this chief leads none yet, it was another's."""
+        if not self.takeover.over:
+            self.restarted = True
+            self.takeover.came(task, address)
 
     def seen(self, number: int) -> None:
         """A node has seen this epoch; it is never used again."""
-        self.number = max(self.number, number)
+        self._highest = max(self._highest, number)
 
     # -- beginning ----------------------------------------------------------------------------------------------
 
     def advance(self, served: int = 0) -> None:
         """Go on as far as it is possible now. `served`: the epoch that a ps has just said it serves."""
+        if self.phase == OPEN and not self.takeover.over and (newest := self.takeover.newest()) is not None:
+            self._take_up(newest)
         if self.phase == OPEN and self.run is None:
             first = self._sessions.bringer()
             if first is not None:
@@ -86,29 +122,38 @@ class Epochs:
     def _goes_on(self, served: int) -> bool:
         """Whether a ps still serves the epoch that is over, to sessions that know nothing of its end: it was counted as
         lost while it stood still."""
-        return self.run is not None and bool(self.run.checkpoint_dir) and served == self.number > 0
+        return self.run is not None and bool(self.run.checkpoint_dir) and 0 < served <= self.number
 
     def _adopt(self, session: Session) -> None:
         """Take plan and settings from the first session that has variables."""
         try:
-            self._take(self._run_of(session))
+            run = self._run_of(session)
+            if run is not None:
+                self._take(run)
         except (DpsError, ValueError) as error:
             self._lead.refuse(session, error)
             self.advance()
 
-    def _run_of(self, session: Session) -> Run:
-        settings, storage = dict(session.request.settings), self._node.runtime.storage
-        plan = Plan.from_wire(session.request.plan)
-        if set(plan.ps) != set(self._cluster.ps.known):
+    def _run_of(self, session: Session) -> Run | None:
+        """None while a ps of a run that the session knows from an earlier chief has not come to this one."""
+        request, storage = session.request, self._node.runtime.storage
+        assert request is not None, "who brings a run has asked"
+        settings, plan, known = dict(request.settings), Plan.from_wire(request.plan), request.epoch > 0
+        if known:
+            self._cluster.holders = plan.without_empty().ps
+            if self._cluster.missing():
+                return None
+        elif set(plan.ps) != set(self._cluster.ps.known):
             there = sorted(self._cluster.ps.known)
             raise ConfigError(f"{session.name} places variables on ps {sorted(plan.ps)}; the cluster has {there}")
         settings["update"] = self._agreement.mode(session.name, settings.get("update"))
         checkpoint_dir = str(settings.get("checkpoint_dir") or "")
         if checkpoint_dir:
-            if not (self._restarted or session.request.epoch):  # else the run has written there before
+            same_run = self.restarted or known
+            if not same_run:  # else the run has written there before
                 storage.check_writable(checkpoint_dir)
-            self.seen(read_journal(storage, checkpoint_dir, self._members))
-        return Run(plan.without_empty(), settings, checkpoint_dir)
+            self.seen(read_journal(storage, checkpoint_dir, self._members, same_run))
+        return Run(plan.without_empty(), settings, checkpoint_dir, trained=known)
 
     def _take(self, run: Run | None) -> None:
         """What there is to train; only the ps that hold something of it are waited for."""
@@ -118,32 +163,87 @@ class Epochs:
     def _begin(self, run: Run) -> None:
         """All ps get their shard of the plan, restored or to be filled."""
         node = self._node
+        self.takeover.over = True
         try:
             lost = run.begin_from(node.runtime.storage)
         except CheckpointError as error:  # another model
             self.unfit(error)
             return
-        self.number += 1
+        if run.trained and not run.restore:
+            where = f"{run.checkpoint_dir} has no whole checkpoint" if run.checkpoint_dir else NOTHING_SAVED
+            self._lead.fail(f"the values of the run are gone with its ps: {where}")
+            return
+        self._highest += 1
         self.journal()
         node.runtime.record("epoch", epoch=self.number, restore=run.restore, step=run.step)
         if run.restore:
             text = f", {lost} steps lost" if lost else ""
             log.warning("%s: run epoch %d starts from %s%s", node.name, self.number, run.restore, text)
-        addresses = {t: a for t, a in self._cluster.ps.addresses().items() if t in run.plan.ps}
-        self.now = Epoch(node, self.number, run, addresses, self._members, self)
+        self.now = self._epoch(self._highest, run)
         self.now.configure()
+
+    def _epoch(self, number: int, run: Run) -> Epoch:
+        addresses = {t: a for t, a in self._cluster.ps.addresses().items() if t in run.plan.ps}
+        return Epoch(self._node, number, run, addresses, self._members, self)
+
+    # -- going on where another chief was -----------------------------------------------------------------------
+
+    def _found(self) -> None:
+        """A ps has told what it serves; those that its plan needs are waited for."""
+        newest = self.takeover.newest()
+        if newest is not None:
+            self._cluster.holders = Plan.from_wire(newest.plan).ps
+            self._lead.ps_missing(self._cluster.missing())
+        self.advance()
+        self._lead.heard()
+
+    def _take_up(self, newest: Serving) -> None:
+        """All ps of a run that another chief led have come: its epoch goes on where all of them serve it."""
+        takeover, storage = self.takeover, self._node.runtime.storage
+        takeover.over = self.restarted = True
+        plan, settings, checkpoint_dir = Plan.from_wire(newest.plan), newest.settings, newest.checkpoint_dir
+        self._agreement.mode("the run", settings.get("update"))
+        self.seen(newest.epoch)
+        run = Run(plan, settings, checkpoint_dir, newest.restore, step_of(newest.restore))
+        self._take(run)
+        if checkpoint_dir:
+            try:
+                self.seen(read_journal(storage, checkpoint_dir, self._members))
+                if has_ended(storage, checkpoint_dir, newest.epoch):
+                    self._lead.finish()
+                    return
+            except CheckpointError as error:  # the ps know as much, but for checkpoints of other runs
+                log.warning("%s: %s", self._node.name, error)
+        noted = takeover.notes()
+        if noted is not None:
+            run.trained = True
+            self._members.take_up(noted.notes)
+            self._lead.take_up()
+        if takeover.whole(plan, newest.epoch):
+            self._resume(newest.epoch, run)
+            return
+        self._members.new_epoch()
+        if run.trained and not checkpoint_dir:
+            away = ", ".join(f"ps:{task}" for task in plan.ps if task not in takeover.found)
+            self._lead.fail(f"{away} was lost with the chief and its values are gone: {NOTHING_SAVED}")
+
+    def _resume(self, number: int, run: Run) -> None:
+        self._node.runtime.record("taken up", epoch=number)
+        names = ", ".join(sorted(live.name for live in self._members.live.values())) or "none"
+        log.warning("%s: goes on with run epoch %d of an earlier chief; sessions: %s", self._node.name, number, names)
+        self.now = self._epoch(number, run)
+        self.now.resume()
+        self._lead.ask_again()
 
     # -- ending -------------------------------------------------------------------------------------------------
 
     def lost(self, task: int, why: str) -> None:
         """A ps is gone, with its shard. Without a checkpoint_dir that ends the run once it trains."""
+        self.takeover.lost(task)
         if self.now is None or self.run is None:
             return
         if self.phase == RUN and not self.run.checkpoint_dir:
-            self._lead.fail(
-                f"ps:{task} {why} and its values are gone: at durability none without a checkpoint_dir nothing can be "
-                "restored; give the session a checkpoint_dir"
-            )
+            self._lead.fail(f"ps:{task} {why} and its values are gone: {NOTHING_SAVED}")
             return
         self.roll_back()
 
@@ -215,6 +315,9 @@ class Epochs:
             return self.now.waits_for(self._sessions.name(self.now.initialiser))
         if not self._cluster.complete():
             return f"the chief waits for {self._cluster.waits_for(self._node.runtime.now())}"
+        if self.takeover.pending:
+            names = ", ".join(f"ps:{task}" for task in self.takeover.pending)
+            return f"the chief, which was started again, waits for {names} to tell what it serves"
         return "the chief waits for a session " + ("that brings variables" if self.run is None else "to come back")
 
     # -- what the epoch of now tells ----------------------------------------------------------------------------

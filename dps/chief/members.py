@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,12 @@ class Live:
     """Its task, as "worker:3"."""
     task: int
     worker: bool
+    trains: bool = True
+    """Whether it brought variables."""
+    address: str = ""
+    """Of its node."""
+    process: int = 0
+    """The number of its node's process."""
 
 
 class Membership:
@@ -52,13 +59,15 @@ class Membership:
         self.live = {}
         self.version += 1
 
-    def admit(self, session: int, name: str, task: int, worker: bool) -> int:
-        """A new incarnation for a session; one that it had, and others of a task that came back, end."""
+    def admit(
+        self, session: int, name: str, task: int, worker: bool, trains: bool = True, address: str = "", process: int = 0
+    ) -> int:
+        """A new incarnation for a session; one that it had ends. The arguments are those of `Live`."""
         for incarnation in [i for i, live in self.live.items() if live.session == session]:
             del self.live[incarnation]
         incarnation = self.next_incarnation
         self.next_incarnation += 1
-        self.live[incarnation] = Live(session, name, task, worker)
+        self.live[incarnation] = Live(session, name, task, worker, trains, address, process)
         if worker:
             if name not in self.joined:
                 self.joined.append(name)
@@ -101,6 +110,29 @@ class Membership:
             if name not in names:
                 names.append(name)
         self.version += 1
+
+    def notes(self) -> dict[str, Any]:
+        """All of this as plain values, from which another chief can go on (`take_up`)."""
+        live = [[i, m.session, m.name, m.task, m.worker, m.trains, m.address, m.process] for i, m in self.live.items()]
+        return {
+            "version": self.version, "next": self.next_incarnation, "live": live, "joined": list(self.joined),
+            "finished": list(self.finished), "given_up": list(self.given_up), "failed": list(self.failed),
+            "came": sorted(self._came),
+        }  # fmt: skip
+
+    def take_up(self, notes: Mapping[str, Any]) -> None:
+        """Go on where another chief wrote these `notes`. Whoever was seen to finish by this chief has finished."""
+        finished = self.finished
+        self.version = int(notes["version"]) + 1
+        self.next_incarnation = max(self.next_incarnation, int(notes["next"]))
+        self.live = {incarnation: Live(*rest) for incarnation, *rest in notes["live"]}
+        self.joined, self.finished = list(notes["joined"]), list(notes["finished"])
+        self.given_up, self.failed = list(notes["given_up"]), list(notes["failed"])
+        seen, self._came = self._came, set(notes["came"])
+        for name in seen:
+            self.came(name)
+        for name in finished:
+            self.done_elsewhere(name)
 
     def incarnation_of(self, session: int) -> int | None:
         """The live incarnation of a session."""

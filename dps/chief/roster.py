@@ -67,5 +67,6 @@ class Roster:
             if not self.over:
                 self.tell()
 
-        message = Members(self.epoch, version, live, members.waiting(), members.absent(), members.gone())
+        who = live, members.waiting(), members.absent(), members.gone()
+        message = Members(self.epoch, version, *who, members.notes())
         self.node.ask(self.ps[ps], message, MEMBERS_S, told)

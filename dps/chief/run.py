@@ -38,6 +38,8 @@ class Run:
     step: int = 0
     wanted: str = ""
     """A checkpoint that a session asked for, once."""
+    trained: bool = False
+    """Whether sessions have trained it, under this chief or another."""
     configured: dict[int, int] = field(default_factory=dict)
     """Steps of the ps that have taken this run epoch."""
 
@@ -62,20 +64,38 @@ class Run:
         return newest_whole(storage, self.checkpoint_dir, log.warning)
 
 
-def read_journal(storage: Storage, checkpoint_dir: str, members: Membership) -> int:
-    """Take what an earlier chief wrote down into `members`; returns the highest run epoch that was ever used."""
+def read_journal(storage: Storage, checkpoint_dir: str, members: Membership, same_run: bool = True) -> int:
+    """Take what an earlier chief wrote down into `members`; returns the highest run epoch that was ever used.
+
+    `same_run`: this chief goes on with the run of that one, if it had not ended. Else only the numbers count.
+    """
     found = [parse_folder_name(name) for name in candidates(storage, checkpoint_dir)]
     epochs = [epoch for epoch, _ in (f for f in found if f is not None)]
     state = Journal(storage, checkpoint_dir).load()
     if state is None:
         return max(epochs, default=0)
     members.next_incarnation = max(members.next_incarnation, state.next_incarnation)
-    if state.settings.get("ended") is False:
+    if same_run and state.settings.get("ended") is False:
+        took_part = [name for name in state.members if name.startswith("worker:")]
+        members.joined = list(dict.fromkeys([*members.joined, *took_part]))
         for name in state.settings.get("came", ()):
             members.came(name)
         for name in state.finished:
             members.done_elsewhere(name)
+        for name in state.given_up:
+            members.give_up(name)
     return max([*epochs, state.run_epoch])
+
+
+def has_ended(storage: Storage, checkpoint_dir: str, epoch: int) -> bool:
+    """Whether an earlier chief wrote down that the run ended in this run epoch, with all that is to be saved."""
+    state = Journal(storage, checkpoint_dir).load()
+    return state is not None and state.run_epoch == epoch and state.settings.get("ended") is True
+
+
+def step_of(name: str) -> int:
+    """The step of a checkpoint, by its name; 0 for none."""
+    return (parse_folder_name(name) or (0, 0))[1]
 
 
 def write_journal(storage: Storage, checkpoint_dir: str, epoch: int, members: Membership, ended: bool) -> None:
@@ -91,7 +111,8 @@ def write_journal(storage: Storage, checkpoint_dir: str, epoch: int, members: Me
         else:
             spans.append((incarnation, incarnation))
     settings = {"ended": ended, "came": sorted(members.known_to_have_come())}
-    state = JournalState(epoch, last + 1 + RESERVED, tuple(spans), live, tuple(members.finished), settings)
+    done = tuple(members.finished), settings, tuple(members.given_up)
+    state = JournalState(epoch, last + 1 + RESERVED, tuple(spans), live, *done)
     try:
         Journal(storage, checkpoint_dir).save(state)
     except CheckpointError as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dps.actors.actor import Actor
+from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.chief.admission import GRACE_S, Admission
 from dps.chief.agreement import Agreement
@@ -42,6 +43,8 @@ RESTART_S = 50.0  # less than a session waits by default, so that it hears why
 """How long a lost ps may take to come back."""
 ABSENT_S = 60.0
 """How long an expected worker may take to come, or to come back, once another one has joined."""
+BACK_S = 10.0
+"""How long a worker that took part may take to come to a chief that was started again. Nodes come within seconds."""
 EMPTY = "; it holds no variables, the run goes on"
 
 
@@ -73,7 +76,7 @@ class ChiefActor(Actor):
         node, cluster, sessions, members = self.node, self.cluster, self.sessions, self.members
         self.epochs = Epochs(node, cluster, sessions, members, self.agreement, self, self._restarted)
         self.admission = Admission(node, cluster, sessions, members, self.epochs)
-        self.ending = Ending(node, cluster, sessions, members, self.epochs, self._ended, self._owned, self._restarted)
+        self.ending = Ending(node, cluster, sessions, members, self.epochs, self._ended, self._owned)
         self.leaving = Leaving(node, cluster, self.epochs, self.ending, self.ps_lost)
         self._started_at = node.runtime.now()
         node.after(ABSENT_S / 10, self._give_up_absent)
@@ -81,9 +84,12 @@ class ChiefActor(Actor):
             node.after(ABSENT_S, self._end_unless_found)
 
     def _end_unless_found(self) -> None:
-        """A chief that was started again for a run of which nothing is left."""
+        """A chief that was started again for a run of which nothing is left, or not all that it needs."""
         if not any(nodes.known for nodes in self.cluster.jobs.values()):
             self.fail(f"no task of the run came to the restarted chief within {ABSENT_S:.0f} s")
+        elif self.epochs.unsure:
+            who = ", ".join(f"ps:{task}" for task in self.cluster.missing()) or "what every ps serves"
+            self.fail(f"{who} did not come to the restarted chief within {ABSENT_S:.0f} s")
 
     def _give_up_absent(self) -> None:
         """Expected workers whose nodes have been away for long are not waited for any longer."""
@@ -92,8 +98,9 @@ class ChiefActor(Actor):
         for name in self.members.waiting():
             known = self.cluster.workers.known.get(int(name.partition(":")[2]))
             away = known is None or not known.alive
-            if away and since_start_s > ABSENT_S and (self.members.joined or self._restarted):
-                why = f"has not come for {ABSENT_S:.0f} s"
+            patience_s = BACK_S if self.epochs.restarted and name in self.members.joined else ABSENT_S
+            if away and since_start_s > patience_s and (self.members.joined or self.epochs.restarted):
+                why = f"has not come for {patience_s:.0f} s"
                 log.warning("%s: %s %s; the run may end without it", self.node.name, name, why)
                 self.ending.lost(name, why)
                 self.admission.give_up(name)
@@ -122,6 +129,8 @@ class ChiefActor(Actor):
             cluster.ps_back(task)
             if replaced:
                 self.ps_lost(task, "was restarted")
+            if message.epoch:
+                self.epochs.ps_came(task, message.address)
             self.epochs.advance(message.epoch)
         elif replaced:
             self._worker_back(f"worker:{task}")
@@ -175,10 +184,13 @@ class ChiefActor(Actor):
         log.warning("%s: %s %s%s", self.node.name, name, why, "" if needed else EMPTY)
         self.node.runtime.record("ps lost", name=name, why=why)
         if not self.cluster.ps.known[task].alive:
-            self.cluster.ps_away(task, self.node.runtime.now())
-            self.node.after(RESTART_S, lambda: self._give_up_ps(task, why))
+            self._wait_for_ps(task, why)
         if needed:
             self.epochs.lost(task, why)
+
+    def _wait_for_ps(self, task: int, why: str) -> None:
+        self.cluster.ps_away(task, self.node.runtime.now())
+        self.node.after(RESTART_S, lambda: self._give_up_ps(task, why))
 
     def _give_up_ps(self, task: int, why: str) -> None:
         away_s = self.cluster.away_s(task, self.node.runtime.now())
@@ -245,12 +257,17 @@ class ChiefActor(Actor):
         self.ending.check()
 
     def on_Save(self, message: Save, sender: Sender) -> None:
+        if self._does_not_know_yet(message.session, sender):
+            return
+
         def saved(name: str | Exception, step: int) -> None:
             self.node.answer(sender, name if isinstance(name, Exception) else Saved(name, step))
 
         self.epochs.save(message.session, saved)
 
     def on_Restore(self, message: Restore, sender: Sender) -> None:
+        if self._does_not_know_yet(message.session, sender):
+            return
         self.epochs.check_restore(message.session, message.epoch, message.name)
         self.node.answer(sender)
         log.warning("%s: %s asked for a restore", self.node.name, self.sessions.name(message.session))
@@ -258,10 +275,19 @@ class ChiefActor(Actor):
 
     # -- questions ----------------------------------------------------------------------------------------------
 
+    def _does_not_know_yet(self, session: int, sender: Sender) -> bool:
+        """Let a session of another chief's wait until this chief knows what became of the run."""
+        if self.epochs.unsure and session not in self.sessions.known:
+            self.node.answer(sender, Waiting(self._text()))
+            return True
+        return False
+
     def on_AskState(self, message: AskState, sender: Sender) -> None:
         epochs, number = self.epochs, message.session
         if epochs.over == FAILED:
             raise TaskLost(self.ending.reason)
+        if self._does_not_know_yet(number, sender):
+            return
         known = number in self.sessions.known and self.members.incarnation_of(number) is not None
         leads = self.members.leader() == number
         self.node.answer(sender, State(epochs.number, known and epochs.phase == RUN, leads, self._text()))
@@ -294,6 +320,24 @@ class ChiefActor(Actor):
         """Let in those that wait."""
         if self.admission.admit():
             self.ending.admitted()
+
+    def take_up(self) -> None:
+        """The members are those that another chief let in."""
+        self.admission.take_up()
+
+    def ask_again(self) -> None:
+        """Sessions that asked before may have been refused by a ps of the epoch that was taken up."""
+        self.admission.ask_again()
+
+    def ps_missing(self, tasks: Sequence[int]) -> None:
+        """These ps are needed, and have not come to this chief."""
+        for task in tasks:
+            if not self.cluster.is_away(task):
+                self._wait_for_ps(task, "was lost with the chief")
+
+    def finish(self) -> None:
+        """The run has ended well, and an earlier chief has saved it."""
+        self.ending.stop()
 
     def heard(self) -> None:
         """A ps knows more of who takes part."""

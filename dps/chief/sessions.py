@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dps.actors.ref import Sender
-from dps.chief.members import Membership
+from dps.chief.members import Live, Membership
 from dps.errors import Aborted
 from dps.protocol import OpenSession
 
@@ -20,16 +20,13 @@ class Session:
     job: str
     task: int
     address: str
-    request: OpenSession
-    """The newest one; whether it waits for an answer, `opened` says."""
-    opened: Sender | None
+    trains: bool
+    """Whether it brought variables; readers do not."""
+    request: OpenSession | None = None
+    """The newest one; None for a session that another chief let in. Whether it waits for an answer, `opened` says."""
+    opened: Sender | None = None
     version: int = 0
     """Members version that every ps must have before the session is told its incarnation."""
-
-    @property
-    def trains(self) -> bool:
-        """Whether it brought variables; readers do not."""
-        return bool(self.request.plan)
 
 
 class Sessions:
@@ -37,17 +34,27 @@ class Sessions:
 
     def __init__(self) -> None:
         self.known: dict[int, Session] = {}
-        self._closed: set[int] = set()
+        self._closed: dict[int, bool] = {}
+        """Those that have closed, and whether with an error."""
 
     def open(self, message: OpenSession, sender: Sender) -> Session:
         """A session asks to be let in, for the first time or again. Raises Aborted for one that has closed."""
         self.check_open(message.session)
         session = self.known.get(message.session)
         if session is None:
-            name = f"{message.job}:{message.task}"
-            session = Session(message.session, name, message.job, message.task, message.address, message, sender)
+            name, trains = f"{message.job}:{message.task}", bool(message.plan)
+            session = Session(message.session, name, message.job, message.task, message.address, trains)
             self.known[message.session] = session
-        session.opened, session.request = sender, message
+        session.opened, session.request, session.trains = sender, message, bool(message.plan)
+        return session
+
+    def take_up(self, live: Live) -> Session:
+        """A session that another chief let in."""
+        session = self.known.get(live.session)
+        if session is None:
+            job = live.name.partition(":")[0]
+            session = Session(live.session, live.name, job, live.task, live.address, live.trains)
+            self.known[live.session] = session
         return session
 
     def check_open(self, number: int) -> None:
@@ -55,11 +62,15 @@ class Sessions:
         if number in self._closed:
             raise Aborted("this session has closed")
 
-    def close(self, number: int) -> bool:
-        """A session ends by itself; whether that is news."""
+    def close(self, number: int, failed: bool = False) -> bool:
+        """A session ends by itself, `failed`: with an error; whether that is news."""
         news = number not in self._closed
-        self._closed.add(number)
+        self._closed.setdefault(number, failed)
         return news
+
+    def closed(self, number: int) -> bool | None:
+        """Whether a session has closed with an error; None for one that has not closed."""
+        return self._closed.get(number)
 
     def drop(self, session: Session) -> None:
         """It was refused, lost or has closed."""
@@ -91,7 +102,9 @@ class Sessions:
         for session in self.waiting():
             if members.incarnation_of(session.number) is None:
                 worker = session.job in ("worker", "chief") and session.trains
-                admitted.append((members.admit(session.number, session.name, session.task, worker), session))
+                assert session.request is not None, "who waits has asked"
+                about = session.trains, session.address, session.request.process
+                admitted.append((members.admit(session.number, session.name, session.task, worker, *about), session))
                 session.version = members.version
         return admitted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ class Saving:
     def __init__(self, store: Store, plan: Plan, ps: int, node: Node) -> None:
         self.store, self.plan, self.ps, self.node = store, plan, ps, node
         self._saves: dict[str, _Save] = {}
+        self._to_write: deque[tuple[str, _Save]] = deque()
+        """One after the other: two chiefs may ask for the same step, and the file is to be as its last answer says."""
 
     def ask_cut(self, sender: Sender, cut: str) -> None:
         """The chief wants to know when the copy is made."""
@@ -71,7 +74,10 @@ class Saving:
         elif save.copies is None:
             self.node.answer(sender, CheckpointError(f"{self.node.name} has no copy {message.cut!r} to write"))
         elif not save.writing:
-            self._write(f"{message.checkpoint_dir}/{message.name}", save, save.copies)
+            save.writing = True
+            self._to_write.append((f"{message.checkpoint_dir}/{message.name}", save))
+            if len(self._to_write) == 1:
+                self._write_next()
 
     def _save(self, cut: str) -> _Save:
         if cut not in self._saves:
@@ -80,8 +86,10 @@ class Saving:
             self._saves[cut] = _Save()
         return self._saves[cut]
 
-    def _write(self, folder: str, save: _Save, copies: list[tuple[ArenaMemory, str | None, Array]]) -> None:
-        save.writing = True
+    def _write_next(self) -> None:
+        folder, save = self._to_write[0]
+        copies = save.copies
+        assert copies is not None, "what is to be written was copied"
         index, count, storage = self.plan.ps.index(self.ps), len(self.plan.ps), self.node.runtime.storage
 
         def work() -> None:
@@ -100,6 +108,9 @@ class Saving:
 
     def _written(self, save: _Save, answer: ShardSaved | CheckpointError) -> None:
         save.answer, save.copies = answer, None
+        self._to_write.popleft()
+        if self._to_write:
+            self._write_next()
         if save.written_asked is not None:
             self.node.answer(save.written_asked, answer)
 

@@ -13,6 +13,7 @@ from dps.protocol import (
     PARTS,
     RUN,
     SHARED,
+    AskServing,
     AskStats,
     Configure,
     Configured,
@@ -34,6 +35,7 @@ from dps.protocol import (
     Report,
     RowsUnknown,
     SaveShard,
+    Serving,
     Stats,
     Step,
 )
@@ -69,6 +71,8 @@ class PsActor(Actor):
         self.shard: Shard | None = None
         self.epoch = 0
         """The highest run epoch seen."""
+        self._configuration: Configure | None = None
+        """What the shard was made of."""
         self._probe: Memory | None = None
         self._credits = Credits()
 
@@ -100,7 +104,7 @@ class PsActor(Actor):
         if self.shard is not None:
             self.shard.ended = True
             self.shard.store.close()
-        self.epoch, self.shard = message.epoch, None
+        self.epoch, self.shard, self._configuration = message.epoch, None, message
         self._credits.clear()
         addresses = {int(task): str(address) for task, address in message.addresses}
         own = self.device, self.threads
@@ -127,6 +131,14 @@ class PsActor(Actor):
     def on_Members(self, message: Members, sender: Sender) -> None:
         self._shard(message.epoch).set_members(message)
         self.node.answer(sender)
+
+    def on_AskServing(self, message: AskServing, sender: Sender) -> None:
+        shard, told = self.shard, self._configuration
+        if shard is None or told is None:
+            self.node.answer(sender, Serving(0, False, 0, {}, {}, "", "", {}))
+            return
+        what = told.plan, told.settings, told.checkpoint_dir, told.restore
+        self.node.answer(sender, Serving(shard.epoch, shard.ready, shard.store.step, *what, shard.notes))
 
     def on_SaveShard(self, message: SaveShard, sender: Sender) -> None:
         shard = self._shard(message.epoch)

@@ -115,6 +115,8 @@ class Shard:
         self.ledgers: dict[int, Ledger] = {}
         self.borrowed: dict[int, Borrowed] = {}
         self.members_version = -1
+        self.notes: dict[str, Any] = {}
+        """Of the newest Members, for another chief."""
         self.saving = Saving(self.store, plan, ps, node)
         self.checks_finite = bool(settings.get("check_finite", True))
         self.takes_steps = len(self.layout.arenas) == 1 and bool(self.layout.trained)
@@ -161,7 +163,7 @@ class Shard:
         """Admit new sessions and, in its own time, the mode forgets those that ended."""
         if message.version <= self.members_version:
             return
-        self.members_version = message.version
+        self.members_version, self.notes = message.version, message.notes
         self.ready = True
         for incarnation, name, task, _ in message.live:
             if incarnation not in self.ledgers:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ STATE = JournalState(
     members={"worker:0": 9, "ps:1": 11},
     finished=("worker:2",),
     settings={"update": {"mode": "sync", "replicas": 4}},
+    given_up=("worker:3",),
 )
 
 
@@ -29,6 +32,15 @@ def test_a_journal_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     Journal(LocalStorage(), str(tmp_path / "run")).save(STATE)
     assert Journal(LocalStorage(), str(tmp_path / "run")).load() == STATE
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["journal.json"]
+
+
+def test_a_journal_that_does_not_say_who_was_given_up_is_read_all_the_same() -> None:
+    storage = MemoryStorage()
+    Journal(storage, "run").save(STATE)
+    body = json.loads(bytes(storage.read("run/journal.json")))
+    del body["given_up"]
+    storage.write("run/journal.json", [seal({key: value for key, value in body.items() if key != "checksum"})])
+    assert Journal(storage, "run").load() == replace(STATE, given_up=())
 
 
 def test_the_last_save_counts() -> None:

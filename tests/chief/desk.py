@@ -28,7 +28,7 @@ class Desk:
     """Has what the parts of the chief want of a `Node` and its `Runtime`."""
 
     def __init__(self, storage: Any = None) -> None:
-        self.name, self.address = "chief", "127.0.0.1:1"
+        self.name, self.address, self.incarnation = "chief", "127.0.0.1:1", 7
         self.runtime = self
         self.storage = storage or MemoryStorage()
         self.questions: list[Question] = []

@@ -89,6 +89,29 @@ def test_a_new_chief_knows_which_workers_have_come() -> None:
     assert (after.gone(), after.absent()) == (2, ["worker:2"])
 
 
+def test_who_was_given_up_is_not_waited_for_again_and_who_took_part_is_known() -> None:
+    storage, before = MemoryStorage(), Membership()
+    for task in range(3):
+        before.admit(task, f"worker:{task}", task, True)
+    before.give_up("worker:1")
+    write_journal(storage, DIR, 5, before, ended=False)
+    expected, unknown = Membership([f"worker:{task}" for task in range(3)]), Membership()
+    for after in (expected, unknown):
+        read_journal(storage, DIR, after)
+        assert after.waiting() == ["worker:0", "worker:2"]
+    assert expected.given_up == ["worker:1"]
+
+
+def test_another_run_takes_only_the_numbers_of_one_that_crashed() -> None:
+    storage, before = MemoryStorage(), Membership(["worker:0", "worker:1"])
+    before.end(before.admit(1, "worker:0", 0, True), lost=False)
+    before.give_up("worker:1")
+    write_journal(storage, DIR, 5, before, ended=False)
+    after = Membership(["worker:0", "worker:1"])
+    assert read_journal(storage, DIR, after, same_run=False) == 5
+    assert after.next_incarnation == 2 + RESERVED and after.waiting() == ["worker:0", "worker:1"]
+
+
 def test_of_a_run_that_ended_only_the_numbers_are_kept() -> None:
     storage, before = MemoryStorage(), Membership(["worker:0"])
     before.end(before.admit(1, "worker:0", 0, True), lost=False)

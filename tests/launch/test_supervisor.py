@@ -173,6 +173,18 @@ def test_tasks_that_somebody_else_tells_to_end_leave_the_run_in_order(tmp_path: 
     assert [path for path in (tmp_path / "saved").glob(f"step-{last:012}-epoch-*") if path.is_dir()], run.lines
 
 
+def test_a_killed_chief_is_started_again_and_takes_up_the_run_with_its_checkpoints(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    run = Run(TRAINER, tmp_path, "120", str(saved))
+    killing = run.kill("chief", "step 40")
+    assert run.end() == 0, run.lines
+    killing.join()
+    assert run.heard("chief: goes on with run epoch 1 of an earlier chief; sessions: worker:0")
+    assert not run.heard("rolled back")
+    ends = max(int(line.split()[-1]) for line in run.lines if "ends at" in line)
+    assert f"step-{ends:012d}-epoch-000001" in os.listdir(saved)
+
+
 def test_an_interrupt_before_the_workers_can_handle_it_drains_them_all_the_same(tmp_path: Path) -> None:
     run = Run(TRAINER, tmp_path, "100000", "", workers=2)
     interrupts = Interrupts()

@@ -110,9 +110,10 @@ def somebody_finished(cluster: SimulatedCluster) -> bool:
 
 
 def gave_up(cluster: SimulatedCluster) -> bool:
-    """A ps was lost while the last checkpoint was written: the run ends with 3 and says what is lost."""
+    """A ps was lost before or while the last checkpoint was written: the run ends with 3 and says what is lost."""
     reasons = [e.detail["reason"] for e in cluster.world.trace if e.what == "failed"]
-    return any("during the last checkpoint" in reason for reason in reasons)
+    words = "during the last checkpoint", "the last checkpoint could not be written"
+    return any(any(word in reason for word in words) for reason in reasons)
 
 
 def missed_the_end(cluster: SimulatedCluster, killed: set[str]) -> bool:

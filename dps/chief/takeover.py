@@ -1,0 +1,72 @@
+"""What a chief finds of a run that another chief led: each ps that serves it is asked, and tells what it was told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dps.actors.ref import Ref
+from dps.actors.system import Node
+from dps.protocol import PS, AskServing, Serving
+from dps.transport.message import Message
+from dps.variables.plan import Plan
+
+ASK_S = 5.0
+"""How long one try to ask a ps lasts."""
+
+
+class Takeover:
+    """From the first ps that has seen a run epoch until this chief leads: `found` has the answers of now, by ps."""
+
+    def __init__(self, node: Node, changed: Callable[[], None]) -> None:
+        """`changed` is called after each answer."""
+        self._node, self._changed = node, changed
+        self._asked: dict[int, str] = {}
+        self.found: dict[int, Serving] = {}
+        self.over = False
+        """This chief leads; what ps have seen is its own."""
+
+    @property
+    def pending(self) -> list[int]:
+        """The ps that have not answered yet."""
+        return [task for task in self._asked if task not in self.found]
+
+    def came(self, task: int, address: str) -> None:
+        """A ps has registered that has seen a run epoch."""
+        if not self.over and task not in self._asked:
+            self._asked[task] = address
+            self._ask(task, address)
+
+    def lost(self, task: int) -> None:
+        """A ps is gone, with what it served."""
+        self._asked.pop(task, None)
+        self.found.pop(task, None)
+
+    def _ask(self, task: int, address: str) -> None:
+        def answered(answer: Message | Exception) -> None:
+            if self.over or self._asked.get(task) != address:
+                return
+            if isinstance(answer, Serving):
+                self.found[task] = answer
+                self._changed()
+            else:
+                self._ask(task, address)
+
+        self._node.ask(Ref(address, PS), AskServing(), ASK_S, answered)
+
+    # -- what was found -----------------------------------------------------------------------------------------
+
+    def newest(self) -> Serving | None:
+        """What the ps serves that was told last; None where none serves anything."""
+        serving = [found for found in self.found.values() if found.epoch]
+        return max(serving, key=lambda s: (s.epoch, s.trains, s.notes.get("version", 0)), default=None)
+
+    def notes(self) -> Serving | None:
+        """Where the newest notes are; None where nobody has trained yet."""
+        trains = [found for found in self.found.values() if found.trains]
+        return max(trains, key=lambda s: (s.epoch, s.notes["version"]), default=None)
+
+    def whole(self, plan: Plan, epoch: int) -> bool:
+        """Whether all ps of the plan serve this epoch, and it trains."""
+        served = [self.found[task] for task in plan.ps if task in self.found]
+        same = len(served) == len(plan.ps) and all(s.epoch == epoch for s in served)
+        return same and any(s.trains for s in served)
