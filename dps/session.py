@@ -27,6 +27,7 @@ from dps.reply import Push, Reply, Version
 from dps.server import Server
 from dps.settings import check_timeout, run_settings
 from dps.stepping import Stepping
+from dps.surplus import Surplus, surplus_of
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.turns import Turns, one_at_a_time
@@ -106,6 +107,7 @@ class Session:
         self._timeout = timeout
         self._shared_memory = shared_memory
         self._turns = Turns(lambda: self.name)
+        self._surplus: Surplus | None = None
         self._stop = False
         self._warned = False
         """Of a loss that is not finite."""
@@ -164,6 +166,7 @@ class Session:
         self._pulls = Pulls(connection, self._waiter, self._pushes)
         self._stepping = Stepping(connection, self._pushes, self._pulls)
         self._lookups = Lookups(connection)
+        self._surplus = surplus_of(values.values(), self.runtime)
         self._hooks.call("after_create_session", self)
         if telemetry.on_opened:
             telemetry.opened({"worker": self.name, "step": self.global_step, **self._hooks.knows()})
@@ -373,6 +376,8 @@ class Session:
 
     def _settled(self, result: Push, loss: Any) -> None:
         """A push has its result: tell who listens."""
+        if self._surplus is not None and self._surplus.give_back():
+            self._surplus = None
         now = self.runtime.now()
         number = None if loss is None else as_number(loss, "loss")
         if number is not None and not isfinite(number):
