@@ -9,8 +9,9 @@ run the measuring code of this file, which uses public names of dps only. A rati
 HEAD in one pair, both medians of calls. For each work the program prints the median ratio of all pairs, the lowest and
 the highest, and says "faster" or "slower" where five pairs or more are all on one side of 1.
 
-Works: W1 pull, W2 push, W3 step, W4 rows (1,000,000 x 64, 8,192 distinct ones a call, Adagrad, 48 lists in turn, more
-than a session remembers), W5 a synchronous step of two workers. Lanes: shared memory, or sockets alone.
+Works: W1 pull, W2 push, W3 step and W5, a synchronous step of two workers, with SGD or another --optimizer; in shared
+memory also in place, with `gradients()` and `view()`, of which every value is read. W4 rows: 1,000,000 x 64, 8,192
+distinct ones a call, Adagrad, 48 lists in turn, more than a session remembers. Lanes: shared memory, or sockets alone.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Chosen:
     seconds: float = 0.3
     rows: int = ROWS
     taken: int = TAKEN
+    optimizer: str = "SGD"
 
     def groups(self) -> Iterator[tuple[str, str, str]]:
         """Kind, size and lane of each cluster that is needed."""
@@ -89,10 +91,12 @@ def train(server: Any, kind: str, size: str, lane: str, given: dict[str, Any]) -
 
     chosen = Chosen(**given)
     settings: dict[str, Any] = {"update": "sync" if kind == "sync" else "async", "shared_memory": lane == "shared"}
-    optimizer = dps.optim.Adagrad(0.01) if kind == "sparse" else dps.optim.SGD(0.01)
+    optimizer = dps.optim.Adagrad(0.01) if kind == "sparse" else getattr(dps.optim, chosen.optimizer)(0.01)
     with dps.Session(server, _params(kind, size, chosen), optimizer=optimizer, **settings) as session:
         calls = _rows(session, chosen) if kind == "sparse" else _dense(session, size)
-        names = {"sync": {"W5 step"}, "sparse": set(calls)}.get(kind, {"W1 pull", "W2 push", "W3 step"})
+        names = {name for name in calls if name.startswith("W5") == (kind == "sync")}
+        if lane == "socket":
+            names = {name for name in names if not name.endswith("in place")}
         return {
             f"{name}, {size}, {lane}": _median_s(calls[name], chosen.seconds, STEPS[size] if kind == "sync" else None)
             for name in sorted(names)
@@ -116,9 +120,24 @@ def _dense(session: Any, size: str) -> dict[str, Callable[[], object]]:
     import numpy as np
 
     grads = {name: np.ones_like(values) for name, values in _params("dense", size, Chosen()).items()}
+    shared = session.gradients()
+    for array in shared.values():
+        array[...] = 1.0
+
+    def read() -> None:
+        with session.view() as values:
+            for array in values.values():
+                np.dot(array, array)
+
+    def step_in_place() -> None:
+        session.push(shared)
+        read()
+
     return {
-        "W1 pull": session.pull, "W2 push": lambda: session.push(grads), "W3 step": lambda: session.step(grads),
-        "W5 step": lambda: session.step(grads),
+        "W1 pull": session.pull, "W1 pull in place": read,
+        "W2 push": lambda: session.push(grads), "W2 push in place": lambda: session.push(shared),
+        "W3 step": lambda: session.step(grads), "W3 step in place": step_in_place,
+        "W5 step": lambda: session.step(grads), "W5 step in place": step_in_place,
     }  # fmt: skip
 
 
@@ -229,6 +248,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("base", metavar="BASE")
     parser.add_argument("head", metavar="HEAD")
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--optimizer", default="SGD", help="of W1, W2, W3 and W5: a class of dps.optim")
     parser.add_argument("--seconds", type=float, default=0.3, help="least time that a work is sampled in a run")
     for name, known in (("works", WORKS), ("sizes", SIZES), ("lanes", LANES)):
         parser.add_argument(f"--{name}", default=",".join(known), help=f"some of {', '.join(known)}")
@@ -240,7 +260,7 @@ def main(argv: Sequence[str]) -> int:
             parser.error(f"--{name} {','.join(unknown)} is not known; wanted some of {', '.join(known)}")
     if args.pairs < 1:
         parser.error(f"--pairs {args.pairs}: wanted at least 1")
-    chosen = Chosen(**some, seconds=args.seconds)
+    chosen = Chosen(**some, seconds=args.seconds, optimizer=args.optimizer)
     with worktrees([args.base, args.head]) as trees:
         pairs = compared(args.pairs, lambda commit: run_of(trees[commit], chosen), lambda s: print(s, file=sys.stderr))
     if args.json:
