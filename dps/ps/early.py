@@ -1,8 +1,8 @@
-"""Values that leave while the push comes, or is applied, that their asker waits for: both directions are full at once.
+"""Sends finished parts of the next version to a waiting pull while the push is still arriving: both directions are full.
 
-What of the next version is made is sent at once, but for the last piece: that leaves when the version is published. If
-it comes to nothing, because of NaN in a later piece or because another session's push came in between, the pull waits
-on, and is answered later under a higher number, on which its asker forgets the pieces of this answer.
+Finished ranges are sent immediately, except the last piece, which is sent when the version is published. If the version
+is dropped (NaN in a later piece, or another session's push in between), the pull waits on. It is answered later under a
+higher number, and its session then forgets the pieces of this answer.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dps.ps.sending import Answer
 
 FAST_NBYTES_S = 1e9
-"""Of a push that comes faster the connection is not what takes its time: on two cores, over loopback, a step of SGD
-took 15 to 20 % longer when both directions were used at once, for it is the processors that are full."""
+"""A push that arrives faster is bound by the processors, not by the connection: on two cores, over loopback, a step of
+SGD took 15 to 20 % longer when both directions were used at once."""
 
 
 class Early:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -165,43 +165,29 @@ class AsyncMode:
             early.published()
         return result
 
-    def _answer_first(
-        self, staged: Staged, step: int, staleness: int, buffers: Mapping[int, int]
-    ) -> Callable[[int, int, int], None] | None:
-        """Tell a session what is certain: it goes on while its push, whose memory is not the session's, is applied. If
-        it waits for the new values, they leave as they are made.
+    def _answer_first(self, staged: Staged, step: int, staleness: int) -> None:
+        """Answer a push whose result is certain before the pass that applies it: its memory is not the session's.
 
-        Whatever it asks then is handled after that; and a ps that is lost in between is lost with all that it applied.
+        Whatever the session asks then is handled after the pass. A ps that is lost meanwhile loses all that it applied.
         """
         asker = self._senders.get((staged.incarnation, staged.number))
         if asker is None or self.shard.lending.wants(asker.incarnation, asker.request):
-            return None
-        staged.early = self._early(staged, buffers, step)
+            return
         del self._senders[staged.incarnation, staged.number]
         counter = self.shard.store.counter + 1
         result = Pushed(staged.number, APPLIED, step, staleness, counter, "", credit=self._gives_credit)
         self.shard.node.answer(asker, result)
         self.shard.node.flush()
-        return None if staged.early is None else partial(self._made, staged.early)
-
-    def _made(self, early: Early, number: int, start: int, stop: int) -> None:
-        arena = self.shard.layout.arenas[number]
-        if early.made(arena.offset + start * arena.itemsize, (stop - start) * arena.itemsize):
-            self.shard.node.flush()
 
     def _offer(self, buffers: Mapping[int, int], step: int, began: float, staged: Staged) -> Early | None:
         """An answer to the pull that waits for a push whose pieces are applied ahead, where they come slowly."""
         if staged.here > FAST_NBYTES_S * (self.shard.node.runtime.now() - began):
             return None
-        early = self._early(staged, buffers, step)
+        early = self.shard.early(staged.incarnation, staged.number, buffers, step)
         if early is not None:
             for offset, nbytes in staged.ranges:
                 early.made(offset, nbytes)
         return early
-
-    def _early(self, staged: Staged, buffers: Mapping[int, int], step: int) -> Early | None:
-        """As `Shard.early`."""
-        return self.shard.early(staged.incarnation, staged.number, buffers, step)
 
     @property
     def _alone(self) -> bool:
@@ -278,7 +264,7 @@ class BoundedMode(AsyncMode):
         self.clocks = Clocks(settings.staleness)
         self._timed: set[tuple[int, int]] = set()
 
-    def _early(self, staged: Staged, buffers: Mapping[int, int], step: int) -> Early | None:
+    def _offer(self, buffers: Mapping[int, int], step: int, began: float, staged: Staged) -> Early | None:
         """Who may read is known when the push counts."""
         return None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -24,8 +23,6 @@ LARGE = 8
 GROUP_NBYTES = 24 << 20
 """Pieces of a gradient are applied, and let go, so many bytes at a time: enough for several threads to share."""
 NOTHING = np.empty(0, np.uint8)
-Certain = Callable[[dict[int, int]], Callable[[int, int, int], None] | None]
-"""See `Store.apply`."""
 _ALL = [WHOLE]
 
 
@@ -182,13 +179,12 @@ class Store:
 
     def apply(
         self, update: Update, step: int, scale: float = 1.0, check: bool = False,
-        certain: Certain | None = None,
+        certain: Callable[[], None] | None = None,
     ) -> str:  # fmt: skip
         """Apply one update as one new version: whole or not at all for every reader. "" when it was applied.
 
-        `certain` is called before the pass of an update of all of the shard, if nothing can come in its way any more,
-        not even a want of memory; whoever it tells finds the new version when he asks. It gets the buffers that are
-        written, by arena, and gives whom to tell of what is written: arena, first element and end.
+        `certain` is called before the pass of an update of all of the shard, if nothing can fail any more, a lack of
+        memory included. Nobody can lease a version until the pass is over, so whoever is told finds the new one.
 
         `check`: nobody has looked for NaN and infinity. Where there is some, the first variable that has it comes back
         as a sentence, and the shard is as it was: values, slots, counts and version.
@@ -237,21 +233,21 @@ class Store:
 
     def _apply_run(
         self, run: Sequence[Array | Mean | Pieces], step: int, before: int, scale: float, check: bool,
-        certain: Certain | None = None,
+        certain: Callable[[], None] | None = None,
     ) -> str:  # fmt: skip
         chosen: list[tuple[int, ArenaMemory, int]] = []
         with self._lock:
             for a, memory in self._trained:
                 chosen.append((a, memory, memory.target(check) if self.leases_on else memory.current))
             self._writing = certain is not None or any(index == memory.current for _, memory, index in chosen)
-        good, made = False, None
+        good = False
         try:
             if certain is not None and not check and all(_takes_pieces(memory) for _, memory, _ in chosen):
-                made = certain({a: index for a, _, index in chosen})
+                certain()
             left = self._checked(chosen, run, before, scale) if check else chosen
             good = left is not None
             for a, memory, index in left or ():
-                self._pass_over(memory, index, run[a], before, scale, None if made is None else partial(made, a))
+                self._pass_over(memory, index, run[a], before, scale)
         finally:
             with self._lock:
                 for _, memory, index in chosen:
@@ -293,14 +289,13 @@ class Store:
         return left
 
     def _pass_over(
-        self, memory: ArenaMemory, index: int, gradient: Array | Mean | Pieces, step: int, scale: float,
-        made: Callable[[int, int], None] | None = None,
-    ) -> bool:  # fmt: skip
+        self, memory: ArenaMemory, index: int, gradient: Array | Mean | Pieces, step: int, scale: float
+    ) -> bool:
         """Update all of an arena into buffer `index`; False for a gradient that was found not to be finite."""
         counts = memory.applied
         if isinstance(gradient, Pieces):
             if _takes_pieces(memory):
-                return self._pass_pieces(memory, index, gradient, step, scale, made)
+                return self._pass_pieces(memory, index, gradient, step, scale)
             gradient = gradient.array()
         if not memory.counts_differ:
             return self._pass(memory, index, 0, gradient, int(counts[0]) + 1, step, scale)
@@ -308,10 +303,7 @@ class Store:
             self._pass(memory, index, start, cut(gradient, start, start + part.size), int(t) + 1, step, scale)
         return True
 
-    def _pass_pieces(
-        self, memory: ArenaMemory, index: int, gradient: Pieces, step: int, scale: float,
-        made: Callable[[int, int], None] | None,
-    ) -> bool:  # fmt: skip
+    def _pass_pieces(self, memory: ArenaMemory, index: int, gradient: Pieces, step: int, scale: float) -> bool:
         begin, t, good = 0, int(memory.applied[0]) + 1, True
         for pieces in gradient.taken(GROUP_NBYTES):
             starts = [*itertools.accumulate((piece.size for piece in pieces), initial=0)]
@@ -329,8 +321,6 @@ class Store:
             good &= memory.shared(starts[-1], work)
             begin += starts[-1]
             pieces.clear()
-            if made is not None:
-                made(begin - starts[-1], begin)
         return good
 
     # all of the shard, piece by piece

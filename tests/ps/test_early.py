@@ -1,4 +1,4 @@
-"""A pull that waits for a push has its values while the push comes, or is applied: all but the last piece."""
+"""A pull that waits for a push is sent the values, all but the last piece, while the push is still arriving."""
 
 from __future__ import annotations
 
@@ -203,17 +203,3 @@ def test_pieces_that_are_wanted_again_begin_the_answer_anew() -> None:
     ps.bring(1, last)  # what came was let go: it is asked for
     rest = ps.bring(1, *push(1, 2.0))
     assert nbytes(rest) == ALL and run_of(rest) == after(6.0)
-
-
-def test_values_leave_while_the_pass_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LARGE", 0)
-    monkeypatch.setattr(store, "GROUP_NBYTES", 16)
-    monkeypatch.setattr("dps.ps.ahead.PIECES", 1 << 30)
-    ps = Waited()
-    flushed: list[int] = []
-    monkeypatch.setattr(ps.desk, "flush", lambda: flushed.append(nbytes([m for _, m in ps.desk.answers])))
-    ps.asks()
-    answers = ps.bring(1, *push(1, 2.0))
-    assert isinstance(answers[0], Pushed) and run_of(answers) == after(2.0) and nbytes(answers) == ALL
-    assert flushed == sorted(set(flushed)) and len(flushed) > 2 and flushed[-1] < ALL
-    assert ps.leased == 0
