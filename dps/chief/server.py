@@ -162,6 +162,7 @@ class ChiefActor(Actor):
         """Another process has taken a worker's place: what the one before had open is over."""
         if not self.epochs.over:
             log.warning("%s: %s came back and joins again", self.node.name, name)
+            self.node.runtime.record("worker lost", name=name, why="was restarted")
             self._give_up(name)
 
     def _go_on(self, name: str) -> str:

@@ -181,21 +181,24 @@ def same_sets(applied: Applied) -> Iterator[str]:
 
 
 def whole_quotas(cluster: SimulatedCluster, update: SyncReplicas) -> Iterator[str]:
-    """Only workers that came, and then finished or were lost, lower the quota of a step.
+    """Only workers that came, and then finished or were lost, lower the quota of a step. One that comes back is counted
+    again from the first step that has its gradient: until then it may be waiting for the step in hand to end.
 
     A restarted chief knows of more ends than it tells here; so its run is looked at up to its first death.
     """
     ended: set[str] = set()
     there: set[str] = set()
+    returned: dict[int, str] = {}
     most, nobody = 0, False
     for event in cluster.world.trace:
         detail = event.detail
         if event.process == "chief" and event.what == "kill":
             return
         if event.what == "admitted":
-            ended.discard(detail["name"])
             there.add(detail["name"])
+            returned[detail["incarnation"]] = detail["name"]
         elif event.what in ("ended", "finished", "worker lost"):
+            returned = {incarnation: name for incarnation, name in returned.items() if name != detail["name"]}
             ended.add(detail["name"])
             there.discard(detail["name"])
             most, nobody = max(most, len(ended)), nobody or not there
@@ -203,6 +206,7 @@ def whole_quotas(cluster: SimulatedCluster, update: SyncReplicas) -> Iterator[st
             quota = quota_of(update, cluster.workers, most)
             if len(detail["pushes"]) < quota and not nobody:  # what was acknowledged is applied when all are gone
                 yield f"epoch {detail['epoch']} step {detail['step']}: {detail['pushes']} is below the quota of {quota}"
+            ended -= {returned.pop(incarnation) for _, incarnation, _ in detail["pushes"] if incarnation in returned}
 
 
 def quota_of(update: SyncReplicas, workers: int, gone: int) -> int:
