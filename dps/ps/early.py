@@ -1,8 +1,8 @@
-"""Sends finished parts of the next version to a waiting pull while the push is still arriving: both directions are full.
+"""Sends finished parts of the next version to a waiting pull while the push is still arriving.
 
-Finished ranges are sent immediately, except the last piece, which is sent when the version is published. If the version
-is dropped (NaN in a later piece, or another session's push in between), the pull waits on. It is answered later under a
-higher number, and its session then forgets the pieces of this answer.
+So both directions of a connection are used at once. Finished ranges are sent immediately, except the last piece, which
+is sent when the version is published. If the version is dropped (NaN in a later piece, or another session's push in
+between), the pull waits on. It is answered later under a higher number, and its session then forgets these pieces.
 """
 
 from __future__ import annotations
