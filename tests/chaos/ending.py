@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from tests.chaos.cases import FILL, FOR_GOOD, KILL, STOP, TERM
-from tests.chaos.evidence import Evidence
+from tests.chaos.evidence import Evidence, Strike
 from tests.chaos.ledger import Ended, of
 
 LAST_LINES = 25
@@ -62,23 +62,17 @@ def allowed(evidence: Evidence) -> list[End]:
         return _with_a_full_disk(evidence)
     killed = {s.fault.target for s in evidence.struck(KILL, "worker")}
     well = End(PROGRAM_FAILED) if killed else End(0)
-    servers = [s for what in (KILL, TERM) for whom in ("ps", "chief") for s in evidence.struck(what, whom)]
-    names = tuple(s.fault.target for s in servers)
-    lost = End(TASK_LOST, names)
     if len(killed) == case.workers:
         return [End(PROGRAM_FAILED), End(TASK_LOST, tuple(sorted(killed)))]
-    if servers and (any(s.fault.what == TERM for s in servers) or not case.saves or case.restarts == 0):
-        return [well, lost] if _can_go_on(evidence) else [lost]
+    gone = [*_killed_servers(evidence), *evidence.struck(TERM, "ps")]  # a chief that is told to end saves, and ends all
+    lost = End(TASK_LOST, tuple(strike.fault.target for strike in gone))
+    if gone and (case.restarts == 0 or not (case.saves or all(s.fault.whom == "chief" for s in gone))):
+        return [lost]
     return [well, *_after_pauses(evidence)]
 
 
-def _can_go_on(evidence: Evidence) -> bool:
-    """Whether servers that ended can be replaced: they are started again, and a ps finds its values in a checkpoint."""
-    case = evidence.case
-    killed = [s for whom in ("ps", "chief") for s in evidence.struck(KILL, whom)]
-    if killed and case.restarts == 0:
-        return False
-    return case.saves or not evidence.struck(KILL, "ps")
+def _killed_servers(evidence: Evidence) -> list[Strike]:
+    return [strike for whom in ("ps", "chief") for strike in evidence.struck(KILL, whom)]
 
 
 def _after_pauses(evidence: Evidence) -> list[End]:
@@ -97,7 +91,7 @@ def _after_pauses(evidence: Evidence) -> list[End]:
 def _with_a_full_disk(evidence: Evidence) -> list[End]:
     """A disk that stays full: the last checkpoint cannot be written. One that was full for a while changes nothing,
     unless a server had to begin anew just then."""
-    servers = [s for whom in ("ps", "chief") for s in evidence.struck(KILL, whom)]
+    servers = _killed_servers(evidence)
     ends = [] if servers and evidence.case.restarts == 0 else [End(0)]
     if any(s.fault.seconds == FOR_GOOD for s in evidence.struck(FILL)):
         ends = [End(PROGRAM_FAILED, ("checkpoint",)), End(TASK_LOST, ("checkpoint", "journal"))]

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from tests.chaos import model
 from tests.chaos.books import Book, base, book, counted, counts, seen
-from tests.chaos.cases import FILL, KILL, TERM
+from tests.chaos.cases import FILL, KILL
 from tests.chaos.ending import judge_end
 from tests.chaos.evidence import Evidence, Saved
 from tests.chaos.ledger import Led, NothingNew, Opened, RolledBack, Settled, of
@@ -76,10 +76,8 @@ def judge_checkpoints(evidence: Evidence) -> list[str]:
 
 
 def judge_last_checkpoint(evidence: Evidence) -> list[str]:
-    """A run that ended as it should has saved its last step: all accepted pushes of the last epoch are in it. So has a
-    run that ended because the chief was told to end."""
-    told_to_end = {strike.fault.what for strike in evidence.strikes} == {TERM} and evidence.struck(TERM, "chief")
-    if not (evidence.case.saves and (_ended_well(evidence) or told_to_end)) or evidence.stalled:
+    """A run that ended as it should has saved its last step: all accepted pushes of the last epoch are in it."""
+    if not (evidence.case.saves and _ended_well(evidence)) or evidence.stalled:
         return []
     if not evidence.saved:
         return ["the run ended well and wrote no checkpoint"]
