@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -44,6 +45,7 @@ class Result:
 
 def main(argv: Sequence[str]) -> int:
     """Run a campaign, or one run again."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the runs of now are ended in order
     args = parser().parse_args(argv)
     if args.run:
         kind, mode, seed = args.run

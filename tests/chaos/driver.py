@@ -99,7 +99,7 @@ class Run:
         order = Order(
             str(self.folder.resolve()), str(self.checkpoint_dir.resolve()) if self.checkpoint_dir else "", case.save_s,
             case.workers, case.update if ":" in case.update and case.mode == "sync" else "", case.pushes, case.loop,
-            case.rows, case.pace_s,
+            case.rows, case.pace_s, os.getpid(),
         )  # fmt: skip
         numbers = ["--ps", str(case.ps), "--workers", str(case.workers), "--restarts", str(case.restarts)]
         program = str(ROOT / "tests/chaos/worker.py")

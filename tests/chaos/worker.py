@@ -40,6 +40,8 @@ class Order:
     loop: str
     rows: int
     pace_s: float
+    driver: int
+    """The process that started this run; without it the loops end."""
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -75,22 +77,25 @@ def state(session: dps.Session) -> tuple[int, int]:
 
 
 class Loop:
-    """The training loop: until the driver has made the file `finish`, or the session should stop."""
+    """The training loop: until the driver has made the file `finish` or is gone, or the session should stop."""
 
     def __init__(self, session: dps.Session, task: int, order: Order, writes: Writes) -> None:
         self.session, self.task, self.order, self.writes, self.ledger = session, task, order, writes, writes.ledger
         self.gradients = model.gradients(order.pushes, order.rows, task, order.workers)
-        self._finish = os.path.join(order.folder, "finish")
+        self._finish, self._driver = os.path.join(order.folder, "finish"), f"/proc/{order.driver}"
         self._ask_at = 0.0
 
     def run(self) -> None:
         turn = {"push": self._push, "step": self._step, "stream": self._stream}[self.order.loop]
         self._saw(self.session.pull())
-        while not os.path.exists(self._finish) and not self.session.should_stop():
+        while self._goes_on() and not self.session.should_stop():
             turn()
             self._leads()
             time.sleep(self.order.pace_s)
         self._saw(self.session.pull())
+
+    def _goes_on(self) -> bool:
+        return not os.path.exists(self._finish) and os.path.exists(self._driver)
 
     def _saw(self, values: Any) -> None:
         found = {name: model.ends(array, self.task, self.order.workers) for name, array in values.items()}
