@@ -46,6 +46,8 @@ class Pushes:
 
     def _begin_epoch(self) -> None:
         self.acknowledged = 0
+        self._token_of = 0
+        """The newest push whose token was taken: tokens may come in another order."""
         self.numbers = dict.fromkeys(self._connection.plan.ps, 0)
         self.pulled = dict.fromkeys(self._connection.plan.ps, -1)
         """The version of each shard that the last pull gave: what the next push was computed from."""
@@ -82,9 +84,14 @@ class Pushes:
         connection = self._connection
         connection.step = max(connection.step, step)
         if connection.sync:
-            connection.local_step = max(connection.local_step, step)
+            self._take_token(number, step)
         self.acknowledged += 1
         self.numbers[ps] = number
+
+    def _take_token(self, number: int, step: int) -> None:
+        """A push was released by a token, whose value is the session's local step from now on."""
+        if number > self._token_of:
+            self._token_of, self._connection.local_step = number, step
 
     def start(
         self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False,
@@ -117,8 +124,8 @@ class Pushes:
             result = operation.settle(connection.step)
             self.acknowledged += 1
             connection.step = max(connection.step, result.step)
-            if connection.sync:
-                connection.local_step = max(connection.local_step, result.step)
+            if operation.released is not None:
+                self._take_token(*operation.released)
             self._tell(operation)
 
     def _first_complete(self) -> PushOp | None:

@@ -103,6 +103,14 @@ class PushOp:
         if self.error is not None:
             raise self.error
 
+    @property
+    def released(self) -> tuple[int, int] | None:
+        """In sync, of a complete operation: its number on the step ps, and the value of the token that released it."""
+        leading = self.transfers.get(self._step_ps)
+        if not self._sync or self.rolled_back or leading is None or leading.result is None:
+            return None
+        return leading.result.number, leading.result.step
+
     def applied(self, ps: int) -> bool:
         """Whether a ps counts it; complete operations only."""
         if self._sync or ps not in self.transfers:

@@ -36,8 +36,12 @@ class SyncReplicas(metaclass=Checked):
     """`replicas_to_aggregate` of `total_num_replicas` gradients are averaged and applied as one step.
 
     None: the number of workers. More replicas than are aggregated are backup workers; fewer compute several
-    batches a step. `initial_tokens` None: max(0, aggregate - total). Workers that finish or are lost lower both
-    numbers; a step that needs more workers than there are waits for them, until the deadline of whoever waits for it.
+    batches a step. Workers that finish or are lost lower both numbers; a step that needs more workers than there are
+    waits for them, until the deadline of whoever waits for it.
+
+    `initial_tokens` None: max(0, aggregate - total), a token grants the current step, and each step discards those that
+    are left over. N: tokens are a queue of step values that begins with N, as TensorFlow's; a worker takes the oldest,
+    and its next gradient counts as one of that step.
     """
 
     replicas_to_aggregate: int | None = None

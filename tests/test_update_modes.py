@@ -181,10 +181,35 @@ def test_fewer_workers_than_gradients_compute_several_batches_for_a_step() -> No
 def test_as_many_initial_tokens_as_tensorflow_gives_waste_what_is_computed_during_the_first_update() -> None:
     with sessions(2, dps.SyncReplicas(2, 2, initial_tokens=2)) as (one, two):
         assert one.push(grads(1.0)) == dps.Push(0, True)  # released at once, with the values of step 0
-        assert two.push(grads(3.0)) == dps.Push(1, True)
-        assert one.push(grads(100.0)) == dps.Push(1, False)
+        assert two.push(grads(3.0)) == dps.Push(0, True)  # by the second of the two first tokens
+        assert everywhere(two) == -2.0
+        assert pushes([one, two], [100.0, 100.0]) == [dps.Push(1, False), dps.Push(1, False)]
         assert pushes([one, two], [1.0, 1.0]) == [dps.Push(2, True), dps.Push(2, True)]
         assert everywhere(one) == -3.0
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_with_initial_tokens_old_tokens_are_taken_first_as_in_tensorflow(ps: int) -> None:
+    with sessions(3, dps.SyncReplicas(2, 3, initial_tokens=3), ps=ps) as workers:
+        told = [
+            workers[of].push(grads(value)) for of, value in ((0, 0.2), (2, 1.0), (1, 3.0), (0, 1.0), (1, 2.0), (2, 0.6))
+        ]
+        assert [(push.step, push.accepted) for push in told] == [
+            (0, True), (0, True), (0, False), (1, False), (1, False), (1, False),
+        ]  # fmt: skip
+        assert everywhere(workers[0]) == -0.6 and workers[0].global_step == 1
+
+
+def test_a_worker_that_enters_late_takes_an_old_token_and_its_next_gradient_is_dropped() -> None:
+    settings: dict[str, Any] = {"optimizer": dps.optim.SGD(1.0), "timeout": 10}
+    settings["update"] = dps.SyncReplicas(1, 2, initial_tokens=2)
+    with cluster(1, 2, "inproc") as servers, ExitStack() as stack:
+        one = stack.enter_context(dps.Session(servers[0], params(), **settings))
+        assert one.push(grads(1.0)) == dps.Push(0, True)
+        late = stack.enter_context(dps.Session(servers[1], params(), **settings))
+        assert late.push(grads(1.0)) == dps.Push(0, True)  # it entered at step 1, and its token is one of step 0
+        assert late.push(grads(1.0)) == dps.Push(1, False)
+        assert everywhere(one) == -2.0
 
 
 def test_whether_a_push_is_in_its_set_is_known_before_its_token_comes() -> None:

@@ -4,7 +4,7 @@ Events go in (members, entries, reports of whole pushes), actions come out in or
 carries out, and `Grant`s that answer waiting pushes with a token. No clock, no sockets. After every event:
     a push is in a step's set only if it is whole on every ps and not older than the step;
     a step has its quota: only workers that took part and ended, and gradients that were refused, lower it;
-    tokens handed out after a step never exceed max(total, aggregate) but to end a standstill;
+    tokens made for a step never exceed max(total, aggregate) but to end a standstill;
     as long as a counted worker lives, and the step is not short of workers, some worker can go on.
 """
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dps.protocol import APPLIED, DROPPED, REFUSED
+from dps.ps.tokens import Tokens
 
 PushId = tuple[int, int, int]
 """Task index, incarnation, push number: the order of summation."""
@@ -78,7 +79,7 @@ class Quorum:
         self.step = step
         self.configured_aggregate, self.configured_total = aggregate, total
         self._initial_tokens = initial_tokens
-        self.tokens = 0
+        self.tokens = Tokens(queued=initial_tokens is not None)
         self._started = False
         self._told = False
         """Whether the members were told before: those of the first time count whether they have entered or not."""
@@ -111,7 +112,10 @@ class Quorum:
         self.members, self._gone, self._absent = dict(members), gone, set(absent)
         names = {m.name for m in members.values()}
         self._others_gone = (self._others_gone | others.intersection(self.counted)) - names
-        self.counted = [n for n in self.counted if n in names or n in expected or n in self._absent]
+        counted = [n for n in self.counted if n in names or n in expected or n in self._absent]
+        for _ in range(len(self.counted) - len(counted)):
+            self.tokens.worker_ended()
+        self.counted = counted
         first = [] if self._told else [m.name for m in members.values() if m.worker]
         self._told = True
         self.counted += dict.fromkeys(n for n in [*first, *expected, *absent] if n not in self.counted)
@@ -252,6 +256,7 @@ class Quorum:
         """Everything that can happen now."""
         actions: list[Decision | Grant] = []
         while True:
+            self._put_initial_tokens()
             if self._at_door:
                 actions += self._admit(everybody=not self._held or not self._has_counted_members())
             nobody = self._absent.issuperset(self.counted) and not self._waiting
@@ -259,34 +264,37 @@ class Quorum:
                 actions.append(self._freeze())
                 actions += self._forget_ended()
                 continue
-            if not self._started and self._waiting:
-                self._started = True
-                least = max(0, self.aggregate - self.total)
-                self.tokens += least if self._initial_tokens is None else max(least, self._initial_tokens)
             while self.tokens and self._waiting:
-                waiting = self._waiting.popleft()
-                self.tokens -= 1
-                actions.append(Grant(waiting.id[1], waiting.id[2], self.step, waiting.status, waiting.reason))
+                waiting, step = self._waiting.popleft(), self.tokens.take()
+                actions.append(Grant(waiting.id[1], waiting.id[2], step, waiting.status, waiting.reason))
             if not self._standstill():
                 return actions
             if not self._held:  # nobody's gradient was taken: all try this step again, with the whole quota
                 self._excused = []
-                self.tokens += len(self._waiting)
+                self.tokens.add(self.step, len(self._waiting))
             else:
                 self._let_more_come()
+
+    def _put_initial_tokens(self) -> None:
+        """Once, before the first push waits for one: by then it is known how many workers there are."""
+        if not self._started and self._waiting:
+            self._started = True
+            least = max(0, self.aggregate - self.total)
+            self.tokens.add(self.step, least if self._initial_tokens is None else max(least, self._initial_tokens))
 
     def _let_more_come(self) -> None:
         """As many tokens as gradients are missing; first for those who have none in the step."""
         held = set(self._held)
         self._waiting = deque(sorted(self._waiting, key=lambda waiting: waiting.id in held))
-        self.tokens += min(len(self._waiting), self.aggregate - len(self._excused) - len(self._held))
+        missing = self.aggregate - len(self._excused) - len(self._held)
+        self.tokens.add(self.step, min(len(self._waiting), missing))
 
     def _freeze(self) -> Decision:
         self.step += 1
         decision = Decision(self.step, chosen=tuple(sorted(self._held)))
         self._held, self._excused = [], []
         self._started = True
-        self.tokens = max(self.total, self.aggregate)
+        self.tokens.hand_out(self.step, max(self.total, self.aggregate))
         return decision
 
     def _admit(self, everybody: bool) -> list[Decision | Grant]:

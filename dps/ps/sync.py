@@ -283,6 +283,7 @@ class SyncMode:
         if ledger is not None and (staged := ledger.staged.get(grant.number)) is not None:
             self._own(staged)  # a token that comes before the step
         result = Pushed(grant.number, grant.status, grant.step, 0, self.shard.store.counter, grant.reason)
+        self.shard.node.runtime.record("token", epoch=self.shard.epoch, incarnation=grant.incarnation, step=grant.step)
         self._note(grant.incarnation, result)
         if asker is not None:
             self.shard.answer_push(asker, result)

@@ -94,15 +94,53 @@ def test_several_batches_a_worker_make_a_step_by_initial_tokens() -> None:
     actions = s.push(1, 0)
     assert sets(actions) == [[(0, 10, 1), (0, 10, 2), (1, 11, 1), (1, 11, 2)]]
     assert grants(actions) == [(0, 1, "applied"), (1, 1, "applied")]
-    assert s.quorum.tokens == 2
+    assert len(s.quorum.tokens) == 2
 
 
 def test_initial_tokens_as_tensorflow_waste_the_round_after_the_first_update() -> None:
     s = Steps(2, aggregate=2, total=2, initial_tokens=2)
     assert grants(s.push(0, 0)) == [(0, 0, "applied")]
     actions = s.push(1, 0)
-    assert sets(actions) == [[(0, 10, 1), (1, 11, 1)]] and grants(actions) == [(1, 1, "applied")]
+    assert sets(actions) == [[(0, 10, 1), (1, 11, 1)]] and grants(actions) == [(1, 0, "applied")]
     assert grants(s.push(0, 0)) == [(0, 1, "dropped")]
+    assert grants(s.push(1, 0)) == [(1, 1, "dropped")]
+
+
+def test_with_initial_tokens_a_worker_takes_the_oldest_token_and_its_value_is_the_next_local_step() -> None:
+    s = Steps(3, aggregate=2, total=3, initial_tokens=3)
+    local, steps = dict.fromkeys(range(3), 0), 0
+    for worker in (0, 2, 1, 0, 1, 2):
+        actions = s.push(worker, local[worker])
+        steps += len(sets(actions))
+        ((of, local[worker], _),) = grants(actions)
+        assert of == worker
+    assert (s.quorum.step, steps, local) == (1, 1, {0: 1, 1: 1, 2: 1})
+
+
+def test_of_queued_tokens_one_goes_with_each_counted_worker_that_ends() -> None:
+    s = Steps(3, aggregate=3, total=3, initial_tokens=3)
+    for worker in range(3):
+        s.push(worker, 0)
+    assert len(s.quorum.tokens) == 3  # those of step 1
+    s.leave(2)
+    assert len(s.quorum.tokens) == 2
+    s.join(3)  # one that comes needs no token
+    assert len(s.quorum.tokens) == 2
+
+
+def test_who_enters_gets_the_current_step_whatever_old_tokens_are_left() -> None:
+    s = Steps(1, aggregate=1, total=2, initial_tokens=2)
+    assert grants(s.push(0, 0)) == [(0, 0, "applied")]
+    assert s.join(1) == [Grant(11, 0, 1, "applied")]
+    assert grants(s.push(1, 1)) == [(1, 0, "applied")]  # and then takes the oldest token
+
+
+def test_at_a_standstill_of_queued_tokens_those_of_the_current_step_are_granted() -> None:
+    s = Steps(2, aggregate=2, total=2, initial_tokens=0)
+    s.push(0, 0)
+    s.push(1, 0)
+    assert grants(s.push(0, 0)) == []
+    assert grants(s.push(1, 1)) == [(0, 1, "dropped")]
 
 
 def test_a_refused_gradient_lowers_the_quota_of_its_step_only_and_gets_a_token() -> None:
@@ -205,7 +243,7 @@ def test_a_step_is_not_made_from_fewer_gradients_than_its_quota(workers: int) ->
     s = Steps(workers, aggregate=2 * workers, total=2 * workers)
     for worker in range(workers):
         assert s.push(worker, 0) == []
-    assert (s.quorum.step, s.quorum.tokens) == (0, 0)
+    assert (s.quorum.step, len(s.quorum.tokens)) == (0, 0)
     assert (
         s.quorum.shortage()
         == f"step 1 needs {2 * workers} gradients from {2 * workers} workers; this cluster has {workers}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from hypothesis import given, settings
@@ -19,8 +20,14 @@ class Model:
 
     def __init__(self, ps: int, workers: int, expected: int, settings: dict[str, Any]) -> None:
         self.ps, self.quorum, self.gone = ps, Quorum(range(ps), 0, **settings), 0
-        self.aggregate, self.total = settings["aggregate"], settings["total"]
         self.expected = [f"worker:{workers + i}" for i in range(expected)]
+        self.aggregate, self.total = settings["aggregate"], settings["total"]
+        self.initial = settings["initial_tokens"]
+        self.queue: deque[int] = deque()
+        """With initial tokens: the values of all that are left."""
+        self.started = False
+        self.counted: set[str] = set(self.expected)
+        """Workers that a step waits for."""
         self.came: set[str] = set()
         self.absent: list[str] = []
         self.entered: set[int] = set()
@@ -56,6 +63,12 @@ class Model:
         self.take(self.quorum.enter(incarnation))
 
     def tell(self) -> None:
+        self.counted |= set(self.expected)
+        ended = self.counted - {*self.expected, *self.absent, *(m.name for m in self.members.values())}
+        self.counted -= ended
+        for _ in ended:
+            if self.queue:
+                self.queue.popleft()
         self.take(self.quorum.set_members(self.members, self.expected, self.gone, self.absent))
 
     def join_next(self) -> None:
@@ -88,7 +101,14 @@ class Model:
                 by[ps] = refusal
                 if len(by) == self.ps:
                     self.decided_at.setdefault((incarnation, number), step)
+                    self.put_initial_tokens()
             self.take(self.quorum.report(ps, incarnation, number, step, refusal))
+
+    def put_initial_tokens(self) -> None:
+        if not self.started and self.initial is not None:
+            aggregate, total = self.quota()
+            self.queue.extend([0] * max(self.initial, aggregate - total))
+        self.started = True
 
     def leave(self, which: int, comes_back: bool) -> None:
         if self.members:
@@ -109,17 +129,17 @@ class Model:
     # -- what must hold -----------------------------------------------------------------------------------------
 
     def quota(self) -> tuple[int, int]:
-        """Gradients that make a step, and the workers that it takes, without the refused ones."""
+        """Gradients that make a step, with the refused ones, and replicas that take part."""
         there = len(self.entered & self.members.keys())
         workers = there + len({*self.expected, *self.absent} - {self.members[i].name for i in self.members})
         total = workers if self.total is None else max(1, self.total - self.gone, min(self.total, there))
         if self.aggregate is None:
             return total, total
         several = self.aggregate > (workers + self.gone if self.total is None else self.total)
-        return (self.aggregate if several else min(self.aggregate, total)), min(self.aggregate, total)
+        return (self.aggregate if several else min(self.aggregate, total)), total
 
     def lacks_workers(self) -> bool:
-        return len(self.members) < self.quota()[1]
+        return len(self.members) < min(self.quota())
 
     def take(self, actions: list[Decision | Grant]) -> None:
         going_on = [i for i in self.members if i not in self.waiting]
@@ -129,7 +149,7 @@ class Model:
                 self._decision(action)
             else:
                 self._grant(action)
-        if self.grants_this_step > self.most:
+        if self.initial is None and self.grants_this_step > self.most:
             assert not going_on, "more tokens than max(total, aggregate), and it was no standstill"
             self.most = self.grants_this_step
         self.at_freeze = max(self.quorum.aggregate, self.quorum.total)
@@ -148,6 +168,8 @@ class Model:
             self.steps += 1
             self.grants_this_step = self.refused = 0
             self.most = max(self._tokens(), self.at_freeze)  # who enters with the step changes both numbers after it
+            if self.initial is not None:
+                self.queue.extend([self.steps] * max(self.quota()))
         assert decision.step == self.steps
         assert list(decision.chosen) == sorted(decision.chosen)
         for _, incarnation, number in decision.chosen:
@@ -166,12 +188,14 @@ class Model:
         self.ended |= set(decision.ended)
 
     def _grant(self, grant: Grant) -> None:
-        assert grant.step == self.steps
+        queued = self.queue.popleft() if grant.number and self.queue else self.steps
+        assert grant.step == queued, "not the oldest token, or not the current step"
         assert grant.incarnation in self.waiting, "a grant for nobody who waits"
         self.waiting.discard(grant.incarnation)
         self.local[grant.incarnation] = grant.step
         if not grant.number:
             self.entered.add(grant.incarnation)
+            self.counted.add(self.members[grant.incarnation].name)
             return
         push = (grant.incarnation, grant.number)
         assert grant.number == self.number[grant.incarnation] and push not in self.granted
@@ -188,14 +212,15 @@ class Model:
             self.deliver(0)
         self.give_up()
         while self.members and self.lacks_workers():
-            gradients, workers = self.quota()
+            gradients, workers = self.quota()[0], min(self.quota())
             wanted = f"step {self.steps + 1} needs {gradients} gradients from {workers} workers; this cluster has "
             assert self.quorum.shortage() == wanted + str(len(self.members))
             self.join_next()
         assert not self.members or not self.quorum.shortage()
         assert not self.members or len(self.waiting) < len(self.members), "everybody waits"
         before = self.steps
-        for _ in range(4 * (1 + self.quorum.aggregate)):
+        old = len(self.queue)  # tokens of earlier steps, with which pushes are dropped
+        for _ in range(4 * (1 + self.quorum.aggregate) + old):
             for which in range(len(self.members)):
                 self.push(which, "", False)
             while self.pending:

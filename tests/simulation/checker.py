@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,6 +51,7 @@ def violations(
         found += same_sets(applied)
         assert isinstance(update, SyncReplicas)
         found += whole_quotas(cluster, update)
+        found += tokens_in_order(cluster, update)
     if mode == "bounded":
         found += bounded(cluster, bound, history.plan is not None and len(history.plan.ps) == 1)
     found += on_disk(cluster, applied, history)
@@ -209,10 +210,42 @@ def whole_quotas(cluster: SimulatedCluster, update: SyncReplicas) -> Iterator[st
             ended -= {returned.pop(incarnation) for _, incarnation, _ in detail["pushes"] if incarnation in returned}
 
 
+def tokens_in_order(cluster: SimulatedCluster, update: SyncReplicas) -> Iterator[str]:
+    """Tokens have the value of the current step; with initial tokens they are those that were made, oldest first.
+
+    Once a worker has ended, some are left out, and steps make fewer. At a standstill, when none is left, one has the
+    value of the current step.
+    """
+    queued, queue, epoch, step, ended = update.initial_tokens is not None, deque[int](), -1, 0, False
+    restored = {e.detail["epoch"]: e.detail["step"] for e in cluster.world.trace if e.what == "epoch"}
+    for event in cluster.world.trace:
+        detail = event.detail
+        ended = ended or event.what in ("ended", "finished", "worker lost", "kill")
+        if event.process != "ps:0" or event.what not in ("applied", "token"):
+            continue
+        if detail["epoch"] != epoch:
+            epoch, step = detail["epoch"], restored[detail["epoch"]]
+            queue = deque([step] * (update.initial_tokens or 0))
+        if event.what == "applied":
+            step = detail["step"]
+            queue.extend([step] * max(quotas(update, cluster.workers)))
+            continue
+        left = list(queue)
+        while queued and queue and ended and queue[0] != detail["step"]:
+            queue.popleft()
+        if detail["step"] != (queue.popleft() if queued and queue else step):
+            yield f"{event.time_s:.3f}: a token of step {detail['step']} at step {step}, where {left} were left"
+
+
+def quotas(update: SyncReplicas, workers: int) -> tuple[int, int]:
+    """Gradients and replicas of a step, as they are configured."""
+    total = update.total_num_replicas or workers
+    return update.replicas_to_aggregate or total, total
+
+
 def quota_of(update: SyncReplicas, workers: int, gone: int) -> int:
     """How many gradients make a step when so many of the workers have come and gone."""
-    total = update.total_num_replicas or workers
-    aggregate = update.replicas_to_aggregate or total
+    aggregate, total = quotas(update, workers)
     return aggregate if aggregate > total else min(aggregate, max(1, total - gone))
 
 

@@ -41,16 +41,23 @@ class Scenario:
     @property
     def name(self) -> str:
         """What `scenario` makes it of, with the seed."""
+        if isinstance(self.update, SyncReplicas) and self.update.initial_tokens is not None:
+            return "tokens"
         return self.mode if self.patience_s is None else next(n for n, mode in AT_ONCE.items() if mode == self.mode)
 
 
 def update_of(mode: str, workers: int, draw: random.Random) -> Update:
-    """The update mode; sync also with backup workers and with several batches a worker, async with its options."""
+    """The update mode; sync also with backup workers and with several batches a worker, async with its options; tokens
+    is sync with initial tokens."""
     if mode == "bounded":
         return Bounded(BOUND)
     if mode == "async":
         return draw.choice([Async(), Async(), Async(max_staleness=2)])
     kind = draw.choice(["all", "all", "backup", "several"])
+    if mode == "tokens":
+        more = draw.choice([0, 1, workers])
+        aggregate = {"all": workers, "backup": max(1, workers - 1), "several": workers + 1}[kind]
+        return SyncReplicas(aggregate, workers, max(0, aggregate - workers) + more)
     if kind == "backup" and workers > 1:
         return SyncReplicas(workers - 1, workers)
     return SyncReplicas(workers + 1, workers) if kind == "several" else SyncReplicas()
@@ -96,6 +103,7 @@ def scenario(mode: str, seed: int) -> Scenario:
         patience_s, update = draw.choice([0.02, 0.3, 3.0]), SyncReplicas() if mode == "steps" else Async()
         return Scenario(AT_ONCE[mode], seed, ps, workers, 6, network, faults, killed, checkpointed, update, patience_s)
     update = update_of(mode, workers, draw)
+    mode = "sync" if mode == "tokens" else mode
     return Scenario(mode, seed, ps, workers, 6, network, faults, killed, checkpointed, update)
 
 

@@ -23,6 +23,7 @@ from dps.ps import (
     staging,
     store,
     sync,
+    tokens,
 )
 from dps.ps import stepping as ps_stepping
 from dps.reply import Push
@@ -81,6 +82,15 @@ def test_a_standstill_that_makes_a_smaller_step_is_caught(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(quorum.Quorum, "_let_more_come", lower)
     caught("sync", "is below the quota", 30)
+
+
+def test_initial_tokens_that_are_thrown_away_with_each_step_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def discard(self: tokens.Tokens, step: int, count: int) -> None:
+        self._values.clear()
+        self.add(step, count)
+
+    monkeypatch.setattr(tokens.Tokens, "hand_out", discard)
+    caught("tokens", "a token of step")
 
 
 def test_a_push_counted_before_it_is_whole_everywhere_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

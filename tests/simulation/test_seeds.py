@@ -23,6 +23,13 @@ def test_no_promise_is_broken_under_faults(mode: str, first: int) -> None:
 
 
 @pytest.mark.timeout(600)
+def test_no_promise_is_broken_where_tokens_are_queued() -> None:
+    for seed in range(FIRST, FIRST + max(SEEDS // 5, 10)):
+        found = run(scenario("tokens", seed))
+        assert not found, "\n".join(found)
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["async", "sync", "bounded"])
 def test_no_promise_is_broken_where_a_ps_holds_no_variables(mode: str) -> None:
     for seed in range(FIRST, FIRST + max(SEEDS // 10, 10)):
