@@ -110,7 +110,7 @@ class Connection:
             assert isinstance(answer, ClusterIs)
             if answer.complete:
                 return sorted(int(task) for task in answer.cluster["ps"])
-            if self.runtime.now() >= deadline - 2 * ASK_AGAIN_S:  # a later answer could come too late to say why
+            if self.caller.now() >= deadline - 2 * ASK_AGAIN_S:  # a later answer could come too late to say why
                 raise DeadlineExceeded(f"{self.name}: {answer.text}")
             self.runtime.sleep(ASK_AGAIN_S)
 
@@ -189,7 +189,7 @@ class Connection:
         while not request.complete:
             self.check_node()
             self._initialise(state, request, deadline)
-            left = deadline - self.runtime.now()
+            left = deadline - self.caller.now()
             if left <= 0:
                 self.caller.drop(request)
                 raise DeadlineExceeded(f"{self.name} could not join the run at {self.chief.address}: {state['text']}")
@@ -251,13 +251,13 @@ class Connection:
     def _wait_all(
         self, requests: list[Request], errors: list[Exception], deadline: float, whom: str, stop: Callable[[], bool]
     ) -> None:
-        while not self.caller.wait(requests, min(SLICE_S, max(0.0, deadline - self.runtime.now())), stop):
+        while not self.caller.wait(requests, min(SLICE_S, max(0.0, deadline - self.caller.now())), stop):
             self.check_node()
-            if stop() or self.runtime.now() >= deadline:
+            if stop() or self.caller.now() >= deadline:
                 break
         for request in requests:
             self.caller.drop(request)
-        if not stop() and self.runtime.now() >= deadline:
+        if not stop() and self.caller.now() >= deadline:
             raise DeadlineExceeded(f"{self.name} waited for {whom}")
         for error in errors:
             if not isinstance(error, Aborted):
@@ -282,14 +282,14 @@ class Connection:
             return True
 
         request = self.caller.start(ref or self.chief, message, feed)
-        while not self.caller.wait([request], min(SLICE_S, max(0.0, deadline - self.runtime.now()))):
+        while not self.caller.wait([request], min(SLICE_S, max(0.0, deadline - self.caller.now()))):
             self.check_node()
             if ref is not None:
                 self.look_at_chief()
                 if self.aborted:
                     self.caller.drop(request)
                     raise Aborted(f"run epoch {self.epoch} is over")
-            if self.runtime.now() >= deadline:
+            if self.caller.now() >= deadline:
                 self.caller.drop(request)
                 raise DeadlineExceeded(f"{self.name}: {text[0]}")
         if isinstance(answers[0], Failed):
@@ -309,7 +309,7 @@ class Connection:
 
     def look_at_chief(self) -> None:
         """Ask the chief, at most every half second and without waiting, whether this epoch still runs."""
-        now = self.runtime.now()
+        now = self.caller.now()
         if now - self._state_at < SLICE_S:
             return
         self._state_at = now
@@ -338,7 +338,7 @@ class Connection:
 
     def silent(self) -> str:
         """Which ps are disconnected, and since when, for error messages."""
-        now = self.runtime.now()
+        now = self.caller.now()
         away = self.caller.away
         names = [f"ps:{t} (away for {now - away[r.address]:.0f} s)" for t, r in self.refs.items() if r.address in away]
         if self.chief.address in away:

@@ -501,7 +501,7 @@ class Session:
         All sessions are rolled back, as after the loss of a ps. Raises CheckpointError when it cannot be used.
         """
         self._waiter.check_open()
-        connection, deadline = self._connection, self._deadline(timeout)
+        connection, deadline = self._connection, self._waiter.deadline(timeout)
         connection.ask(Restore(connection.number, connection.epoch, name), deadline, "the chief")
         self._waiter.recover(deadline)
         return connection.step
@@ -510,7 +510,7 @@ class Session:
     def stats(self) -> dict[str, Any]:
         """Counters of every ps and of the chief, by task name, for people. Blocks."""
         self._waiter.check_open()
-        return self._connection.stats(self._deadline(None))
+        return self._connection.stats(self._waiter.deadline(None))
 
     @one_at_a_time
     def close(self) -> None:

@@ -44,8 +44,9 @@ class Waiter:
             raise ValueError("the session is closed")
 
     def deadline(self, timeout: float | None) -> float:
-        """On the runtime's clock; `timeout` None is the session's."""
-        return self._connection.runtime.now() + (self._timeout_s if timeout is None else timeout)
+        """On the clock of the session's caller, which stands still while this process does; `timeout` None is the
+        session's."""
+        return self._connection.caller.now() + (self._timeout_s if timeout is None else timeout)
 
     @property
     def patience_ms(self) -> int:
@@ -66,7 +67,7 @@ class Waiter:
         self.check_open()
         connection, deadline = self._connection, self.deadline(timeout)
         operation.start()
-        started = now = connection.runtime.now()
+        started = now = connection.caller.now()
         look_at, report_at = started + SLICE_S, started + REPORT_S
         while not operation.complete:
             if connection.aborted:
@@ -86,7 +87,7 @@ class Waiter:
                     report_at = now + REPORT_S
                     log.warning("%s", self._late(operation, what, now - started))
             connection.caller.turn(max(0.0, min(deadline, look_at) - now))
-            now = connection.runtime.now()
+            now = connection.caller.now()
         operation.raise_error()
 
     def _late(self, operation: Operation, what: str, waited_s: float) -> str:

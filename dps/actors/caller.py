@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from dps.actors.messages import Failed, Waiting
 from dps.actors.outbox import Outbox
+from dps.actors.own_time import OwnTime
 from dps.actors.ref import Ref
 from dps.actors.requests import Feed, Question, Request, Requests
 from dps.errors import DeadlineExceeded, ProtocolError
@@ -34,13 +35,18 @@ class Caller:
     def __init__(self, runtime: Runtime, name: str) -> None:
         self.runtime, self.name, self.incarnation = runtime, name, 0
         self._endpoint = runtime.endpoint(None)
+        self._time = OwnTime(runtime)
         self._outbox = Outbox(self._endpoint, runtime.together)
         self._requests = Requests()
         self.away: dict[str, float] = {}
-        """Addresses whose connection broke, and when, on the runtime's clock."""
+        """Addresses whose connection broke, and when, on the clock of `now`."""
         self._posted = 0
         """The number of what was posted and is waited for."""
         self._heard: Message | None = None
+
+    def now(self) -> float:
+        """Monotonic seconds, without those in which this process was stopped: the clock of all deadlines here."""
+        return self._time.now()
 
     def start(
         self,
@@ -58,7 +64,7 @@ class Caller:
 
     def open(self, to: Ref, message: Message, request: Request, resend_s: float | None = None) -> None:
         """As `start`, but the message leaves at the next `flush`, `wait` or `poll`, with others to the same node."""
-        self._requests.open(self.runtime.now(), to, request, NEVER, resend_s)
+        self._requests.open(self._time.now(), to, request, NEVER, resend_s)
         self.send(request, message)
 
     def send(self, request: Request, message: Message) -> None:
@@ -76,11 +82,11 @@ class Caller:
     def hear(self, number: int, wait_s: float) -> Message | None:
         """The first answer to what was posted under a number; None when none comes in time. Blocks up to `wait_s`."""
         self._posted, self._heard = number, None
-        deadline = self.runtime.now() + wait_s
+        deadline = self._time.now() + wait_s
         try:
             while self._heard is None and wait_s > 0:
                 self.turn(wait_s)
-                wait_s = deadline - self.runtime.now()
+                wait_s = deadline - self._time.now()
             return self._heard
         finally:
             self._posted, self._heard = 0, None
@@ -114,7 +120,7 @@ class Caller:
 
     def wait(self, requests: Sequence[Request], timeout_s: float, stop: Callable[[], bool] | None = None) -> bool:
         """Pump until all requests are complete, `stop()` is true, or the time is over; True when complete. Blocks."""
-        now = self.runtime.now()
+        now = self._time.now()
         deadline = now + timeout_s
         while not _all_complete(requests):
             if stop is not None and stop():
@@ -125,7 +131,7 @@ class Caller:
             next_at = self._requests.next_at()
             until = deadline if next_at is None or next_at > deadline else next_at
             self.turn(min(max(0.0, until - now), 10.0))
-            now = self.runtime.now()
+            now = self._time.now()
         return True
 
     def poll(self) -> None:
@@ -164,8 +170,8 @@ class Caller:
     def turn(self, wait_s: float) -> bool:
         """Send what was written and take one event; False when none came in time. Blocks up to `wait_s`."""
         self._outbox.flush()
-        event = self._endpoint.receive(wait_s)
-        now = self.runtime.now()
+        event = self._time.receive(self._endpoint, wait_s)
+        now = self._time.now()
         if event.__class__ is Delivery:
             self._take(event, now)
         elif isinstance(event, Connected):

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from dps.actors.actor import Actor
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.outbox import Outbox
+from dps.actors.own_time import OwnTime
 from dps.actors.ref import Ref, Sender
 from dps.actors.requests import Question, Requests
 from dps.actors.watch import Watch
@@ -70,8 +71,9 @@ class Node:
         self.address = self._endpoint.address
         self.actors: dict[str, Actor] = {}
         self.refused_messages = 0
+        self._time = OwnTime(runtime)
         self._requests = Requests()
-        self._watch = Watch()
+        self._watch = Watch(runtime.silence_s)
         self._broken: set[str] = set()
         self._up: set[str] = set()
         self._turned_at = 0.0
@@ -119,7 +121,7 @@ class Node:
 
         Returns a function that drops the question.
         """
-        now = self.runtime.now()
+        now = self._time.now()
 
         def feed(answer: Message) -> bool:
             if isinstance(answer, Waiting):
@@ -158,16 +160,20 @@ class Node:
         """Send what was answered and told until now, rather than at the end of the turn: much is still to be done."""
         self._outbox.flush()
 
+    def now(self) -> float:
+        """Monotonic seconds, without those in which this process was stopped: the clock of all that is timed here."""
+        return self._time.now()
+
     def after(self, seconds: float, call: Callable[[], None]) -> Timer:
         """Call something later on this thread."""
-        timer = Timer(self.runtime.now() + seconds, next(self._order), call)
+        timer = Timer(self._time.now() + seconds, next(self._order), call)
         heapq.heappush(self._timers, timer)
         return timer
 
     def watch(self, address: str, grace_s: float) -> None:
         """Tell all actors here (`lost`, `back`) when the node at an address goes away and comes back."""
         if address != self.address and not self._watch.watches(address):
-            self._watch.add(address, grace_s, self.runtime.now())
+            self._watch.add(address, grace_s, self._time.now())
             if address in self._up:  # only a new connection tells that it is there
                 self._up.discard(address)
                 self._outbox.flush()
@@ -187,7 +193,7 @@ class Node:
         try:
             for actor in list(self.actors.values()):
                 actor.started()
-            self._turned_at = self.runtime.now()
+            self._turned_at = self._time.now()
             while not self._stop_asked:
                 self._turn(self._wait_s())
             for actor in list(self.actors.values()):
@@ -204,7 +210,7 @@ class Node:
         if self._posted:
             return 0.0
         at = min(self._judges_at(), self._timers[0].at if self._timers else NEVER)
-        return 10.0 if at == NEVER else max(0.0, at - self.runtime.now())
+        return 10.0 if at == NEVER else max(0.0, at - self._time.now())
 
     def _judges_at(self) -> float:
         """When somebody who was not heard of since is to be asked again, or counts as lost."""
@@ -212,10 +218,13 @@ class Node:
         return min(NEVER if asked is None else asked, NEVER if watched is None else watched)
 
     def _turn(self, wait_s: float) -> None:
-        event = self._endpoint.receive(wait_s)
+        stood_still_s = self._time.stood_still_s
+        event = self._time.receive(self._endpoint, wait_s)
+        if self._time.stood_still_s > stood_still_s:
+            self._watch.stood_still(self._time.now())
         if event is not None:
             self._take(event)
-        now, judges = self.runtime.now(), self._judges_at()
+        now, judges = self._time.now(), self._judges_at()
         if judges <= now:
             now, judges = self._drain(now)
         took_s, self._turned_at = now - self._turned_at, now
@@ -236,7 +245,7 @@ class Node:
             if judges > now or (event := self._endpoint.receive(0)) is None:
                 break
             self._take(event)
-            now = self.runtime.now()
+            now = self._time.now()
         return now, self._judges_at()
 
     def _take(self, event: Event) -> None:
@@ -247,10 +256,10 @@ class Node:
         elif isinstance(event, Disconnected):
             self._broken.add(event.address)
             self._up.discard(event.address)
-            self._watch.disconnected(event.address, self.runtime.now())
+            self._watch.disconnected(event.address, self._time.now())
 
     def _clockwork(self) -> None:
-        now = self.runtime.now()
+        now = self._time.now()
         for request, message in self._requests.due(now):
             self._send(
                 request.to.address, Envelope(message, request.to.actor, request.number, self.name, self.incarnation)
@@ -282,7 +291,7 @@ class Node:
                 self._answered(envelope)
 
     def _answered(self, envelope: Envelope) -> None:
-        self._guard(lambda: self._requests.answer(envelope.request, envelope.message, self.runtime.now()))
+        self._guard(lambda: self._requests.answer(envelope.request, envelope.message, self._time.now()))
 
     def _hand_over(self, route: Route, envelope: Envelope) -> None:
         sender = Sender(route, envelope.request, envelope.sender, envelope.incarnation)

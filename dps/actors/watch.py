@@ -15,7 +15,10 @@ class _Watched:
 class Watch:
     """Watched addresses as a state machine: connection events in, losses out."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence_s: float = 0.0) -> None:
+        """`silence_s`: for how long a node may be silent before its connection ends."""
+        self._silence_s = silence_s
+        self._excused_until = 0.0
         self._watched: dict[str, _Watched] = {}
 
     def add(self, address: str, grace_s: float, now: float) -> None:
@@ -41,13 +44,22 @@ class Watch:
     def disconnected(self, address: str, now: float) -> None:
         watched = self._watched.get(address)
         if watched is not None and watched.away_since is None:
-            watched.connected, watched.away_since = False, now
+            watched.connected, watched.away_since = False, max(now, self._excused_until)
+
+    def stood_still(self, now: float) -> None:
+        """The watcher was stopped until now, and its connections may end for that. Whoever is away has as long to
+        come back as a node that falls silent now would have before its connection ended: it may have been stopped,
+        too, and go on a little later."""
+        self._excused_until = now + self._silence_s
+        for watched in self._watched.values():
+            if watched.away_since is not None and not watched.told:
+                watched.away_since = max(watched.away_since, self._excused_until)
 
     def forgive(self, seconds: float, now: float) -> None:
         """The watcher itself stood still for so long: nobody is away for that time."""
         for watched in self._watched.values():
             if watched.away_since is not None and not watched.told:
-                watched.away_since = min(now, watched.away_since + seconds)
+                watched.away_since = max(watched.away_since, min(now, watched.away_since + seconds))
 
     def due(self, now: float) -> list[tuple[str, float]]:
         """Addresses whose grace has just passed, with the seconds that they have been away; each told once."""

@@ -121,7 +121,7 @@ class Ending:
 
     def _alone_for_long(self) -> bool:
         """All workers were lost, none finished: give them some time to come back."""
-        now = self._node.runtime.now()
+        now = self._node.now()
         if self._alone_since is None:
             self._alone_since = now
             self._node.after(REJOIN_S + 0.1, self.check)

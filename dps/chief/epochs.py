@@ -314,7 +314,7 @@ class Epochs:
         if self.now is not None:
             return self.now.waits_for(self._sessions.name(self.now.initialiser))
         if not self._cluster.complete():
-            return f"the chief waits for {self._cluster.waits_for(self._node.runtime.now())}"
+            return f"the chief waits for {self._cluster.waits_for(self._node.now())}"
         if self.takeover.pending:
             names = ", ".join(f"ps:{task}" for task in self.takeover.pending)
             return f"the chief, which was started again, waits for {names} to tell what it serves"

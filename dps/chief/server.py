@@ -78,7 +78,7 @@ class ChiefActor(Actor):
         self.admission = Admission(node, cluster, sessions, members, self.epochs)
         self.ending = Ending(node, cluster, sessions, members, self.epochs, self._ended, self._owned)
         self.leaving = Leaving(node, cluster, self.epochs, self.ending, self.ps_lost)
-        self._started_at = node.runtime.now()
+        self._started_at = node.now()
         node.after(ABSENT_S / 10, self._give_up_absent)
         if self._restarted:
             node.after(ABSENT_S, self._end_unless_found)
@@ -94,7 +94,7 @@ class ChiefActor(Actor):
     def _give_up_absent(self) -> None:
         """Expected workers whose nodes have been away for long are not waited for any longer."""
         self.node.after(ABSENT_S / 10, self._give_up_absent)
-        since_start_s = self.node.runtime.now() - self._started_at
+        since_start_s = self.node.now() - self._started_at
         for name in self.members.waiting():
             known = self.cluster.workers.known.get(int(name.partition(":")[2]))
             away = known is None or not known.alive
@@ -190,11 +190,11 @@ class ChiefActor(Actor):
             self.epochs.lost(task, why)
 
     def _wait_for_ps(self, task: int, why: str) -> None:
-        self.cluster.ps_away(task, self.node.runtime.now())
+        self.cluster.ps_away(task, self.node.now())
         self.node.after(RESTART_S, lambda: self._give_up_ps(task, why))
 
     def _give_up_ps(self, task: int, why: str) -> None:
-        away_s = self.cluster.away_s(task, self.node.runtime.now())
+        away_s = self.cluster.away_s(task, self.node.now())
         if self.cluster.needs(task) and away_s >= RESTART_S - 0.01:
             self.fail(f"ps:{task} {why} and did not come back within {RESTART_S:.0f} s")
 

@@ -18,6 +18,9 @@ WAITING_MESSAGES = 1024
 WAITING_NBYTES = 64 << 20
 """What may wait for a node that is not connected; beyond either bound the oldest messages are dropped."""
 
+SILENCE_S = 5.0
+"""A connection ends when nothing was heard of the peer for so long; heartbeats come five times as often."""
+
 BUFFERED, BUFFERED_HERE = 1 << 20, 1 << 18
 """Bytes that the kernel holds for a connection, each way, and for one within this machine: there is no distance to
 bridge, and what does not wait for long is still in the cache."""
@@ -40,7 +43,7 @@ def new_identity() -> bytes:
     return bytes([1 + os.urandom(1)[0] % 255]) + os.urandom(15)
 
 
-def set_stream_options(socket: zmq.Socket[bytes], url: str) -> None:
+def set_stream_options(socket: zmq.Socket[bytes], url: str, silence_s: float) -> None:
     """What ROUTER and DEALER sockets share: no limits on counts, a limit on sizes, heartbeats, buffers."""
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.SNDHWM, 0)
@@ -49,9 +52,10 @@ def set_stream_options(socket: zmq.Socket[bytes], url: str) -> None:
     if url.startswith("inproc://"):
         return
     socket.set(zmq.HANDSHAKE_IVL, 5000)
-    socket.set(zmq.HEARTBEAT_IVL, 1000)
-    socket.set(zmq.HEARTBEAT_TIMEOUT, 5000)
-    socket.set(zmq.HEARTBEAT_TTL, 5000)
+    silence_ms = round(1000 * silence_s)
+    socket.set(zmq.HEARTBEAT_IVL, max(1, silence_ms // 5))
+    socket.set(zmq.HEARTBEAT_TIMEOUT, silence_ms)
+    socket.set(zmq.HEARTBEAT_TTL, silence_ms)
     if url.startswith("tcp://"):
         nbytes = BUFFERED_HERE if is_loopback(parse(url).host) else BUFFERED
         socket.set(zmq.SNDBUF, nbytes)
@@ -63,7 +67,9 @@ def set_stream_options(socket: zmq.Socket[bytes], url: str) -> None:
 class Dealer:
     """One DEALER. Messages go to libzmq only while the peer is there (`up`), or its queues would grow unseen."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, url: str, identity: bytes) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, url: str, identity: bytes, silence_s: float
+    ) -> None:
         self.address = address
         self.url = url
         self.inproc = url.startswith("inproc://")
@@ -72,14 +78,14 @@ class Dealer:
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
         self._context = context
-        self._identity = identity
+        self._identity, self._silence_s = identity, silence_s
         self._waiting: deque[_Waiting] = deque()
         self._waiting_nbytes = 0
 
     def open(self) -> zmq.Socket[bytes]:
         """Make the socket and let it connect; for `inproc://` once the name is bound."""
         self.socket = socket = self._context.socket(zmq.DEALER)
-        set_stream_options(socket, self.url)
+        set_stream_options(socket, self.url, self._silence_s)
         socket.set(zmq.ROUTING_ID, self._identity)
         # Not ZMQ_IMMEDIATE: with it libzmq 4.3.5 throws unread messages away when the peer goes, and aborts the
         # process (fq.cpp, "!_more") when that comes between two frames that are being received.

@@ -134,6 +134,8 @@ class Runtime(Protocol):
     """Of a shard up to this size a ps keeps many versions: who has read one need not say so at once."""
     together: int
     """So many small messages to one node may travel as one."""
+    silence_s: float
+    """A connection ends when nothing, not even a heartbeat, was heard of the peer for so many seconds."""
 
     @property
     def keeps_blocks(self) -> bool:

@@ -22,7 +22,7 @@ _CLOSE_WAIT_MS = 1000
 class Listener:
     """A bound ROUTER. `address` is where peers reach it, with the real port, in the spelling that was given."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], names: Names, bind: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], names: Names, bind: str, silence_s: float) -> None:
         asked = parse(bind)
         url = listening_url(asked)
         if asked.scheme == "ipc":
@@ -30,7 +30,7 @@ class Listener:
         self._names = names
         self.socket = context.socket(zmq.ROUTER)
         try:
-            set_stream_options(self.socket, url)
+            set_stream_options(self.socket, url, silence_s)
             self.socket.set(zmq.ROUTER_MANDATORY, 1)
             self.socket.set(zmq.ROUTER_HANDOVER, 1)
             _bind(self.socket, url, asked)

@@ -17,6 +17,7 @@ from zmq.utils.garbage import gc as lent  # before `atexit.register` below: its 
 
 from dps import config
 from dps.checkpoint.storage import LocalStorage, Storage
+from dps.transport.dealer import SILENCE_S
 from dps.transport.endpoint import Endpoint
 from dps.transport.inproc import Names
 from dps.transport.shared import Bytes, SharedMemory, attach
@@ -58,8 +59,9 @@ class RealRuntime:
     small_nbytes = 1 << 18
     together = 64
 
-    def __init__(self, name: str | None = None) -> None:
+    def __init__(self, name: str | None = None, silence_s: float = SILENCE_S) -> None:
         self.name = name or f"pid {os.getpid()}"
+        self.silence_s = silence_s
         self.random = random.Random(os.urandom(32))
         self.storage: Storage = LocalStorage()
         self._pid = os.getpid()
@@ -92,7 +94,7 @@ class RealRuntime:
             if self._context is None:
                 self._context = zmq.Context(io_threads=1)
                 atexit.register(self._at_exit)
-        made = ZmqEndpoint(self._context, self._names, bind)
+        made = ZmqEndpoint(self._context, self._names, bind, self.silence_s)
         with self._lock:
             self._endpoints = [other for other in self._endpoints if not other.closed] + [made]
         return made

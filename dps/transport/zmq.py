@@ -16,7 +16,7 @@ import zmq
 
 from dps.errors import Unavailable
 from dps.transport.address import parse, url
-from dps.transport.dealer import Dealer, new_identity
+from dps.transport.dealer import SILENCE_S, Dealer, new_identity
 from dps.transport.direct import Direct
 from dps.transport.endpoint import Buffer, Connected, Delivery, Disconnected, Event, Route
 from dps.transport.incoming import Malformed, take
@@ -37,14 +37,21 @@ class ZmqEndpoint:
     `dropped` counts messages that arrived malformed: no header, or more than 4,096 frames.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], names: Names, bind: str | None = None) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        names: Names,
+        bind: str | None = None,
+        silence_s: float = SILENCE_S,
+    ) -> None:
         self.address = ""
         self.dropped = 0
         self.closed = False
         self._context = context
         self._names = names
         self._identity = new_identity()
-        self._listener = None if bind is None else Listener(context, names, bind)
+        self._silence_s = silence_s
+        self._listener = None if bind is None else Listener(context, names, bind, silence_s)
         self._dealers: dict[str, Dealer] = {}
         self._by_url: dict[str, Dealer] = {}
         self._by_socket: dict[zmq.Socket[bytes], Dealer] = {}
@@ -81,7 +88,7 @@ class ZmqEndpoint:
         where = url(parse(address))
         dealer = self._by_url.get(where)
         if dealer is None:
-            dealer = self._by_url[where] = Dealer(self._context, address, where, self._identity)
+            dealer = self._by_url[where] = Dealer(self._context, address, where, self._identity, self._silence_s)
             if dealer.inproc:
                 self._names.watch(where, self)
             else:

@@ -52,7 +52,7 @@ class Agent(Actor):
         self._over = False
 
     def started(self) -> None:
-        self._heard_at = self.node.runtime.now()
+        self._heard_at = self.node.now()
         self._register()
 
     def stopping(self) -> None:
@@ -81,13 +81,13 @@ class Agent(Actor):
         if self._over or self._leaving:
             return
         message = Register(self.job, self.task, self.node.address, self.process, self._epoch(), self._update)
-        left = self._heard_at + CHIEF_S - self.node.runtime.now()  # an answer counts however late: a chief may be busy
+        left = self._heard_at + CHIEF_S - self.node.now()  # an answer counts however late: a chief may be busy
         self.node.ask(self.chief, message, max(BEAT_S, left), self._registered)
 
     def _registered(self, answer: Message | Exception) -> None:
         if self._over or self._leaving:
             return
-        now = self.node.runtime.now()
+        now = self.node.now()
         if isinstance(answer, Registered):
             self._heard_at, self._known = now, True
             self.task = answer.task

@@ -82,6 +82,29 @@ def test_forgiving_makes_nobody_away_in_the_future_and_brings_back_nobody_who_is
     assert watch.due(100.0) == []
 
 
+def test_a_watcher_that_was_stopped_gives_others_the_time_that_silence_takes() -> None:
+    watch = Watch(silence_s=5.0)
+    for address in (A, B):
+        watch.add(address, 1.0, 0.0)
+        watch.connected(address)
+    watch.disconnected(A, 1.9)
+    watch.stood_still(2.0)
+    watch.disconnected(B, 2.1)  # its connection ended while nobody could hear a heartbeat
+    assert watch.due(7.9) == [] and watch.next_at() == 8.0
+    watch.connected(B)
+    assert watch.due(8.0) == [(A, 1.0)]
+    watch.disconnected(B, 9.0)
+    assert watch.due(10.0) == [(B, 1.0)]
+
+
+def test_nobody_who_was_told_lost_is_told_again_after_a_stop() -> None:
+    watch = Watch(silence_s=5.0)
+    watch.add(A, 1.0, 0.0)
+    assert watch.due(1.0) == [(A, 1.0)]
+    watch.stood_still(2.0)
+    assert watch.due(100.0) == [] and watch.next_at() is None
+
+
 @given(st.lists(st.tuples(st.sampled_from(["up", "down", "wait", "forgive"]), st.floats(0.01, 2.0)), max_size=30))
 def test_nobody_is_lost_who_was_not_away_for_the_whole_grace(events: list[tuple[str, float]]) -> None:
     watch, now, away_since, told = Watch(), 0.0, 0.0, False

@@ -67,6 +67,7 @@ class SimRuntime(Group):
         self.together = Random(f"{setting.seed}/together").choice((1, 64))
         """In half of all worlds messages travel one by one, and are lost and reordered one by one."""
         self.small_nbytes = Random(f"{setting.seed}/small").choice(SMALL_NBYTES)
+        self.silence_s = setting.fabric.network.heartbeat_s
         self.storage: Storage = ProcessDisk(setting.storage, self)
         self.endpoints: list[SimEndpoint] = []
         self.work: Work | None = None

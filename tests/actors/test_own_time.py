@@ -1,0 +1,45 @@
+"""The clock that stands still while its process does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dps.actors.own_time import OwnTime
+
+
+class Stopped:
+    """A runtime, and an endpoint whose `receive` takes as long as it is told."""
+
+    silence_s = 5.0
+
+    def __init__(self) -> None:
+        self.time, self.takes = 100.0, 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def receive(self, timeout_s: float) -> Any:
+        self.time += self.takes
+        return None
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "took_s", "counts"), [(0.5, 0.5, True), (0.5, 2.4, True), (0.5, 2.6, False), (0.0, 30.0, False)]
+)
+def test_a_wait_that_took_much_longer_than_it_should_does_not_count(wait_s: float, took_s: float, counts: bool) -> None:
+    world: Any = Stopped()
+    time = OwnTime(world)
+    world.takes = took_s
+    time.receive(world, wait_s)
+    assert time.now() == pytest.approx(100.0 + (took_s if counts else 0.0))
+    assert time.stood_still_s == pytest.approx(0.0 if counts else took_s)
+
+
+def test_time_between_waits_counts() -> None:
+    world: Any = Stopped()
+    time = OwnTime(world)
+    world.time += 60.0
+    time.receive(world, 1.0)
+    assert time.now() == 160.0
