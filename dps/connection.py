@@ -54,7 +54,8 @@ ASK_AGAIN_S = 0.05
 class Connection:
     """Knows the run epoch, this session's incarnation in it and the ps; belongs to the user's thread.
 
-    `over` tells whether this node was told to end: (exit code, reason), else None.
+    `over` tells whether this node was told to end: (exit code, reason), else None. `joined` is told each run epoch
+    that this session takes part in.
     """
 
     def __init__(
@@ -67,12 +68,14 @@ class Connection:
         process: int,
         chief: str,
         over: Callable[[], tuple[int, str] | None],
+        joined: Callable[[int], None],
     ) -> None:
         self.runtime, self.name, self.job, self.task = runtime, name, job, task
         self.caller = Caller(runtime, name)
         self.chief = Ref(chief, CHIEF)
         self.number = runtime.random.getrandbits(61) + 1
         self._node_address, self._process, self._over = node_address, process, over
+        self._joined = joined
         self.epoch, self.step, self.local_step = 0, 0, 0
         self.plan: Plan
         self.settings: dict[str, Any] = {}
@@ -131,13 +134,16 @@ class Connection:
             self.aborted = False
             self.credit.clear()
             opened = self._open_once(deadline)
-            self.epoch, self.step = opened.epoch, opened.step
-            self.local_step = opened.step
+            enters = bool(self._wire_plan) or not self.sync
+            if enters or opened.epoch != self.epoch:
+                self.step = self.local_step = opened.step
+            self.epoch = opened.epoch
+            self._joined(opened.epoch)
             self.caller.incarnation = opened.incarnation
             self.abort = self._aborter(opened.incarnation)
             self.lanes.open(self.refs, self.epoch, self._worth_sharing)
             try:
-                if self._wire_plan or not self.sync:
+                if enters:
                     self._enter(deadline)
                 return
             except Aborted:

@@ -91,6 +91,8 @@ class Server:
         self._joined = threading.Event()
         self._process = self.runtime.random.getrandbits(61)
         self._update = update_modes.parse(update) if isinstance(update, str) else update
+        self._session_epoch = 0
+        """The highest run epoch that a session of this process took part in."""
         self._ps_actor: PsActor | None = None
         self._chief_actor: ChiefActor | None = None
         if self.cluster:
@@ -136,7 +138,11 @@ class Server:
     # -- what actors tell, on the node's thread ---------------------------------------------------------------
 
     def _seen_epoch(self) -> int:
-        return self._ps_actor.epoch if self._ps_actor is not None else 0
+        return self._session_epoch if self._ps_actor is None else self._ps_actor.epoch
+
+    def _session_joined(self, epoch: int) -> None:
+        """A session of this process takes part in a run epoch; called on its thread."""
+        self._session_epoch = max(self._session_epoch, epoch)
 
     def _has_joined(self, task: int, cluster: dict[str, Any]) -> None:
         if self.task < 0:
@@ -293,9 +299,12 @@ class Server:
                 f"add '/job:{job}'"
             )
 
-    def session_arguments(self) -> tuple[Runtime, str, str, int, str, int, str, Callable[[], tuple[int, str] | None]]:
+    def session_arguments(
+        self,
+    ) -> tuple[Runtime, str, str, int, str, int, str, Callable[[], tuple[int, str] | None], Callable[[int], None]]:
         """What a session needs to connect: see `Connection`."""
-        return self.runtime, self.name, self.job, self.task, self.address, self._process, self._chief, self._is_over
+        told = self._is_over, self._session_joined
+        return self.runtime, self.name, self.job, self.task, self.address, self._process, self._chief, *told
 
     def _is_over(self) -> tuple[int, str] | None:
         return None if self.exit_code is None else (self.exit_code, self.reason)

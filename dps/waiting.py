@@ -110,7 +110,7 @@ class Waiter:
         connection = self._connection
         before, epoch = connection.step, connection.epoch
         connection.reopen(deadline)
-        new_epoch = connection.epoch != epoch
-        lost = max(0, before - connection.step) if new_epoch else 0
+        lost = max(0, before - connection.step)
+        new_epoch = connection.epoch != epoch or lost > 0  # whatever its number: steps that are gone are told of
         connection.runtime.record("rejoined", epoch=connection.epoch, step=connection.step, lost=lost)
         self._rejoined(new_epoch, lost)

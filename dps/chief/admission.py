@@ -49,7 +49,7 @@ class Admission:
         epochs.advance()
         if epochs.now is not None and epochs.phase == INITIALISE and epochs.now.initialiser == session.number:
             epochs.now.answer(session, 0, initialise=True)
-        elif session.opened is not None and not epochs.over:
+        elif session.opened is not None and session.number in self._sessions.known and not epochs.over:
             self._node.answer(sender, Waiting(epochs.text()))
 
     def _differs(self, session: Session) -> bool:

@@ -12,9 +12,10 @@ from dps.chief.agreement import Agreement
 from dps.chief.checkpoints import Result
 from dps.chief.cluster import Cluster
 from dps.chief.epoch import Epoch
+from dps.chief.journaling import Journaling
 from dps.chief.members import Membership
 from dps.chief.phase import GATHER, INITIALISE, OPEN, RUN
-from dps.chief.run import Run, has_ended, read_journal, step_of, write_journal
+from dps.chief.run import Run, has_ended, read_journal, step_of
 from dps.chief.sessions import Session, Sessions
 from dps.chief.takeover import Takeover
 from dps.errors import Aborted, CheckpointError, ConfigError, DpsError
@@ -71,6 +72,7 @@ class Epochs:
         self._highest = 0
         """That was ever used."""
         self.takeover = Takeover(node, self._found)
+        self._journaling = Journaling(node, members, self.advance)
         self.run: Run | None = None
         self.now: Epoch | None = None
         self.over = ""
@@ -159,11 +161,15 @@ class Epochs:
         """What there is to train; only the ps that hold something of it are waited for."""
         self.run = run
         self._cluster.holders = () if run is None else run.plan.ps
+        if run is None:
+            self._journaling.forget()
 
     def _begin(self, run: Run) -> None:
-        """All ps get their shard of the plan, restored or to be filled."""
+        """All ps get their shard of the plan, restored or to be filled, once the journal has the epoch's number."""
         node = self._node
         self.takeover.over = True
+        if self._journaling.problem:
+            return  # it is tried again
         try:
             lost = run.begin_from(node.runtime.storage)
         except CheckpointError as error:  # another model
@@ -173,8 +179,11 @@ class Epochs:
             where = f"{run.checkpoint_dir} has no whole checkpoint" if run.checkpoint_dir else NOTHING_SAVED
             self._lead.fail(f"the values of the run are gone with its ps: {where}")
             return
+        if run.checkpoint_dir and not self._journaling.write(run.checkpoint_dir, self._highest + 1):
+            if not run.trained:
+                self.unfit(CheckpointError(f"the run cannot begin: {self._journaling.problem}"))
+            return
         self._highest += 1
-        self.journal()
         node.runtime.record("epoch", epoch=self.number, restore=run.restore, step=run.step)
         if run.restore:
             text = f", {lost} steps lost" if lost else ""
@@ -294,8 +303,7 @@ class Epochs:
     def journal(self, ended: bool = False) -> None:
         """Write down what another chief would have to know."""
         if self.run is not None and self.run.checkpoint_dir:
-            storage = self._node.runtime.storage
-            write_journal(storage, self.run.checkpoint_dir, self.number, self._members, ended)
+            self._journaling.write(self.run.checkpoint_dir, self._highest, ended)
 
     def save(self, session: int, then: Result) -> None:
         """Write a checkpoint because a session wants it; raises when there can be none."""
@@ -318,6 +326,8 @@ class Epochs:
         if self.takeover.pending:
             names = ", ".join(f"ps:{task}" for task in self.takeover.pending)
             return f"the chief, which was started again, waits for {names} to tell what it serves"
+        if self.run is not None and self._journaling.problem:
+            return f"no run epoch begins while the chief cannot write its journal: {self._journaling.problem}"
         return "the chief waits for a session " + ("that brings variables" if self.run is None else "to come back")
 
     # -- what the epoch of now tells ----------------------------------------------------------------------------

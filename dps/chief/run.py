@@ -99,7 +99,7 @@ def step_of(name: str) -> int:
 
 
 def write_journal(storage: Storage, checkpoint_dir: str, epoch: int, members: Membership, ended: bool) -> None:
-    """Write down run epoch, members and ended incarnations; a disk that refuses is logged, training goes on."""
+    """Write down run epoch, members and ended incarnations. Raises CheckpointError when the disk refuses."""
     live = {member.name: incarnation for incarnation, member in members.live.items()}
     last = members.next_incarnation - 1
     spans: list[tuple[int, int]] = []
@@ -113,7 +113,4 @@ def write_journal(storage: Storage, checkpoint_dir: str, epoch: int, members: Me
     settings = {"ended": ended, "came": sorted(members.known_to_have_come())}
     done = tuple(members.finished), settings, tuple(members.given_up)
     state = JournalState(epoch, last + 1 + RESERVED, tuple(spans), live, *done)
-    try:
-        Journal(storage, checkpoint_dir).save(state)
-    except CheckpointError as error:
-        log.error("the journal could not be written, training goes on: %s", error)
+    Journal(storage, checkpoint_dir).save(state)

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from dps.checkpoint import candidates, load
+from dps.actors.messages import Waiting
+from dps.checkpoint import Journal, candidates, load
 from dps.checkpoint.manifest import encode
 from dps.chief.phase import CONFIGURE, END, FAILED, GATHER, INITIALISE, OPEN, RUN
 from dps.errors import Aborted, CheckpointError, ConfigError, DeadlineExceeded, TaskLost
@@ -345,3 +346,48 @@ def test_when_the_run_is_over_late_answers_change_nothing(ends: str) -> None:
     led.lose("ps", 0)
     led.register("ps", 0, process=2)
     assert phase(led) == (ends, 1) and configures(led) == [] and led.chief.members.live == {}
+
+
+# -- a journal that cannot be written --------------------------------------------------------------------------------
+
+
+def full(path: str, nbytes: int) -> None:
+    if path.endswith("journal.json"):
+        raise OSError(28, "No space left on device")
+
+
+def test_no_epoch_begins_before_its_number_is_in_the_journal() -> None:
+    led = Led(checkpoint_dir="run").train(0, 1)
+    storage = led.desk.storage
+    storage.before_write = full
+    led.lose("ps", 0)
+    led.register("ps", 0, process=2)
+    led.open(0, incarnation=1, epoch=1)
+    led.open(1, incarnation=2, epoch=1)
+    led.desk.pass_time(7.0)
+    assert phase(led) == (OPEN, 1) and configures(led) == []
+    said = "no run epoch begins while the chief cannot write its journal: cannot write run/journal.json: No space left"
+    assert led.open(0, incarnation=1, epoch=1) == Waiting(led.chief._text()) and led.chief._text().startswith(said)
+    storage.before_write = None
+    led.desk.pass_time(2.0)
+    assert phase(led) == (CONFIGURE, 2) and [m.epoch for m in configures(led)] == [2, 2]
+    state = Journal(storage, "run").load()
+    assert state is not None and state.run_epoch == 2
+
+
+def test_a_run_that_has_not_begun_is_told_at_once_that_its_journal_cannot_be_written() -> None:
+    led = Led(checkpoint_dir="run").gather()
+    led.desk.storage.before_write = full
+    answer = led.open(0)
+    assert isinstance(answer, CheckpointError) and "the run cannot begin: cannot write run/journal.json" in str(answer)
+    assert phase(led) == (OPEN, 0) and configures(led) == []
+    led.desk.storage.before_write = None
+    led.open(1)
+    assert phase(led) == (CONFIGURE, 1)
+
+
+def test_a_session_that_has_seen_a_higher_epoch_than_the_journal_says_begins_one_above_it() -> None:
+    before = Led(checkpoint_dir="run").train(0)
+    led = Led(checkpoint_dir="run", storage=before.desk.storage, restarted=True).gather()
+    led.open(0, incarnation=1, epoch=4)
+    assert [m.epoch for m in configures(led)] == [5, 5]

@@ -140,15 +140,6 @@ def test_the_highest_epoch_that_any_checkpoint_names_is_never_used_again() -> No
     assert read_journal(MemoryStorage(), DIR, Membership()) == 0
 
 
-def test_a_disk_that_refuses_the_journal_is_logged_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    def full(path: str, nbytes: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    write_journal(MemoryStorage(full), DIR, 1, Membership(), ended=False)
-    (record,) = caplog.records
-    assert "the journal could not be written, training goes on" in record.message and "No space left" in record.message
-
-
 def test_the_settings_of_a_run_are_data() -> None:
     settings: dict[str, Any] = {"update": {"mode": "async"}}
     assert Run(PLAN, settings, DIR).settings is settings

@@ -70,7 +70,7 @@ def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
             yield f"{name}: a task raised {problem!r}"
         if process.state == "running":
             yield f"{name} still runs at the end"
-        elif "the first checkpoint cannot be written" in str(process.error):
+        elif any(words in str(process.error) for words in ("the first checkpoint cannot be written", "cannot begin: ")):
             continue  # the disk was full: the user is told at once
         elif "cannot write checkpoints to" in str(process.error) and not cluster.world.counts.get("saved"):
             continue

@@ -11,7 +11,7 @@ import dps
 from dps.checkpoint import newest_whole
 from dps.launch.simulate import SimulatedCluster, SimulatedRun
 from dps.transport.sim import Compute, Kill, Network, Pause
-from dps.transport.sim.faults import Fault
+from dps.transport.sim.faults import DiskFull, Fault
 
 EXACT: dict[str, Any] = {"compute": Compute(1.0), "network": Network(latency_s=1e-3)}
 """A step takes a second, everything else next to nothing."""
@@ -183,3 +183,61 @@ def test_a_restart_of_the_chief_is_told_once_in_its_log(caplog: pytest.LogCaptur
     run(dps.Async(), [CHIEF])
     (said,) = [r.message for r in caplog.records if "goes on with run epoch" in r.message]
     assert said == "chief: goes on with run epoch 1 of an earlier chief; sessions: worker:0, worker:1"
+
+
+# -- a full disk -----------------------------------------------------------------------------------------------------
+
+
+class Reads(dps.Hook):
+    """The versions that a worker read, and how they may go: an epoch never comes back, its counters never fall."""
+
+    def __init__(self) -> None:
+        self.wrong: list[str] = []
+        self._last: dict[int, dps.Version] = {}
+
+    def take(self, task: int, version: dps.Version) -> None:
+        last, self._last[task] = self._last.get(task, version), version
+        if (version.epoch, version.counters) < (last.epoch, last.counters):
+            self.wrong.append(f"worker:{task} read {version} after {last}")
+
+
+def accumulate(server: Any, update: Any, seen: Seen, folder: str | None, steps: int, timeout: float) -> Any:
+    """As `train`; the pushes that were acknowledged, and what conditional pulls said of them."""
+    reads, acknowledged = Reads(), 0
+    with dps.Session(
+        server, {"a": np.zeros(2)}, optimizer=dps.optim.SGD(1.0), update=update, checkpoint_dir=folder, timeout=timeout,
+        hooks=[seen, dps.CheckpointSaver(steps=4)],
+    ) as session:  # fmt: skip
+        values = session.pull()
+        while session.global_step < steps:
+            acknowledged += session.push({"a": np.full(2, -1.0)}).accepted
+            newer = session.pull(if_newer_than=session.version)
+            if newer is None and (session.pull()["a"] != values["a"]).any():
+                reads.wrong.append("nothing was newer, and the values differ")
+            values = session.pull() if newer is None else newer
+            reads.take(server.task, session.version)
+        return acknowledged, float(values["a"][0]), reads.wrong
+
+
+@pytest.mark.parametrize("update", [dps.Async(), dps.SyncReplicas()])
+@pytest.mark.parametrize(("seconds", "begun"), [(6.0, 3), (14.0, 2)])
+def test_no_epoch_is_used_twice_where_the_disk_was_full_and_chief_and_ps_died(
+    update: Any, seconds: float, begun: int
+) -> None:  # fmt: skip
+    """The ps dies twice: with a full disk, and then with the chief. The first time its epoch cannot be written down."""
+    faults: list[Fault] = [DiskFull(at=5.5, seconds=seconds), Kill("ps:0", at=6.5, restart_after=0.5)]
+    faults += [Kill("ps:0", at=16.5, restart_after=0.5), Kill("chief", at=16.5, restart_after=0.5)]
+    done, seen, saved = run(update, faults, steps=30, workers=1, ps=1, timeout=60.0, program=accumulate)
+    assert not done.errors and set(done.exit_codes.values()) == {0}
+    epochs = [e.detail["epoch"] for e in happened(done, "epoch")]
+    assert epochs == sorted(set(epochs)) and len(epochs) == begun
+    ((acknowledged, value, wrong),) = done.results
+    assert wrong == [] and saved == value == 30.0
+    assert acknowledged - sum(lost for _, lost in seen.rollbacks) == value
+
+
+def test_while_the_disk_is_full_sessions_are_told_why_no_epoch_begins() -> None:
+    faults: list[Fault] = [DiskFull(at=5.5, seconds=100.0), Kill("ps:0", at=6.5, restart_after=0.5)]
+    done, _, _ = run(dps.Async(), faults, steps=30, workers=1, ps=1, timeout=10.0)
+    words = "no run epoch begins while the chief cannot write its journal: cannot write run/journal.json: No space left"
+    assert done.errors["worker:0"].startswith("DeadlineExceeded") and words in done.errors["worker:0"]

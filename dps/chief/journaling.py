@@ -1,0 +1,63 @@
+"""Keeps the journal up to date. While it cannot be written no run epoch begins, and it is tried again and again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from dps.actors.system import Node
+from dps.chief.members import Membership
+from dps.chief.run import write_journal
+from dps.errors import CheckpointError
+
+log = logging.getLogger("dps")
+
+AGAIN_S = 2.0
+"""Seconds between the tries to write a journal that could not be written."""
+
+
+class Journaling:
+    """Of one chief. A run epoch may begin once the journal has its number: a later chief never uses it again."""
+
+    def __init__(self, node: Node, members: Membership, written: Callable[[], None]) -> None:
+        """`written` is called when the journal was written after it could not be."""
+        self._node, self._members, self._written = node, members, written
+        self.problem = ""
+        """Why it could not be written the last time; "" when it was."""
+        self._wanted: tuple[str, int] | None = None
+        """Where the next try writes, and which run epoch."""
+
+    def write(self, checkpoint_dir: str, epoch: int, ended: bool = False) -> bool:
+        """Write down the members of now and the highest run epoch; whether that went well. Blocks on the storage."""
+        try:
+            write_journal(self._node.runtime.storage, checkpoint_dir, epoch, self._members, ended)
+        except CheckpointError as error:
+            self._failed(error, ended)
+            self._wanted = None if ended else (checkpoint_dir, epoch)
+            return False
+        if self.problem:
+            log.warning("%s: the journal is written again", self._node.name)
+        self.problem, self._wanted = "", None
+        return True
+
+    def forget(self) -> None:
+        """What could not be written belonged to a run that is not to be."""
+        self.problem, self._wanted = "", None
+
+    def _failed(self, error: CheckpointError, ended: bool) -> None:
+        if not self.problem:
+            more = (
+                "" if ended else f"; training goes on, but no new run epoch begins; it is tried every {AGAIN_S:.0f} s"
+            )
+            log.error("%s: the journal cannot be written: %s%s", self._node.name, error, more)
+        self.problem = str(error)
+        if self._wanted is None and not ended:
+            self._node.after(AGAIN_S, self._again)
+
+    def _again(self) -> None:
+        """Also what has changed since is written; a later write that went well makes this one unnecessary."""
+        if self._wanted is None:
+            return
+        wanted, self._wanted = self._wanted, None
+        if self.write(*wanted):
+            self._written()
