@@ -24,13 +24,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["bench"]:
         return guarded(lambda: run_bench(given[1:]))
-    cut = given.index("--") if "--" in given else len(given)
-    args = parser().parse_args(given[:cut])
-    args.arguments = given[cut + 1 :]
+    args = parser().take(given)
     return guarded(lambda: int(args.run(args)))
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     made = Parser(prog="dps", description="A parameter server for Python.", epilog=EXIT_CODES)
     made.add_argument("--version", action="version", version=f"dps {__version__}")
     commands = made.add_subparsers(required=True, metavar="COMMAND")
@@ -43,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     )
     launch.add_argument("--pin", action="store_true", help="keep each ps and worker on processors of its own")
     launch.add_argument("--threads", default="", help="how many share an update on a ps, or auto (the default)")
-    launch.add_argument("--device", default="", help="where on a ps variables live that say nothing of it, as gpu:0")
+    launch.add_argument("--device", default="", help="default device on each ps, as gpu:0")
     launch.add_argument("program", help="FILE or package.module, run on every worker; then -- and its arguments")
     launch.set_defaults(run=run_launch)
     status = commands.add_parser("status", help="what a running cluster does")
@@ -88,9 +86,9 @@ def run_launch(args: argparse.Namespace) -> int:
     if file.endswith(".py") and not os.path.exists(file):
         raise ConfigError(f"{file}: no such file; wanted a program, FILE or package.module")
     if args.update:
-        from dps.update import parse
+        from dps.update import parse_flag
 
-        parse(args.update)
+        parse_flag(args.update)
     if args.threads:
         parse_threads(args.threads)
     own = [f"--{name}={value}" for name in ("threads", "device") if (value := getattr(args, name))]

@@ -33,10 +33,37 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong with the arguments in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"dps: {message}; {self.prog} --help tells what there is\n")
+        self.exit(2, f"dps: {message}; {self.prog} --help lists the arguments\n")
+
+    def take(self, given: Sequence[str]) -> argparse.Namespace:
+        """The arguments of a command line; what is behind "--" is in `arguments`."""
+        cut = list(given).index("--") if "--" in given else len(given)
+        own, behind = list(given[:cut]), list(given[cut + 1 :])
+        args, unknown = self.parse_known_args(own)
+        if unknown:
+            self.error_of_unknown(own, unknown, behind, getattr(args, "program", None))
+        args.arguments = behind
+        return args
+
+    def error_of_unknown(self, own: list[str], unknown: list[str], behind: list[str], program: str | None) -> NoReturn:
+        """Arguments that nobody knows: where there is a program before them, they are meant for it."""
+        known, after = own[: own.index(program) + 1] if program in own else [], list(unknown)
+        for word in own[len(known) :]:
+            if after and word == after[0]:
+                del after[0]
+            else:
+                known.append(word)
+        first = unknown[0].partition("=")[0]
+        of = next((word for word in own if not word.startswith("-")), "") if self.prog == "dps" else ""
+        command = f"{self.prog} {of}".rstrip()
+        if program is None or after:
+            self.exit(2, f"dps: {first} is not an argument of {command}; {command} --help lists them\n")
+        better = " ".join([self.prog, *known, "--", *unknown, *behind])
+        name = os.path.basename(program)
+        self.exit(2, f"dps: {first} is not an argument of {command}; arguments of {name} go after --: {better}\n")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The flags of a task; the reference trainer's spellings are aliases."""
     made = Parser(prog="python -m dps.role", description=__doc__, epilog=EXIT_CODES)
     add = made.add_argument
@@ -50,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     add("--bind", help="this task's own address when joining (default 127.0.0.1, a free port)")
     add("--workers", type=int, help="on the chief: how many workers are expected")
     add("--ps", type=int, help="on the chief: how many ps are expected")
-    add("--device", default="", help="on a ps: where variables live that say nothing of it, as gpu:0")
+    add("--device", default="", help="on a ps: its default device, as gpu:0")
     add("--threads", default="", help="on a ps: how many share updates of 8 MB and more, or auto (the default)")
     add("--update", help="async, sync or bounded:S; sessions that say nothing take it")
     add("--cpus", help="keep this task on these processors, as 0,2-3")
@@ -75,15 +102,14 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a task to its end; returns the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
-    cut = given.index("--") if "--" in given else len(given)
-    args = parser().parse_args(given[:cut])
+    args = parser().take(given)
     import logging
 
     level = "DEBUG" if args.verbose else args.log_level
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     die_with_the_launcher()
     config.keep_large_blocks()
-    return guarded(lambda: run(args, given[cut + 1 :]), args.verbose)
+    return guarded(lambda: run(args, args.arguments), args.verbose)
 
 
 def guarded(work: Callable[[], int], verbose: bool = False) -> int:
@@ -103,6 +129,10 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     """Serve, or run the program, as the task that flags and environment name."""
     if args.cpus is not None:
         config.pin(config.parse_cpus(args.cpus))  # before there are threads
+    if args.update:
+        from dps.update import parse_flag
+
+        parse_flag(args.update)
     for name in ("task", "workers", "ps"):
         value = getattr(args, name)
         if value is not None and value < 0:

@@ -52,7 +52,7 @@ class Server:
     Static form: `cluster` names every task's address, and the chief is its chief job's, else worker 0. Join form:
     `chief` is the chief's address and `bind` this task's own; the chief tells the rest, and a task left out is
     given. `workers` and `ps` are how many the chief expects. `update` is the switch ("async", "sync", "bounded:S"
-    or an instance). `device`: where on a ps the variables live that say nothing of it, as "gpu:0". `threads`: how many
+    or an instance). `device`: a ps's default device, as "gpu:0", for variables that name none. `threads`: how many
     share a ps's updates of 8 MB and more; "auto": as many as cores are free at that moment, at most 4.
     `device_filters`: the other tasks that this one may use, such as ["/job:ps"]; it knows itself and the chief anyhow,
     and connects to nobody else but ps in any case: no worker waits for another one to be there. `owned`: only `stop`

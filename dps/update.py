@@ -74,6 +74,7 @@ class Bounded(metaclass=Checked):
 
 
 Update = Async | SyncReplicas | Bounded
+_SHORT = "'async', 'sync' or 'bounded:S'"
 _MODES: dict[str, type[Update]] = {"async": Async, "sync": SyncReplicas, "bounded": Bounded}
 
 
@@ -97,16 +98,21 @@ def from_wire(data: dict[str, Any]) -> Update:
         raise ConfigError(f"update mode {mode}: {error}") from None
 
 
-def parse(text: str) -> Update:
-    """The command line's form: "async", "sync" or "bounded:S"."""
+def parse_flag(text: str) -> Update:
+    """What --update says on a command line; ConfigError in its words."""
+    return parse(text, f"--update {text!r}")
+
+
+def parse(text: str, given: str = "") -> Update:
+    """The modes that have a short form: "async", "sync" or "bounded:S". `given`: how it was said, for the error."""
     mode, _, argument = text.partition(":")
     if mode == "bounded" and argument.isdecimal():
         return Bounded(int(argument))
     if mode in ("async", "sync") and not argument:
         return _MODES[mode]()  # type: ignore[call-arg]
     if mode == "local":
-        raise ConfigError(f"--update {text!r}: local updates are not there yet; wanted async, sync or bounded:S")
-    raise ConfigError(f"--update {text!r} is not known; wanted async, sync or bounded:S with S the allowed steps ahead")
+        raise ConfigError(f"{given or f'update={text!r}'}: local updates are not there yet; wanted {_SHORT}")
+    raise ConfigError(f"{given or f'update={text!r}'} is not known; wanted {_SHORT}")
 
 
 def as_text(update: Update) -> str:

@@ -143,7 +143,7 @@ def run(settings: str, folder: Path) -> int:
         ("optimizer=dps.optim.Adam(beta1=1.5)", "Adam: beta1 is 1.5"),
         ("optimizer=dps.optim.SGD(dps.optim.Cosine(0.1, 0))", "Cosine"),
         ("optimizer=None", "no optimizer for w"),
-        ("update='often'", "'often' is not known; wanted async, sync or bounded:S"),
+        ("update='synch'", "update='synch' is not known; wanted 'async', 'sync' or 'bounded:S'"),
         ("update='local:4'", "local updates are not there yet"),
         ("update=dps.Local(4)", "dps.Local: local updates are not there yet"),
         ("update=dps.Async", "update: got <class 'dps.update.Async'>"),

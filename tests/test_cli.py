@@ -30,7 +30,21 @@ def exit_code(*argv: str) -> int:
         (["launch", "--ps", "0", "train.py"], "got --ps 0"),
         (["launch", "--workers", "-1", "train.py"], "--workers -1"),
         (["launch", "nowhere.py"], "nowhere.py: no such file"),
-        (["launch", __file__, "--steps", "3"], "--steps"),
+        (
+            ["launch", __file__, "--steps", "3"],
+            "--steps is not an argument of dps launch; arguments of test_cli.py go after --: "
+            f"dps launch {__file__} -- --steps 3\n",
+        ),
+        (
+            ["launch", "--workers", "3", __file__, "--steps=3", "--ps", "2", "--", "--rate", "1"],
+            "--steps is not an argument of dps launch; arguments of test_cli.py go after --: "
+            f"dps launch --workers 3 {__file__} --ps 2 -- --steps=3 --rate 1\n",
+        ),
+        (
+            ["launch", "--steps", "3", __file__],
+            "--steps is not an argument of dps launch; dps launch --help lists them",
+        ),
+        (["status", "--steps"], "--steps is not an argument of dps status; dps status --help"),
         (["launch", "--update", "often", __file__], "--update 'often' is not known"),
         (["launch", "--threads", "all", __file__], "got 'all' threads"),
         (["simulate", "nowhere:train"], "no module 'nowhere'"),

@@ -50,7 +50,12 @@ def line(process: subprocess.Popen[str]) -> str:
     ("argv", "words"),
     [
         ([], "which job is this task of"),
-        (["--bogus"], "unrecognized arguments: --bogus"),
+        (["--bogus"], "--bogus is not an argument of python -m dps.role; python -m dps.role --help lists"),
+        (
+            ["--job", "worker", "--program", "train.py", "--steps", "3"],
+            "--steps is not an argument of python -m dps.role; arguments of train.py go after --: "
+            "python -m dps.role --job worker --program train.py -- --steps 3",
+        ),
         (["--job", "ps", "--log-level", "loud"], "LOUD"),
         (["--job", "boss"], "--job boss cannot be run"),
         (["--job", "evaluator"], "not there yet"),

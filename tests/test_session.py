@@ -206,11 +206,12 @@ def test_async_drops_what_is_too_old() -> None:
 @pytest.mark.parametrize(
     ("grads", "words"),
     [
+        (np.ones((4, 3)), r"push wants gradients for \{'w', .*\}; got one array of shape \(4, 3\)"),
         ({"nope": np.ones(2)}, "nope.*no variable.*w"),
         ({"w": np.ones((3, 3), np.float32)}, r"w has shape \(3, 3\).*\(3, 2\)"),
         ({"w": np.ones((3, 2))}, "w is float64.*float32.*astype"),
         ({"b": [np.ones(2), np.int64(1)]}, "b/1.*not trained"),
-        ({"w": dps.Rows([3], np.ones((1, 2), np.float32))}, "0 to 2, got 3"),
+        ({"w": dps.Rows([3], np.ones((1, 2), np.float32))}, "row 3 of w is out of range; wanted 0 to 2"),
         ({"w": dps.Rows([0.5], np.ones((1, 2), np.float32))}, "integers"),
         ({"w": "text"}, "w is str"),
         ({"w": np.full((3, 2), np.nan, np.float32)}, "w has NaN"),

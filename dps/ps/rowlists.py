@@ -11,6 +11,7 @@ from dps.kernels import rows as row_kernels
 from dps.kernels.halves import widened
 from dps.ps.gradients import RowGradient
 from dps.transport.wire import Array
+from dps.variables.layout import out_of_range
 from dps.variables.plan import Part
 from dps.variables.rowlists import KEPT_BY_PS, KEPT_NBYTES
 
@@ -40,10 +41,7 @@ def checked(part: Part, rows: Array) -> Checked:
         raise ValueError(f"row numbers of {part.name} are int64 of shape (n,), got indices {rows.dtype} {rows.shape}")
     private = rows.copy()
     if not row_kernels.rows_in_range(private, part.shape[0]):
-        raise ValueError(
-            f"a row number of {part.name} is out of range: got {private.min()} to {private.max()}, "
-            f"wanted 0 to {part.shape[0] - 1}"
-        )
+        raise ValueError(out_of_range(part.name, part.shape[0], private))
     return Checked(private, bool(row_kernels.rises(private)))
 
 

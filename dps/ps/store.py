@@ -16,6 +16,7 @@ from dps.ps.gradients import Mean, Pieces, RowGradient, Update, arrays_of, cut, 
 from dps.ps.memory import memory_of
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
+from dps.variables.layout import out_of_range
 from dps.variables.plan import Part, ShardLayout
 
 LARGE = 8
@@ -443,10 +444,7 @@ def _read_only(array: Array) -> Array:
 
 def _check_rows(part: Part, rows: Array) -> None:
     if not row_kernels.rows_in_range(rows, part.shape[0]):
-        raise ValueError(
-            f"a row number of {part.name} is out of range: got {rows.min()} to {rows.max()}, "
-            f"wanted 0 to {part.shape[0] - 1}"
-        )
+        raise ValueError(out_of_range(part.name, part.shape[0], rows))
 
 
 def _takes_pieces(memory: ArenaMemory) -> bool:

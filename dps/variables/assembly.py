@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dps.transport.wire import Array
-from dps.variables.layout import Gradient, check_gradients
+from dps.variables.layout import Gradient, check_gradients, check_is_nested
 from dps.variables.plan import FEW, Plan, picker
 from dps.variables.runs import CUT_ONCE
 from dps.variables.tree import Nesting, leaves
@@ -84,6 +84,7 @@ class Assembly:
 
     def gradients(self, tree: Any) -> Mapping[int, Gradient]:
         """A user's nested gradients by variable index, checked as in `check_gradients`."""
+        check_is_nested(self.plan, tree)
         return check_gradients(self.plan, list(leaves(tree)))
 
 

@@ -14,7 +14,7 @@ from dps.transport.wire import Array
 from dps.variables.packed import Packed, PackedGradient
 from dps.variables.plan import Part, Plan, ShardLayout, VariableSpec
 from dps.variables.rowlists import RowLists, RowsOfPart
-from dps.variables.tree import Rows, to_array
+from dps.variables.tree import Rows, is_tensor, to_array
 
 Gradient = Array | Rows | PackedGradient
 """Packed ones come from a session's `Compression`."""
@@ -76,11 +76,29 @@ def check_gradients(plan: Plan, found: list[tuple[str, Any]]) -> dict[int, Gradi
             raise ValueError(f"the gradient of {name} has shape {array.shape}; the variable has {spec.shape}")
         if wire_name(array.dtype) != spec.dtype:
             dtype = np.dtype(spec.dtype).name
-            raise ValueError(
-                f"the gradient of {name} is {array.dtype.name}; the variable is {dtype}: cast with .astype('{dtype}')"
-            )
+            cast = f".to(torch.{dtype})" if is_tensor(value) else f".astype('{dtype}')"
+            raise ValueError(f"the gradient of {name} is {array.dtype.name}; the variable is {dtype}: cast with {cast}")
         gradients[index] = array
     return gradients
+
+
+def names_of(plan: Plan) -> str:
+    """The names of the variables for an error, the first ten of many."""
+    names, more = list(plan.by_name)[:10], len(plan.by_name) - 10
+    return "{" + ", ".join(map(repr, names)) + (f", and {more} more" if more > 0 else "") + "}"
+
+
+def check_is_nested(plan: Plan, tree: Any) -> None:
+    """ValueError for one array, where there are variables with names, and for a list of arrays in place of a dict."""
+    if isinstance(tree, Mapping) or tree is None:
+        return
+    if isinstance(tree, list | tuple):
+        if tree and "0" not in {name.partition("/")[0] for name in plan.by_name}:
+            raise ValueError(f"push wants gradients for {names_of(plan)}; got a {type(tree).__name__} of {len(tree)}")
+    elif "value" not in plan.by_name:
+        shape = getattr(tree, "shape", None)
+        got = f"one {type(tree).__name__}" if shape is None else f"one array of shape {tuple(shape)}"
+        raise ValueError(f"push wants gradients for {names_of(plan)}; got {got}")
 
 
 def _checked_rows(spec: VariableSpec, gradient: Rows) -> Rows:
@@ -104,9 +122,14 @@ def _checked_rows(spec: VariableSpec, gradient: Rows) -> Rows:
 def check_rows(spec: VariableSpec, indices: Array) -> None:
     """ValueError when a row number is out of range."""
     if len(indices) and not (int(indices.min()) >= 0 and int(indices.max()) < spec.shape[0]):
-        raise ValueError(
-            f"row numbers of {spec.name} go from 0 to {spec.shape[0] - 1}, got {indices.min()} to {indices.max()}"
-        )
+        raise ValueError(out_of_range(spec.name, spec.shape[0], indices))
+
+
+def out_of_range(name: str, rows: int, indices: Array) -> str:
+    """What is wrong with row numbers of a variable, some of which are not from 0 to `rows` - 1."""
+    wrong = indices[(indices < 0) | (indices >= rows)]
+    others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    return f"row {wrong[0]} of {name} is out of range{others}; wanted 0 to {rows - 1}"
 
 
 def fill_run(

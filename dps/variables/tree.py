@@ -224,8 +224,8 @@ def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         return value
     if isinstance(value, Variable):
         value = value.value
-    if hasattr(value, "detach"):
-        value = _of_tensor(value.detach().cpu())
+    if is_tensor(value):
+        value = _of_tensor(value.detach().cpu(), name)
     array = np.asarray(value)
     if array.dtype.kind not in "fiub" and wire_name(array.dtype) != BFLOAT16:
         raise TypeError(
@@ -236,8 +236,18 @@ def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
     return np.ascontiguousarray(native).reshape(array.shape)
 
 
-def _of_tensor(tensor: Any) -> Any:
+def is_tensor(value: Any) -> bool:
+    """Whether it is a tensor of torch, which need not be installed."""
+    return hasattr(value, "detach")
+
+
+def _of_tensor(tensor: Any, name: str) -> Any:
     """A tensor of torch on the CPU as an array of the same memory; numpy() knows no bfloat16."""
+    if str(tensor.layout) != "torch.strided":
+        raise TypeError(
+            f"{name} is a sparse tensor of torch ({tensor.layout}); pass dps.Rows(indices, values) for a sparse "
+            "gradient, or make it dense with .to_dense()"
+        )
     if str(tensor.dtype) != "torch.bfloat16":
         return tensor.numpy()
     import torch

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dps.variables.layout import assemble, check_gradients, fill_run, parts_of_shard, split
+from dps.variables.layout import assemble, check_gradients, check_is_nested, fill_run, parts_of_shard, split
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from dps.variables.rowlists import RowLists, RowsOfPart
 from dps.variables.tree import Rows
@@ -153,12 +153,34 @@ def test_gradients_are_checked_by_name_and_none_is_none() -> None:
         ("t", Rows([[0]], np.zeros((1, 2), np.float32)), r"indices are integers of shape \(n,\), got int64 \(1, 1\)"),
         ("t", Rows([0, 1], np.zeros((1, 2), np.float32)), r"got values float32 \(1, 2\); wanted float32 \(2, 2\)"),
         ("t", Rows([0], np.zeros((1, 2))), r"got values float64 \(1, 2\); wanted float32 \(1, 2\)"),
-        ("t", Rows([0, -1], np.zeros((2, 2), np.float32)), "row numbers of t go from 0 to 2, got -1 to 0"),
+        ("t", Rows([0, -1], np.zeros((2, 2), np.float32)), "^row -1 of t is out of range; wanted 0 to 2$"),
+        ("t", Rows([5, 2, 9], np.zeros((3, 2), np.float32)), "^row 5 of t is out of range, and 1 more; wanted 0 to 2$"),
     ],
 )  # fmt: skip
 def test_a_gradient_that_does_not_fit_is_told_with_what_was_wanted(name: str, gradient: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         check_gradients(two_ps(), [(name, gradient)])
+
+
+@pytest.mark.parametrize(
+    ("tree", "got"),
+    [
+        (np.zeros((4, 3)), r"one array of shape \(4, 3\)"),
+        ([np.zeros(2), np.zeros(3)], "a list of 2"),
+        (3.0, "one float"),
+    ],
+)
+def test_gradients_without_names_are_told_which_names_are_wanted(tree: Any, got: str) -> None:
+    with pytest.raises(ValueError, match=r"^push wants gradients for \{'t', 's', 'n'\}; got " + got + "$"):
+        check_is_nested(two_ps(), tree)
+
+
+def test_a_tensor_that_does_not_fit_is_told_in_the_words_of_torch() -> None:
+    torch = pytest.importorskip("torch", reason="gradients that are tensors need torch")
+    with pytest.raises(ValueError, match=r"t is float64; the variable is float32: cast with .to\(torch.float32\)"):
+        check_gradients(two_ps(), [("t", torch.zeros(3, 2, dtype=torch.float64))])
+    with pytest.raises(TypeError, match=r"pass dps.Rows\(indices, values\) for a sparse gradient"):
+        check_gradients(two_ps(), [("t", torch.zeros(3, 2).to_sparse())])
 
 
 def test_no_rows_at_all_are_fine_whatever_their_dtype() -> None:
