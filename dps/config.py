@@ -17,6 +17,9 @@ stop_requested = threading.Event()
 TEARDOWN = signal.SIGUSR1
 """What a launcher sends to chief and ps to have them end at once. SIGTERM ends them in order, whoever sends it."""
 
+launched = threading.Event()
+"""Set in a task that a launcher started: it starts the others, too, and only its chief says who is missing."""
+
 session_opened = threading.Event()
 """Set when this process has joined a run: the chief hears of its end from the session."""
 

@@ -12,8 +12,10 @@ import numpy as np
 from dps import config
 from dps.actors.caller import Caller
 from dps.actors.messages import Done, Failed, Waiting
+from dps.actors.patience import Patience
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
+from dps.actors.system import local_actor
 from dps.errors import CANCELLED, Aborted, Cancelled, DeadlineExceeded, DpsError, TaskLost
 from dps.lanes import Lanes
 from dps.protocol import (
@@ -108,6 +110,7 @@ class Connection:
 
     def ps_tasks(self, deadline: float) -> list[int]:
         """The ps tasks of the cluster, once the chief knows all of them. Blocks until the deadline."""
+        patience = Patience()
         while True:
             answer = self.ask(AskCluster(), deadline, "the chief")
             assert isinstance(answer, ClusterIs)
@@ -115,7 +118,15 @@ class Connection:
                 return sorted(int(task) for task in answer.cluster["ps"])
             if self.caller.now() >= deadline - 2 * ASK_AGAIN_S:  # a later answer could come too late to say why
                 raise DeadlineExceeded(f"{self.name}: {answer.text}")
+            self._tell(patience, answer.text)
             self.runtime.sleep(ASK_AGAIN_S)
+
+    def _tell(self, patience: Patience, text: str) -> None:
+        """Say whom the chief waits for, unless the chief's own log comes to the same eyes."""
+        told = config.launched.is_set() or self.runtime.simulated
+        told = told or local_actor(self.runtime, self.chief.address, CHIEF) is not None
+        if not told and patience.due(self.caller.now()):
+            log.warning("%s: %s", self.name, text)
 
     def open(self, plan: Plan | None, values: dict[str, Array], settings: dict[str, Any], deadline: float) -> None:
         """Join the run; the first session with a plan may be asked for the first values. Blocks."""
@@ -173,6 +184,7 @@ class Connection:
         )
         state: dict[str, Any] = {
             "text": "the chief has not answered",
+            "waits": False,
             "opened": None,
             "error": None,
             "initialise": None,
@@ -181,7 +193,7 @@ class Connection:
 
         def feed(answer: Message) -> bool:
             if isinstance(answer, Waiting):
-                state["text"] = answer.reason
+                state["text"], state["waits"] = answer.reason, True
             elif isinstance(answer, Failed):
                 state["error"] = answer.exception()
             elif isinstance(answer, SessionOpened) and answer.initialise:
@@ -191,10 +203,12 @@ class Connection:
                 state["opened"] = answer
             return state["opened"] is not None or state["error"] is not None
 
-        request = self.caller.start(self.chief, message, feed)
+        request, patience = self.caller.start(self.chief, message, feed), Patience()
         while not request.complete:
             self.check_node()
             self._initialise(state, request, deadline)
+            if state["waits"]:
+                self._tell(patience, state["text"])
             left = deadline - self.caller.now()
             if left <= 0:
                 self.caller.drop(request)

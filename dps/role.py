@@ -109,6 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     die_with_the_launcher()
     config.keep_large_blocks()
+    if "DPS_LAUNCHED" in os.environ:
+        config.launched.set()
     return guarded(lambda: run(args, args.arguments), args.verbose)
 
 

@@ -14,6 +14,7 @@ from dps import config
 from dps import update as update_modes
 from dps.actors.system import Node
 from dps.cluster.address import check_address
+from dps.cluster.command import start_command
 from dps.cluster.device import Device
 from dps.cluster.environment import arguments_found, server_arguments
 from dps.cluster.filters import DeviceFilters
@@ -120,7 +121,7 @@ class Server:
             from dps.chief.server import ChiefActor
 
             expected = own.expected("ps", ps), own.expected("worker", workers)
-            self._chief_actor = ChiefActor(*expected, wire, self._end_chief, owned, restarted)
+            self._chief_actor = ChiefActor(*expected, wire, self._end_chief, owned, restarted, self._where())
             self._node.host(CHIEF, self._chief_actor)
         if self.job == "ps":
             from dps.ps.server import PsActor  # numba comes with it, and only a ps needs it
@@ -131,9 +132,22 @@ class Server:
             self._joined.set()
         else:
             told = self._seen_epoch, self._has_joined, self._end, self._drain
-            self._agent = Agent(self.job, self.task, self._chief, self._process, wire or {}, *told)
+            self._agent = Agent(
+                self.job, self.task, self._chief, self._process, wire or {}, *told, self._start_the_chief()
+            )
             self._node.host(AGENT, self._agent)
         self._node.start()
+
+    def _where(self) -> str:
+        """How other tasks find the cluster; "" where people do not start them."""
+        if config.launched.is_set() or self._chief.startswith("inproc://"):
+            return ""
+        return "--cluster CLUSTER" if self.cluster else f"--chief {self._chief}"
+
+    def _start_the_chief(self) -> str:
+        """The command that starts the chief, or the worker that hosts it; "" as of `_where`."""
+        where, lead = self._where(), self.cluster.chief_task() if self.cluster else None
+        return where and start_command(lead.job if lead else "chief", lead.index if lead else None, where)
 
     # -- what actors tell, on the node's thread ---------------------------------------------------------------
 

@@ -170,3 +170,16 @@ def test_a_worker_that_is_added_on_the_fly_takes_part(update: str, program: str,
     assert found[0][2] == -last  # the first one looked when the second had made its last push
     # Every push is a step, or the first one is in every step and the second one in 8 of them.
     assert last == found[0][0] + (8 if update == "async" else 0)
+
+
+def test_a_worker_says_which_ps_is_missing_and_the_command_it_names_starts_it(program: str, tmp_path: Path) -> None:
+    with Terminals(tmp_path) as terminals:
+        terminals.start("chief", *ROLE, "--job", "chief", "--chief", "127.0.0.1:0", "--ps", "1", "--workers", "1")
+        chief = terminals.line("chief").removeprefix("dps chief at ")
+        terminals.start("worker", *ROLE, "--job", "worker", "--chief", chief, "--program", program, "--", "10")
+        said = terminals.line_with("worker", "waits for")
+        words, _, command = said.partition("python ")
+        assert words == "worker:0: the chief waits for ps:0; start it with: "
+        terminals.start("ps", *command.split())
+        codes, _ = terminals.ended()
+    assert codes == {"chief": 0, "worker": 0, "ps": 0}

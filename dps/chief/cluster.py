@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dps.cluster.command import start_command
+
 
 @dataclass
 class KnownNode:
@@ -86,6 +88,8 @@ class Cluster:
         self.holders: tuple[int, ...] = ()
         """The ps of the run's plan; () while there is no run, when all are waited for."""
         self._away_since: dict[int, float] = {}
+        self.where = ""
+        """How a task finds this cluster, for the command that starts it; "" where that is not for people to do."""
 
     def needs(self, task: int) -> bool:
         """Whether the run cannot go on without this ps."""
@@ -127,9 +131,13 @@ class Cluster:
         return [n.address for nodes in self.jobs.values() for n in nodes.known.values() if n.alive]
 
     def waits_for(self, now: float) -> str:
-        """The missing ps, each with the seconds since its loss."""
+        """The missing ps, each with the seconds since its loss, and how to start it."""
         away = [(t, f" ({now - self._away_since[t]:.0f} s)" if t in self._away_since else "") for t in self.missing()]
-        return ", ".join(f"ps:{task}{since}" for task, since in away) or "a ps"
+        names = ", ".join(f"ps:{task}{since}" for task, since in away) or "a ps"
+        if not self.where:
+            return names
+        command = start_command("ps", away[0][0] if away else None, self.where)
+        return f"{names}; start {'each, as' if len(away) > 1 else 'it with'}: {command}"
 
     def to_wire(self) -> dict[str, Any]:
         """Addresses by job and task, as messages have them."""

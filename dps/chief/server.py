@@ -15,6 +15,7 @@ from dps.chief.cluster import Cluster
 from dps.chief.ending import Ending
 from dps.chief.epochs import Epochs
 from dps.chief.leaving import Leaving
+from dps.chief.lookout import Lookout
 from dps.chief.members import Membership
 from dps.chief.phase import END, FAILED, RUN
 from dps.chief.sessions import Session, Sessions
@@ -63,10 +64,13 @@ class ChiefActor(Actor):
         ended: Callable[[int, str], None],
         owned: bool = False,
         restarted: bool = False,
+        where: str = "",
     ) -> None:
         """`ps`, `workers`: expected task indices; workers may be empty (those that join). `owned`: only a stop from
-        outside ends the run. `restarted`: an earlier chief of the run died; this one ends if nobody comes."""
+        outside ends the run. `restarted`: an earlier chief of the run died; this one ends if nobody comes. `where`: as
+        of `Cluster`."""
         self.cluster = Cluster(ps, workers)
+        self.cluster.where = where
         self.members = Membership([f"worker:{t}" for t in workers])
         self.sessions = Sessions()
         self.agreement = Agreement(update_mode)
@@ -78,6 +82,9 @@ class ChiefActor(Actor):
         self.admission = Admission(node, cluster, sessions, members, self.epochs)
         self.ending = Ending(node, cluster, sessions, members, self.epochs, self._ended, self._owned)
         self.leaving = Leaving(node, cluster, self.epochs, self.ending, self.ps_lost)
+        where = "" if self._owned else cluster.where
+        self._lookout = Lookout(node, cluster, members, self._text, lambda: bool(self.epochs.over), where)
+        self._lookout.look()
         self._started_at = node.now()
         node.after(ABSENT_S / 10, self._give_up_absent)
         if self._restarted:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dps.actors.actor import Actor
+from dps.actors.patience import FIRST_S, Patience
 from dps.actors.ref import Ref, Sender
 from dps.errors import DeadlineExceeded
 from dps.protocol import CHIEF, Drain, Leave, Register, Registered, StopTask
@@ -38,16 +39,19 @@ class Agent(Actor):
         joined: Callable[[int, dict[str, Any]], None],
         ended: Callable[[int, str], None],
         drained: Callable[[str], None] = lambda reason: None,
+        start_the_chief: str = "",
     ) -> None:
         """`epoch` tells the highest run epoch this node has seen; `joined` gets the task and the cluster, each time;
         `ended` the exit code and the reason, once; `drained` why this node's loop is to stop after its step, each time
-        that the chief says so."""
+        that the chief says so. `start_the_chief`: the command that does, told while it is missing; "": nothing is."""
         self.job, self.task, self.chief, self.process = job, task, Ref(chief, CHIEF), process
         self._update, self._epoch, self._joined, self._ended = update, epoch, joined, ended
         self._drained = drained
         self._heard_at = 0.0
         self._known = False
         """The chief has answered."""
+        self._start_the_chief, self._patience = start_the_chief, Patience()
+        self._beats = 0
         self._leaving = False
         self._over = False
 
@@ -82,7 +86,19 @@ class Agent(Actor):
             return
         message = Register(self.job, self.task, self.node.address, self.process, self._epoch(), self._update)
         left = self._heard_at + CHIEF_S - self.node.now()  # an answer counts however late: a chief may be busy
+        self._beats += 1
         self.node.ask(self.chief, message, max(BEAT_S, left), self._registered)
+        if self._start_the_chief:
+            self._tell(self._beats)
+
+    def _tell(self, beat: int) -> None:
+        """Say that the chief is waited for, while this beat has no answer."""
+        if self._over or self._leaving or beat != self._beats:
+            return
+        if self._patience.due(self.node.now()):
+            what = f"waits for the chief at {self.chief.address}; start it with: {self._start_the_chief}"
+            log.warning("%s: %s", self.node.name, what)
+        self.node.after(FIRST_S, lambda: self._tell(beat))
 
     def _registered(self, answer: Message | Exception) -> None:
         if self._over or self._leaving:
@@ -90,6 +106,8 @@ class Agent(Actor):
         now = self.node.now()
         if isinstance(answer, Registered):
             self._heard_at, self._known = now, True
+            self._beats += 1
+            self._patience.over()
             self.task = answer.task
             self._joined(answer.task, answer.cluster)
             self.node.after(BEAT_S, self._register)

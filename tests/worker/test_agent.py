@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from dps.actors.messages import Done
 from dps.actors.ref import Ref
 from dps.protocol import Registered, StopTask
@@ -13,12 +15,13 @@ from dps.worker.agent import BEAT_S, CHIEF_S, LEFT, Agent
 class Desk:
     """A node whose clock stands where it is put, and which keeps what is asked."""
 
-    address = "127.0.0.1:6000"
+    address, name = "127.0.0.1:6000", "ps:0"
 
     def __init__(self) -> None:
         self.runtime = self
         self.time = 100.0
         self.asked: list[tuple[float, Any]] = []
+        self.due: list[tuple[float, Any]] = []
 
     def now(self) -> float:
         return self.time
@@ -27,7 +30,17 @@ class Desk:
         self.asked.append((timeout_s, then))
 
     def after(self, seconds: float, call: Any) -> None:
-        """The next beat is the test's to bring about."""
+        """The next beat is the test's to bring about, by `pass_time`."""
+        self.due.append((self.time + seconds, call))
+
+    def pass_time(self, seconds: float) -> None:
+        until = self.time + seconds
+        while (now := min((at for at, _ in self.due if at <= until), default=None)) is not None:
+            (call, *_) = [call for at, call in self.due if at == now]
+            self.due = [(at, other) for at, other in self.due if other is not call]
+            self.time = now
+            call()
+        self.time = until
 
 
 def test_an_answer_counts_however_long_a_busy_chief_took_for_it() -> None:
@@ -64,3 +77,25 @@ def test_a_ps_that_is_told_to_end_asks_the_chief_once_and_ends_as_that_says() ->
         assert len(desk.asked) == 2 and not ends
         desk.asked[1][1](answer)
         assert ends == [end]
+
+
+def test_a_chief_that_is_missing_is_told_with_its_command_after_two_seconds_and_every_ten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk, command = Desk(), "python -m dps.role --job chief --chief 127.0.0.1:5000"
+    nothing: Any = lambda *_: None  # noqa: E731
+    agent = Agent("ps", 0, "127.0.0.1:5000", 7, {}, lambda: 0, nothing, nothing, nothing, command)
+    agent.node = desk  # type: ignore[assignment]
+    agent.started()
+    desk.pass_time(1.9)
+    assert not caplog.messages
+    desk.pass_time(11.0)
+    assert caplog.messages == [f"ps:0: waits for the chief at 127.0.0.1:5000; start it with: {command}"] * 2
+    desk.asked[0][1](Registered(0, {}))
+    desk.pass_time(1.9)  # the next beat
+    assert len(caplog.messages) == 2
+    desk.pass_time(2.2)
+    assert len(caplog.messages) == 3  # which has no answer
+    agent._end(0, "")
+    desk.pass_time(60.0)
+    assert len(caplog.messages) == 3

@@ -1,0 +1,27 @@
+"""When a wait is told to people: after 2 s, then every 10 s."""
+
+from __future__ import annotations
+
+FIRST_S = 2.0
+AGAIN_S = 10.0
+
+
+class Patience:
+    """Of one who may wait, now and then. Times are the runtime's."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._tell_at = 0.0
+
+    def due(self, now: float) -> bool:
+        """Whether to tell now of a wait that goes on. The first call of a wait begins it."""
+        if self._since is None:
+            self._since, self._tell_at = now, now + FIRST_S
+        if now < self._tell_at:
+            return False
+        self._tell_at = now + AGAIN_S
+        return True
+
+    def over(self) -> None:
+        """Nobody is waited for."""
+        self._since = None

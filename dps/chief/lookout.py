@@ -1,0 +1,54 @@
+"""Who is missing in the cluster, told to people with the command that starts them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from dps.actors.patience import Patience
+from dps.actors.system import Node
+from dps.chief.cluster import Cluster
+from dps.chief.members import Membership
+from dps.cluster.command import start_command
+
+log = logging.getLogger("dps")
+
+LOOK_S = 1.0
+
+
+class Lookout:
+    """Looks every second for ps, and for workers that are expected, and logs who has been missing for 2 s."""
+
+    def __init__(
+        self, node: Node, cluster: Cluster, members: Membership, text: Callable[[], str], over: Callable[[], bool],
+        where: str,
+    ) -> None:  # fmt: skip
+        """`text`: what the chief waits for, as a sentence; `over`: whether the run is; `where`: as of `start_command`;
+        "": workers are somebody else's to start, and not told of."""
+        self._node, self._cluster, self._members, self._text, self._over = node, cluster, members, text, over
+        self._where, self._patience = where, Patience()
+
+    def look(self) -> None:
+        """Now, and again and again until the run is over."""
+        if self._over():
+            return
+        missing = self._missing()
+        if not missing:
+            self._patience.over()
+        elif self._patience.due(self._node.now()):
+            log.warning("%s: %s", self._node.name, missing)
+        self._node.after(LOOK_S, self.look)
+
+    def _missing(self) -> str:
+        """A sentence about the ps that are needed, else about the workers that were never there; "" for none."""
+        if not self._cluster.complete():
+            return self._text()
+        never = [name for name in self._members.waiting() if int(name.partition(":")[2]) not in self._workers()]
+        if not never or not self._where:
+            return ""
+        command = start_command("worker", int(never[0].partition(":")[2]), self._where)
+        each = "it with" if len(never) == 1 else "each, as"
+        return f"the chief waits for {', '.join(never)}; start {each}: {command}"
+
+    def _workers(self) -> set[int]:
+        return set(self._cluster.workers.known)
