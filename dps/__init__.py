@@ -21,7 +21,7 @@ _NAMES = {
     "Unavailable": "dps.errors", "Aborted": "dps.errors", "Cancelled": "dps.errors", "ProtocolError": "dps.errors",
     "NotAuthenticated": "dps.errors", "CheckpointError": "dps.errors", "PlacementError": "dps.errors",
     "ConfigError": "dps.errors", "RemoteError": "dps.errors", "HookError": "dps.errors", "NotFinite": "dps.errors",
-    "MissingExtra": "dps.errors",
+    "MissingExtra": "dps.errors", "OutOfDescriptors": "dps.errors",
 }  # fmt: skip
 _MODULES = {
     "optim": "dps.optim",
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from dps.errors import MissingExtra as MissingExtra
     from dps.errors import NotAuthenticated as NotAuthenticated
     from dps.errors import NotFinite as NotFinite
+    from dps.errors import OutOfDescriptors as OutOfDescriptors
     from dps.errors import PlacementError as PlacementError
     from dps.errors import ProtocolError as ProtocolError
     from dps.errors import RemoteError as RemoteError

@@ -11,7 +11,8 @@
     ├── CheckpointError    a checkpoint that cannot be written, or none that can be read
     ├── PlacementError     a placement or a partitioner that gives nonsense (also a ValueError)
     ├── ConfigError        flags, files or environment that do not fit together (also a ValueError)
-    │   └── MissingExtra   a package of an extra is not installed (also an ImportError)
+    │   ├── MissingExtra   a package of an extra is not installed (also an ImportError)
+    │   └── OutOfDescriptors   the process may open no more files and sockets
     ├── HookError          a hook raised; names hook and method, the hook's own error is its `__cause__`
     ├── NotFinite          a loss is NaN or infinite (also a ValueError); raised by NanGuard
     └── RemoteError        a handler on another task failed; carries its task and its traceback
@@ -92,6 +93,10 @@ class ConfigError(DpsError, ValueError):
 
 class MissingExtra(ConfigError, ImportError):
     """A package that only some uses of dps need is not installed; the message names the extra that brings it."""
+
+
+class OutOfDescriptors(ConfigError):
+    """The process has as many files, sockets and pipes open as the system lets it have."""
 
 
 class HookError(DpsError):

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from dps import config
+from dps import config, descriptors
 from dps.errors import ConfigError, DpsError
 
 if TYPE_CHECKING:
@@ -111,7 +111,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     config.keep_large_blocks()
     if "DPS_LAUNCHED" in os.environ:
         config.launched.set()
-    return guarded(lambda: run(args, args.arguments), args.verbose)
+
+    def task() -> int:
+        descriptors.check("this task", descriptors.needed(args.job or "chief", 1, 1))  # before modules are loaded
+        return run(args, args.arguments)
+
+    return guarded(task, args.verbose)
 
 
 def guarded(work: Callable[[], int], verbose: bool = False) -> int:

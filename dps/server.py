@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from dps import config
+from dps import config, descriptors
 from dps import update as update_modes
 from dps.actors.system import Node
 from dps.cluster.address import check_address
@@ -20,7 +20,7 @@ from dps.cluster.environment import arguments_found, server_arguments
 from dps.cluster.filters import DeviceFilters
 from dps.cluster.identity import Identity
 from dps.cluster.spec import ClusterSpec
-from dps.errors import CANCELLED, ConfigError, DeadlineExceeded, TaskLost, Unavailable
+from dps.errors import CANCELLED, ConfigError, DeadlineExceeded, DpsError, TaskLost, Unavailable
 from dps.protocol import AGENT, CHIEF, PS
 from dps.transport.current import runtime
 from dps.transport.endpoint import Runtime
@@ -108,11 +108,17 @@ class Server:
     # -- construction -----------------------------------------------------------------------------------------
 
     def _start(self, own: Identity, workers: int | None, ps: int | None, owned: bool, restarted: bool) -> None:
+        expected = own.expected("ps", ps), own.expected("worker", workers)
+        if not self.runtime.simulated:
+            jobs = {self.job} | ({"chief"} if own.hosts_chief else set())
+            counts = len(expected[0]), len(expected[1])
+            descriptors.check(self.name, sum(descriptors.needed(job, *counts) for job in jobs))
         try:
             self._node = Node(self.runtime, own.bind, self.name, self._process)
         except Unavailable as error:
             error.exit_code = 2  # an address of one's own that is taken is a mistake in the configuration
             raise
+        self._node.failed = self._node_failed
         self.address = self._node.address
         if own.listens_as_chief:
             self._chief = self.address
@@ -120,7 +126,6 @@ class Server:
         if own.hosts_chief:
             from dps.chief.server import ChiefActor
 
-            expected = own.expected("ps", ps), own.expected("worker", workers)
             self._chief_actor = ChiefActor(*expected, wire, self._end_chief, owned, restarted, self._where())
             self._node.host(CHIEF, self._chief_actor)
         if self.job == "ps":
@@ -177,6 +182,13 @@ class Server:
             self._over.set()
             if self._chief_actor is None and self.job in ("ps", "chief"):
                 self._node.stop()
+
+    def _node_failed(self, error: Exception) -> None:
+        """The node's thread has ended by an error; this task can do nothing any more."""
+        if self.exit_code is None:
+            code = error.exit_code if isinstance(error, DpsError) else 1
+            self.exit_code, self.reason = code, f"{self.name}: {error}"
+            self._over.set()
 
     def _end_chief(self, code: int, reason: str) -> None:
         """The run is over. The chief still answers for a moment, so that everybody hears why."""

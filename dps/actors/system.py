@@ -17,7 +17,7 @@ from dps.actors.own_time import OwnTime
 from dps.actors.ref import Ref, Sender
 from dps.actors.requests import Question, Requests
 from dps.actors.watch import Watch
-from dps.errors import DeadlineExceeded, DpsError, ProtocolError, Unavailable
+from dps.errors import DeadlineExceeded, DpsError, OutOfDescriptors, ProtocolError, Unavailable
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Event, Route, Runtime, Task
 from dps.transport.message import Message
 from dps.transport.wire import Envelope, decode, encode, peek, unbundle
@@ -82,6 +82,8 @@ class Node:
         self._posted: deque[Callable[[], None]] = deque()
         self._stop_asked = False
         self._task: Task | None = None
+        self.failed: Callable[[Exception], None] = lambda error: None
+        """Called when the node ends by an error, after that was logged."""
 
     # -- from any thread ------------------------------------------------------------------------------------
 
@@ -200,8 +202,12 @@ class Node:
                 self._guard(actor.stopping)
             self._answer_mailbox()
             self._outbox.flush()
-        except Exception:
+        except OutOfDescriptors as error:
+            log.critical("%s: %s", self.name, error)
+            self.failed(error)
+        except Exception as error:
             log.critical("%s: the node failed\n%s", self.name, traceback.format_exc())
+            self.failed(error)
         finally:
             _local.get(self.runtime, {}).pop(self.address, None)
             self._endpoint.close()
@@ -308,6 +314,8 @@ class Node:
     def _handle(self, actor: Actor, message: Message, sender: Sender) -> None:
         try:
             actor.handle(message, sender)
+        except OutOfDescriptors:
+            raise
         except DpsError as error:
             self.answer(sender, error)
         except (ValueError, TypeError) as error:
@@ -341,6 +349,8 @@ class Node:
     def _guard(self, call: Callable[[], None]) -> None:
         try:
             call()
+        except OutOfDescriptors:
+            raise
         except Exception:
             log.error("%s: a timer, an answer's handler or an end failed\n%s", self.name, traceback.format_exc())
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
+from dps import descriptors
 from dps.config import allowed_cpus, deal_cpus, format_cpus
 from dps.errors import DeadlineExceeded, DpsError, TaskLost
 from dps.launch.child import Child
@@ -99,7 +100,9 @@ class Supervisor:
 
     def start(self, program: str | None = None, arguments: Sequence[str] = ()) -> None:
         """Chief and ps, and with a program the workers, all at once: they load their modules while the chief comes up,
-        and are told its address then. Raises DeadlineExceeded or TaskLost when the chief does not come up."""
+        and are told its address then. Raises DeadlineExceeded or TaskLost when the chief does not come up, ConfigError
+        where the system lets processes open too few files."""
+        descriptors.check("each task of this run", descriptors.needed_to_launch(self.ps, self.workers))
         self._spawn("chief", self._chief_arguments("127.0.0.1:0"))
         for task in range(self.ps):
             self._spawn(f"ps:{task}", self._ps_arguments(task, STDIN), waits=True)

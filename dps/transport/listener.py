@@ -81,6 +81,8 @@ def _bind(socket: zmq.Socket[bytes], url: str, asked: Address) -> None:
     except zmq.ZMQError as error:
         if error.errno == errno.EADDRINUSE:
             raise _taken(asked) from None
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         raise Unavailable(f"cannot listen on {asked}: {zmq.strerror(error.errno or 0)}; {_advice(asked)}") from error
 
 

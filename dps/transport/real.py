@@ -17,6 +17,7 @@ from zmq.utils.garbage import gc as lent  # before `atexit.register` below: its 
 
 from dps import config
 from dps.checkpoint.storage import LocalStorage, Storage
+from dps.descriptors import opening
 from dps.transport.dealer import SILENCE_S
 from dps.transport.endpoint import Endpoint
 from dps.transport.inproc import Names
@@ -94,7 +95,8 @@ class RealRuntime:
             if self._context is None:
                 self._context = zmq.Context(io_threads=1)
                 atexit.register(self._at_exit)
-        made = ZmqEndpoint(self._context, self._names, bind, self.silence_s)
+        with opening("a node's endpoint"):
+            made = ZmqEndpoint(self._context, self._names, bind, self.silence_s)
         with self._lock:
             self._endpoints = [other for other in self._endpoints if not other.closed] + [made]
         return made

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import zmq
 
+from dps.descriptors import opening
 from dps.errors import Unavailable
 from dps.transport.address import parse, url
 from dps.transport.dealer import SILENCE_S, Dealer, new_identity
@@ -252,7 +253,8 @@ class ZmqEndpoint:
         self._events.append(Disconnected(dealer.address))
 
     def _open(self, dealer: Dealer) -> None:
-        socket = dealer.open()
+        with opening(f"a connection to {dealer.address}"):
+            socket = dealer.open()
         self._by_socket[socket] = dealer
         self._poller.register(socket)
         if dealer.monitor is not None:

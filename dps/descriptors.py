@@ -1,0 +1,92 @@
+"""How many descriptors (files, sockets, pipes) a task needs, and whether this process may have as many."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+
+from dps.errors import ConfigError, OutOfDescriptors
+
+SPARE = 16
+"""For what comes and goes: checkpoints, modules that are loaded, a program's own files."""
+NEEDS = {"chief": (16, 5, 6), "ps": (26, 6, 3), "worker": (38, 7, 0)}
+"""Of each job: for itself, for each ps and for each worker. Counted in /proc/PID/fd of runs with 1 to 4 of each."""
+LAUNCHER = (26, 0, 3)
+"""The same of `dps launch`, which asks the chief at the end."""
+USUAL = 1024
+ROOM = 12
+"""More than a socket takes while it is made: its own, its monitor's, and what its address is looked up with."""
+
+
+def needed(job: str, ps: int, workers: int) -> int:
+    """About how many a task needs in a cluster of so many ps and workers."""
+    own, each_ps, each_worker = NEEDS.get(job, NEEDS["worker"])
+    return own + each_ps * max(1, ps) + each_worker * max(1, workers) + SPARE
+
+
+def needed_to_launch(ps: int, workers: int) -> int:
+    """The most that the launcher or one of its tasks needs."""
+    own, _, each = LAUNCHER
+    return max(own + each * (ps + workers), *(needed(job, ps, workers) for job in NEEDS))
+
+
+def check(who: str, need: int) -> None:
+    """Have the system's limit for this process reach `need`; ConfigError where it is not allowed to be so high."""
+    found = _limits()
+    if found is None:
+        return
+    limit, highest, infinity = found
+    if limit == infinity or limit >= need:
+        return
+    if highest == infinity or highest >= need:
+        import resource
+
+        wanted = max(need, USUAL)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if highest == infinity else min(wanted, highest), highest))
+        return
+    raise ConfigError(
+        f"{who} may open {limit} descriptors (files, sockets, pipes) and needs about {need}; raise the limit first: "
+        f"ulimit -n {_round(need)}"
+    )
+
+
+@contextlib.contextmanager
+def opening(what: str) -> Iterator[None]:
+    """OutOfDescriptors, a ConfigError, in place of the system's or ZeroMQ's error for one descriptor too many.
+
+    Room for some is made sure of first: at the limit libzmq ends the whole process in places (ip_resolver.cpp)."""
+    held: list[int] = []
+    try:
+        try:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+            while len(held) < ROOM:
+                held.append(os.dup(held[0]))
+        finally:
+            for fd in held:
+                os.close(fd)
+        yield
+    except Exception as error:
+        if getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE):
+            raise
+        found = _limits()
+        limit = "" if found is None else f" of {found[0]}"
+        raise OutOfDescriptors(
+            f"{what} needs a descriptor, and this process has used up its limit{limit}; close files that the program "
+            f"opened, or raise the limit first: ulimit -n {_round(2 * (found[0] if found else USUAL))}"
+        ) from None
+
+
+def _round(need: int) -> int:
+    """A limit that people set."""
+    return max(USUAL, 1 << (need - 1).bit_length())
+
+
+def _limits() -> tuple[int, int, int] | None:
+    """The limit of now, the highest that may be set, and what stands for none; None where the system has no such."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    return *resource.getrlimit(resource.RLIMIT_NOFILE), resource.RLIM_INFINITY
