@@ -101,6 +101,7 @@ class LocalCluster:
             )
         if _running is not None:
             _running.stop()
+        self._run = None
         made = self.ps, self.workers, self._update
         self._tasks = Processes(*made, self._pin) if self.processes else Threads(*made)
         _running = self

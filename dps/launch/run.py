@@ -144,12 +144,14 @@ class LocalRun:
 
     def opened(self, session: dict[str, Any]) -> None:
         """A worker has opened a session: what it tells of itself."""
-        self.standing.opened(session)
+        with self._changing:
+            self.standing.opened(session)
 
     def pushed(self, row: dict[str, Any]) -> None:
         """A worker has pushed."""
-        self.history.append({"at": runtime().now() - self._began, **row})
-        self.standing.pushed(row)
+        with self._changing:  # each worker's reports come on a thread of their own
+            self.history.append({"at": runtime().now() - self._began, **row})
+            self.standing.pushed(row)
 
     def ended(self, task: int, result: Any = None, failure: Failure | None = None) -> None:
         """A worker has ended: with a result, or with a failure."""
