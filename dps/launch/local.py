@@ -97,7 +97,7 @@ class LocalCluster:
             script, _, function = path.rpartition(":")
             raise ConfigError(
                 f"{os.path.basename(script)} makes a dps.LocalCluster again while a worker process imports it to find "
-                f'{function}(); put the lines that make the cluster under: if __name__ == "__main__":'
+                f'{function}(); put the lines that make the cluster under `if __name__ == "__main__":`'
             )
         if _running is not None:
             _running.stop()

@@ -16,6 +16,8 @@ GRACE_S = 5.0
 """How long `stop` gives the workers to end by themselves."""
 END_S = 5.0
 """How long it takes at most until a worker that was ended has ended."""
+FAIL_S = 1.0
+"""A worker that failed so long ago did so alone."""
 TURN_S = 0.2
 
 
@@ -48,6 +50,8 @@ class LocalRun:
         self._results: list[Any] = [None] * count
         self._states = [RUNNING] * count
         self._failures: dict[int, Failure] = {}
+        self._untold: dict[int, tuple[float, Failure]] = {}
+        """Failures that nobody was told of, and when they were."""
         self._over = threading.Event()
         self._changing = threading.Lock()
         self._began = runtime().now()
@@ -91,6 +95,7 @@ class LocalRun:
             shown = display(self.standing, progress)
             while not self._over.wait(TURN_S if deadline is None else max(0.0, min(TURN_S, deadline - clock.now()))):
                 shown.show()
+                self._tell(FAIL_S)
                 if deadline is not None and clock.now() >= deadline:
                     raise DeadlineExceeded(f"{names(self._running())} did not end within {timeout} s", self)
         except KeyboardInterrupt as interrupt:
@@ -152,24 +157,35 @@ class LocalRun:
         with self._changing:  # each worker's reports come on a thread of their own
             self.history.append({"at": runtime().now() - self._began, **row})
             self.standing.pushed(row)
+        if self._untold:
+            self._tell(0.0)
 
     def ended(self, task: int, result: Any = None, failure: Failure | None = None) -> None:
         """A worker has ended: with a result, or with a failure."""
         with self._changing:
             self._results[task] = result
-            known = {other.way for other in self._failures.values()}
             if failure is None:
                 self._states[task] = DONE
             elif self._stopping:
                 self._states[task] = STOPPED
             else:
                 self._states[task] = FAILED
+                if failure.way not in {other.way for other in self._failures.values()}:
+                    self._untold[task] = runtime().now(), failure
                 self._failures[task] = failure
-            running = self._running()
-        if failure is not None and not self._stopping and running and failure.way not in known:
-            self._workers.say(
-                f"worker:{task} failed: {failure.line}; the others go on; run.wait() raises it with its traceback "
-                "when they have ended, run.stop() ends them now"
-            )
-        if not running:
+            over = not self._running()
+        if over:
             self._over.set()
+
+    def _tell(self, after_s: float) -> None:
+        """Tell of workers that failed `after_s` ago while others go on; `wait` tells of all when none does."""
+        with self._changing:
+            due = runtime().now() - after_s
+            told_now = {task: why for task, (at, why) in self._untold.items() if at <= due and self._running()}
+            for task in told_now:
+                del self._untold[task]
+        for task, failure in told_now.items():
+            self._workers.say(
+                f"worker:{task} failed: {failure.line} (the others go on; run.wait() raises it with its traceback when "
+                "they have ended, run.stop() ends them now)"
+            )

@@ -79,13 +79,25 @@ def test_workers_that_fail_the_same_way_are_told_with_one_traceback() -> None:
     assert run.failed == text
 
 
-def test_a_failure_is_told_at_once_in_one_line_while_others_go_on() -> None:
+def test_a_failure_is_told_in_one_line_once_others_go_on() -> None:
     run, workers = run_of(3)
     run.ended(1, None, raised("no data"))
     run.ended(0, None, raised("no data"))
+    assert not workers.said  # all may be about to fail this way
+    run.pushed(row(12, 0.5, worker=2))
+    run.pushed(row(13, 0.5, worker=2))
     (line,) = workers.said
-    assert line.startswith("worker:1 failed: RuntimeError: no data; the others go on") and "run.stop()" in line
+    assert line.startswith("worker:1 failed: RuntimeError: no data (the others go on") and "run.stop()" in line
     assert "\n" not in line and not run.done() and run.failed == ""
+
+
+def test_who_waits_is_told_of_a_failure_also_where_nobody_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dps.launch.run.FAIL_S", 0.0)
+    run, workers = run_of(2)
+    run.ended(1, None, raised("no data"))
+    with pytest.raises(DeadlineExceeded, match="worker:0 did not end"):
+        run.wait(0.0)
+    assert len(workers.said) == 1
 
 
 def test_a_program_that_ends_itself_has_no_traceback() -> None:
