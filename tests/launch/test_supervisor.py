@@ -179,7 +179,7 @@ def test_a_killed_chief_is_started_again_and_takes_up_the_run_with_its_checkpoin
     killing = run.kill("chief", "step 40")
     assert run.end() == 0, run.lines
     killing.join()
-    assert run.heard("chief: goes on with run epoch 1 of an earlier chief; sessions: worker:0")
+    assert run.heard("chief goes on with run epoch 1 of an earlier chief; sessions: worker:0")
     assert not run.heard("rolled back")
     ends = max(int(line.split()[-1]) for line in run.lines if "ends at" in line)
     assert f"step-{ends:012d}-epoch-000001" in os.listdir(saved)
