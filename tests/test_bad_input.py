@@ -185,6 +185,16 @@ def test_a_hook_that_raises_is_the_programs_own_failure_in_one_line(
     assert one_line(capsys) == "dps: worker:0: hook Broken.before_run raised OSError: no lamp here\n"
 
 
+def test_an_update_mode_that_is_not_known_is_told_before_anything_is_started() -> None:
+    words = "^update='synch' is not known; wanted 'async', 'sync' or 'bounded:S'$"
+    with pytest.raises(ConfigError, match=words):
+        dps.LocalCluster(update="synch")
+    with pytest.raises(ConfigError, match=words):
+        dps.simulate(lambda server: None, update="synch")
+    with pytest.raises(ConfigError, match=words):
+        dps.Server.create_local_server(update="synch")
+
+
 @pytest.mark.parametrize("name", ["Local", "Coordinator", "RemoteValue"])
 def test_names_that_are_not_there_yet_say_so_however_they_are_reached(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

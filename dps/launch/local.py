@@ -19,6 +19,7 @@ from dps.launch.supervisor import Supervisor
 from dps.launch.threads import Threads
 from dps.session import Session
 from dps.transport.current import runtime
+from dps.update import parse
 
 log = logging.getLogger("dps")
 
@@ -68,6 +69,8 @@ class LocalCluster:
             raise ConfigError(f"got ps={ps}, workers={workers}; wanted at least one of each")
         if pin and not processes:
             raise ConfigError("got pin=True with processes=False; only processes can be pinned to processors")
+        if isinstance(update, str):
+            parse(update)
         self.ps, self.workers, self.processes = ps, workers, processes
         self._update, self._pin = update, pin
         self._tasks: Processes | Threads | None = None

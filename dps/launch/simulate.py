@@ -14,7 +14,7 @@ from dps.server import Server
 from dps.transport.sim import Compute, Network, World
 from dps.transport.sim.faults import Fault
 from dps.transport.sim.trace import TraceEvent
-from dps.update import Update
+from dps.update import Update, parse
 
 CHIEF = "chief:2220"
 
@@ -56,6 +56,8 @@ class SimulatedCluster:
         **world: Any,
     ) -> None:
         """`restarts`: how often a ps or the chief is started again after a kill. `world`: arguments of World."""
+        if isinstance(update, str):
+            parse(update)
         self.world = World(seed, network, compute, faults, **world)
         self.workers = workers
         self.history: list[dict[str, Any]] = []
