@@ -41,7 +41,7 @@ class Waiter:
     def check_open(self) -> None:
         """ValueError when the session is closed."""
         if self.closed:
-            raise ValueError("the session is closed")
+            raise ValueError("the session is closed; open another dps.Session")
 
     def deadline(self, timeout: float | None) -> float:
         """On the clock of the session's caller, which stands still while this process does; `timeout` None is the

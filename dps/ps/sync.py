@@ -151,7 +151,7 @@ class SyncMode:
         shortage, missing = self.quorum.shortage(), self.quorum.missing()
         if shortage and not missing:
             return shortage
-        waits = f"step {self.quorum.step + 1} waits for " + (", ".join(missing) if missing else "its turn")
+        waits = f"step {self.quorum.step + 1} waits for " + (", ".join(missing) or "workers that have a token")
         return f"{shortage}: {waits}" if shortage else waits
 
     def step(self, step: Step, sender: Sender) -> bool:

@@ -19,6 +19,11 @@ class Tokens:
     def __len__(self) -> int:
         return len(self._values)
 
+    @property
+    def values(self) -> tuple[int, ...]:
+        """Those that are left, oldest first."""
+        return tuple(self._values)
+
     def add(self, step: int, count: int) -> None:
         """So many more of a step: at the start, or to end a standstill."""
         self._values.extend([step] * count)

@@ -105,7 +105,7 @@ def _checked_rows(spec: VariableSpec, gradient: Rows) -> Rows:
     indices = np.asarray(gradient.indices)
     values = to_array(gradient.values, spec.name)
     if not spec.shape:
-        raise ValueError(f"{spec.name} is a scalar; its gradient cannot come as Rows")
+        raise ValueError(f"{spec.name} is a scalar, which has no rows; push its gradient as a number or an array")
     if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
         raise ValueError(
             f"Rows of {spec.name}: indices are integers of shape (n,), got {indices.dtype} {indices.shape}"

@@ -128,7 +128,7 @@ class Ps:
         q = mode.quorum
         return {
             "ledgers": {i: (found.done, found.results, found.staged) for i, found in self.shard.ledgers.items()},
-            "quorum": (q.step, q.tokens, q._next, q._held, list(q._waiting), q._reports, q._started, q.counted),
+            "quorum": (q.step, q.tokens.values, q._next, q._held, list(q._waiting), q._reports, q._started, q.counted),
             "granted": mode._granted, "askers": mode._askers, "counts": self.shard.counts, "values": self.values,
             "version": (self.shard.store.counter, self.shard.store.step, self.shard.store.leased()),
         }  # fmt: skip

@@ -149,7 +149,7 @@ def test_gradients_are_checked_by_name_and_none_is_none() -> None:
         ("n", np.zeros(2, np.int64), "a gradient came for 'n', which is not trained"),
         ("t", np.zeros((2, 3), np.float32), r"the gradient of t has shape \(2, 3\); the variable has \(3, 2\)"),
         ("t", np.zeros((3, 2)), r"the gradient of t is float64; the variable is float32: cast with .astype"),
-        ("s", Rows([0], [1.0]), "s is a scalar; its gradient cannot come as Rows"),
+        ("s", Rows([0], [1.0]), "s is a scalar, which has no rows; push its gradient as a number"),
         ("t", Rows([[0]], np.zeros((1, 2), np.float32)), r"indices are integers of shape \(n,\), got int64 \(1, 1\)"),
         ("t", Rows([0, 1], np.zeros((1, 2), np.float32)), r"got values float32 \(1, 2\); wanted float32 \(2, 2\)"),
         ("t", Rows([0], np.zeros((1, 2))), r"got values float64 \(1, 2\); wanted float32 \(1, 2\)"),
