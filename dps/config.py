@@ -23,6 +23,9 @@ launched = threading.Event()
 session_opened = threading.Event()
 """Set when this process has joined a run: the chief hears of its end from the session."""
 
+launcher = 0
+"""The process that starts this one again when it dies; 0 for none."""
+
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 """How many threads numeric libraries use; the launcher sets those that are unset to 1."""
 

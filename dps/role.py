@@ -384,6 +384,7 @@ def exit_code(error: SystemExit) -> int:
 
 def die_with_the_launcher() -> None:
     """A launched task does not outlive its launcher, however that ended (Linux; elsewhere the launcher's teardown)."""
+    config.launcher = int(os.environ.get("DPS_LAUNCHER") or 0)
     if "DPS_LAUNCHED" in os.environ and sys.platform == "linux":
         import ctypes
 

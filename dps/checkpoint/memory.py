@@ -18,9 +18,11 @@ class MemoryStorage:
     CheckpointError that a real disk gives, anything else passes through; either way nothing was written.
     """
 
-    def __init__(self, before_write: Callable[[str, int], None] | None = None) -> None:
-        self.before_write = before_write
+    def __init__(self, before_write: Callable[[str, int], None] | None = None, locks: bool = True) -> None:
+        """`locks` False: as a network file system without locks, where nothing keeps others from claiming a file."""
+        self.before_write, self._has_locks = before_write, locks
         self._files: dict[str, bytes] = {}
+        self._claims: dict[str, MemoryClaim] = {}
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         """As Storage.write."""
@@ -32,6 +34,7 @@ class MemoryStorage:
         except OSError as error:
             raise refused("write", path, error) from error
         self._files[key] = data
+        self._claims.pop(key, None)
         return len(data)
 
     def append(self, path: str, data: bytes) -> None:
@@ -81,6 +84,7 @@ class MemoryStorage:
         for file in list(self._files):
             if file == key or file.startswith(key + "/"):
                 self._files.pop(file, None)
+                self._claims.pop(file, None)
 
     def check_writable(self, folder: str) -> None:
         """As Storage.check_writable."""
@@ -88,6 +92,25 @@ class MemoryStorage:
             self._make_room(posixpath.normpath(posixpath.join(folder, "writable")), 0)
         except OSError as error:
             raise refused("write checkpoints to", folder, error) from error
+
+    def claim(self, path: str) -> MemoryClaim | None:
+        """As Storage.claim; whoever simulates a process that ends drops its claims."""
+        key = posixpath.normpath(path)
+        if key in self._claims:
+            return None
+        made = key not in self._files
+        try:
+            if made:
+                self._make_room(key, 0)
+            if self._has_folder(key):
+                raise _os_error(errno.EISDIR)
+        except OSError as error:
+            raise refused("lock", path, error) from error
+        self._files.setdefault(key, b"")
+        claim = MemoryClaim(self, key, made, self._has_locks)
+        if self._has_locks:
+            self._claims[key] = claim
+        return claim
 
     def truncate(self, path: str, n: int) -> None:
         """Cut a file to its first `n` bytes, as a failing disk may."""
@@ -110,6 +133,40 @@ class MemoryStorage:
             if folder in self._files:
                 raise _os_error(errno.ENOTDIR)
             folder = posixpath.dirname(folder)
+
+
+class MemoryClaim:
+    """As Claim, of a file in memory."""
+
+    def __init__(self, storage: MemoryStorage, key: str, made: bool, alone: bool) -> None:
+        self.made, self.alone = made, alone
+        self._storage, self._key = storage, key
+
+    def read(self) -> bytes:
+        """As Claim.read."""
+        return self._storage._files.get(self._key, b"")
+
+    def write(self, data: bytes) -> None:
+        """As Claim.write."""
+        try:
+            if self._key not in self._storage._files:
+                raise _os_error(errno.ENOENT)
+            if len(data) > len(self.read()):
+                self._storage._make_room(self._key, len(data))
+        except OSError as error:
+            raise refused("write", self._key, error) from error
+        self._storage._files[self._key] = data
+
+    def release(self) -> None:
+        """As Claim.release."""
+        if not self.alone or self._storage._claims.get(self._key) is self:
+            self._storage._files.pop(self._key, None)
+        self.drop()
+
+    def drop(self) -> None:
+        """As Claim.drop."""
+        if self._storage._claims.get(self._key) is self:
+            del self._storage._claims[self._key]
 
 
 def _os_error(code: int) -> OSError:

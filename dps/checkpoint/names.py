@@ -1,6 +1,7 @@
 """What files, folders and tensors of a checkpoint are called.
 
     checkpoint_dir/
+      run.lock                                while a run uses the folder
       journal.json
       step-000000000120-epoch-000003/
         shard-00000-of-00002.safetensors
@@ -17,6 +18,7 @@ import re
 
 MANIFEST_FILE = "manifest.json"
 JOURNAL_FILE = "journal.json"
+LOCK_FILE = "run.lock"
 
 _FOLDER = re.compile(r"step-([0-9]{12,18})-epoch-([0-9]{6,18})")
 

@@ -72,6 +72,33 @@ class Storage(Protocol):
     def check_writable(self, folder: str) -> None:
         """Make the folder and try to write into it, so that a bad checkpoint_dir is told at the start."""
 
+    def claim(self, path: str) -> Claim | None:
+        """Open a file, which is made with its folder when it is not there, and keep other processes from claiming it.
+
+        None where another process, or another claim of this one, has it. It ends with the process, however that ends.
+        """
+
+
+class Claim(Protocol):
+    """A file that one process has for itself. Of no use after `release` or `drop`, which do not raise."""
+
+    made: bool
+    """Whether the file was not there before."""
+    alone: bool
+    """Whether the operating system keeps others out, on this machine at least; False on file systems without locks."""
+
+    def read(self) -> bytes:
+        """What lies at the path now, also if somebody has put another file there; b"" where there is none."""
+
+    def write(self, data: bytes) -> None:
+        """Overwrite the file in place: bytes that it has already need no room on the disk."""
+
+    def release(self) -> None:
+        """Delete the file and let others claim the path."""
+
+    def drop(self) -> None:
+        """Let others claim the file, and leave it as it is."""
+
 
 class LocalStorage:
     """A folder of this machine, or one that all machines of the cluster mount."""
@@ -135,7 +162,7 @@ class LocalStorage:
         """As Storage.size."""
         try:
             found = os.stat(path)
-            _check_regular(path, found.st_mode)
+            check_regular(path, found.st_mode)
             return found.st_size
         except OSError as error:
             raise refused("read", path, error) from error
@@ -173,6 +200,16 @@ class LocalStorage:
         except OSError as error:
             raise refused("write checkpoints to", folder, error) from error
 
+    def claim(self, path: str) -> Claim | None:
+        """As Storage.claim: a lock of the whole file (flock)."""
+        from dps.checkpoint.claim import claimed
+
+        try:
+            _make_folder(os.path.dirname(path) or ".")
+            return claimed(path)
+        except OSError as error:
+            raise refused("lock", path, error) from error
+
 
 def refused(doing: str, path: str, error: OSError, folder: str = "checkpoint_dir") -> CheckpointError:
     """The error for what the operating system refused: path, reason and what to try, of which `folder` is a part."""
@@ -193,13 +230,16 @@ def check_range(path: str, offset: int, n: int, size: int) -> None:
         )
 
 
+AT_ONCE = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+"""Flags with which opening does not block, whatever is opened."""
+
+
 @contextmanager
 def _regular(path: str, flags: int) -> Iterator[int]:
     """The descriptor of a regular file, closed afterwards. Does not block, whatever lies at `path`."""
-    flags |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
-    descriptor = os.open(path, flags, 0o666)
+    descriptor = os.open(path, flags | AT_ONCE, 0o666)
     try:
-        _check_regular(path, os.fstat(descriptor).st_mode)
+        check_regular(path, os.fstat(descriptor).st_mode)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -213,7 +253,7 @@ _KINDS = {
 }
 
 
-def _check_regular(path: str, mode: int) -> None:
+def check_regular(path: str, mode: int) -> None:
     """CheckpointError for what is neither a regular file nor a link to one; OSError for a folder."""
     if stat.S_ISREG(mode):
         return

@@ -77,6 +77,7 @@ class Admission:
         """It cannot take part in this run."""
         if session.opened is not None:
             self._node.answer(session.opened, error)
+            session.opened = None
         self._sessions.drop(session)
 
     def admit(self) -> bool:

@@ -234,7 +234,7 @@ class Ending:
 
     def _stop_all(self, code: int, reason: str, linger_s: float = 0.0) -> None:
         """Tell every node, and end when all have heard it."""
-        self._epochs.journal(ended=code == 0)
+        self._epochs.close(ended=code == 0)
         addresses = self._cluster.living()
         addresses += [s.address for s in self._sessions.known.values() if s.address]  # readers have nodes of their own
         self.farewell.begin(StopTask(code, reason), addresses, linger_s)

@@ -8,11 +8,13 @@ from typing import Protocol
 
 from dps.actors.system import Node
 from dps.checkpoint import load
+from dps.checkpoint.lock import Taken
 from dps.chief.agreement import Agreement
 from dps.chief.checkpoints import Result
 from dps.chief.cluster import Cluster
 from dps.chief.epoch import Epoch
 from dps.chief.journaling import Journaling
+from dps.chief.locking import Locking
 from dps.chief.members import Membership
 from dps.chief.phase import GATHER, INITIALISE, OPEN, RUN
 from dps.chief.run import Run, has_ended, read_journal, step_of
@@ -75,8 +77,11 @@ class Epochs:
         self._journaling = Journaling(node, members, self.advance)
         self.run: Run | None = None
         self.now: Epoch | None = None
+        self.lock = Locking(node, self.advance, self._robbed)
+        """On the run's checkpoint_dir."""
         self.over = ""
         """END or FAILED since the run is over."""
+        self._lost_dir = False
 
     @property
     def phase(self) -> str:
@@ -137,7 +142,8 @@ class Epochs:
             self.advance()
 
     def _run_of(self, session: Session) -> Run | None:
-        """None while a ps of a run that the session knows from an earlier chief has not come to this one."""
+        """None while a ps of a run that the session knows from an earlier chief has not come to this one, and while
+        another run may use the checkpoint_dir."""
         request, storage = session.request, self._node.runtime.storage
         assert request is not None, "who brings a run has asked"
         settings, plan, known = dict(request.settings), Plan.from_wire(request.plan), request.epoch > 0
@@ -152,6 +158,8 @@ class Epochs:
         checkpoint_dir = str(settings.get("checkpoint_dir") or "")
         if checkpoint_dir:
             same_run = self.restarted or known
+            if not self.lock.take(checkpoint_dir, same_run):
+                return None
             if not same_run:  # else the run has written there before
                 storage.check_writable(checkpoint_dir)
             self.seen(read_journal(storage, checkpoint_dir, self._members, same_run))
@@ -163,6 +171,7 @@ class Epochs:
         self._cluster.holders = () if run is None else run.plan.ps
         if run is None:
             self._journaling.forget()
+            self.lock.release()
 
     def _begin(self, run: Run) -> None:
         """All ps get their shard of the plan, restored or to be filled, once the journal has the epoch's number."""
@@ -217,10 +226,14 @@ class Epochs:
         self._take(run)
         if checkpoint_dir:
             try:
+                self.lock.take(checkpoint_dir, same_run=True)
                 self.seen(read_journal(storage, checkpoint_dir, self._members))
                 if has_ended(storage, checkpoint_dir, newest.epoch):
                     self._lead.finish()
                     return
+            except Taken as error:
+                self._robbed(str(error))
+                return
             except CheckpointError as error:  # the ps know as much, but for checkpoints of other runs
                 log.warning("%s: %s", self._node.name, error)
         noted = takeover.notes()
@@ -287,6 +300,19 @@ class Epochs:
         if self.now is not None:
             self.now.stop()
 
+    def close(self, ended: bool) -> None:
+        """Nothing is written any more; `ended`: all that was to be saved is. Another run may use the checkpoint_dir."""
+        if self.now is not None and self.now.checkpoints is not None:
+            self.now.checkpoints.end()
+        self.journal(ended)
+        self._journaling.forget()
+        self.lock.release()
+
+    def _robbed(self, reason: str) -> None:
+        """Another run has the checkpoint_dir; this one leaves it alone."""
+        self._lost_dir = True
+        self._lead.fail(f"another run has taken this run's checkpoint_dir: {reason}")
+
     def session_gone(self, number: int) -> None:
         """Without the session that was to send the first values they come from another."""
         if self.now is not None and self.phase == INITIALISE and self.now.initialiser == number:
@@ -302,7 +328,7 @@ class Epochs:
 
     def journal(self, ended: bool = False) -> None:
         """Write down what another chief would have to know."""
-        if self.run is not None and self.run.checkpoint_dir:
+        if self.run is not None and self.run.checkpoint_dir and not self._lost_dir:
             self._journaling.write(self.run.checkpoint_dir, self._highest, ended)
 
     def save(self, session: int, then: Result) -> None:
@@ -328,6 +354,8 @@ class Epochs:
             return f"the chief, which was started again, waits for {names} to tell what it serves"
         if self.run is not None and self._journaling.problem:
             return f"no run epoch begins while the chief cannot write its journal: {self._journaling.problem}"
+        if self.lock.waits_for:
+            return f"the chief waits: {self.lock.waits_for}"
         return "the chief waits for a session " + ("that brings variables" if self.run is None else "to come back")
 
     # -- what the epoch of now tells ----------------------------------------------------------------------------

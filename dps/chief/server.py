@@ -90,6 +90,10 @@ class ChiefActor(Actor):
         if self._restarted:
             node.after(ABSENT_S, self._end_unless_found)
 
+    def stopping(self) -> None:
+        """Also where the program ends in the middle of the run."""
+        self.epochs.lock.release()
+
     def _end_unless_found(self) -> None:
         """A chief that was started again for a run of which nothing is left, or not all that it needs."""
         if not any(nodes.known for nodes in self.cluster.jobs.values()):

@@ -117,6 +117,17 @@ class Task(Protocol):
     def alive(self) -> bool: ...
 
 
+class Place(NamedTuple):
+    """Which process this is."""
+
+    host: str
+    boot: str
+    """The same for all processes that one operating system runs, from its start to its end, and for no others."""
+    pid: int
+    keeper: int = 0
+    """The process that starts this one again when it dies; 0 for none."""
+
+
 class Runtime(Protocol):
     """What one process stands on."""
 
@@ -141,6 +152,13 @@ class Runtime(Protocol):
     def keeps_blocks(self) -> bool:
         """Whether the memory of a large message serves later ones when nobody uses it any more. Then what is in it need
         not be copied out of it: fresh memory for every message would cost more than the copies."""
+
+    @property
+    def place(self) -> Place:
+        """Which process this is, on which machine: for people, and for locks in files."""
+
+    def lives(self, pid: int) -> bool:
+        """Whether there is a process of that number on this machine now."""
 
     def now(self) -> float:
         """Monotonic seconds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import random
@@ -19,7 +20,7 @@ from dps import config
 from dps.checkpoint.storage import LocalStorage, Storage
 from dps.descriptors import opening
 from dps.transport.dealer import SILENCE_S
-from dps.transport.endpoint import Endpoint
+from dps.transport.endpoint import Endpoint, Place
 from dps.transport.inproc import Names
 from dps.transport.shared import Bytes, SharedMemory, attach
 from dps.transport.zmq import ZmqEndpoint
@@ -75,6 +76,27 @@ class RealRuntime:
     def keeps_blocks(self) -> bool:
         """As Runtime.keeps_blocks."""
         return config.large_blocks_are_kept()
+
+    @functools.cached_property
+    def place(self) -> Place:
+        """As Runtime.place."""
+        host = os.uname().nodename
+        try:
+            with open("/proc/sys/kernel/random/boot_id") as file:
+                boot = file.read().strip()
+        except OSError:  # not Linux
+            boot = ""
+        return Place(host, boot or host, os.getpid(), config.launcher)
+
+    def lives(self, pid: int) -> bool:
+        """As Runtime.lives."""
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # somebody else's
+            return True
+        return True
 
     def now(self) -> float:
         """Monotonic seconds."""

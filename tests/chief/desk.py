@@ -9,6 +9,7 @@ from dps.actors.messages import Done
 from dps.actors.ref import Ref, Sender
 from dps.actors.system import Then
 from dps.checkpoint import MemoryStorage
+from dps.transport.endpoint import Place
 from dps.transport.message import Message
 
 
@@ -29,6 +30,7 @@ class Desk:
 
     def __init__(self, storage: Any = None) -> None:
         self.name, self.address, self.incarnation = "chief", "127.0.0.1:1", 7
+        self.place = Place("box", "boot", 1)
         self.runtime = self
         self.storage = storage or MemoryStorage()
         self.questions: list[Question] = []
@@ -42,6 +44,19 @@ class Desk:
 
     def now(self) -> float:
         return self._clock_s
+
+    def lives(self, pid: int) -> bool:
+        return False
+
+    def wall(self) -> float:
+        return 1.7e9 + self._clock_s
+
+    def spawn(self, name: str, target: Callable[[], None]) -> Any:
+        target()
+        return None
+
+    def post(self, call: Callable[[], None]) -> None:
+        call()
 
     def ask(self, to: Ref, message: Message, timeout_s: float, then: Then) -> Callable[[], None]:
         self.questions.append(Question(to, message, timeout_s, then))

@@ -54,6 +54,11 @@ class Led:
         self.chief.node = node
         self.chief.started()
 
+    def killed(self) -> Any:
+        """The chief's process is gone, and with it what it had claimed; its storage."""
+        self.desk.storage._claims.clear()
+        return self.desk.storage
+
     def tell(self, message: Message, route: Any, incarnation: int = 0) -> Message | Exception | None:
         """A message as the node delivers it; the last answer to this sender."""
         sender = Sender(route, 1, str(route), incarnation)

@@ -123,8 +123,7 @@ def test_a_ps_that_cannot_take_what_the_sessions_want_refuses_them_and_others_ma
 
 def test_a_checkpoint_of_another_model_is_the_error_of_all_sessions_and_begins_nothing() -> None:
     led = Led(checkpoint_dir="run").train(0, 1)
-    led.close(0)
-    led.close(1)
+    led.chief.stop_run()
     again = Led(checkpoint_dir="run", storage=led.desk.storage)
     files = dict(led.desk.storage._files)
     other = make_plan([VariableSpec("a", (3,), "<f4", SGD)], (0, 1), lambda *_: 0, None).to_wire()
@@ -388,6 +387,6 @@ def test_a_run_that_has_not_begun_is_told_at_once_that_its_journal_cannot_be_wri
 
 def test_a_session_that_has_seen_a_higher_epoch_than_the_journal_says_begins_one_above_it() -> None:
     before = Led(checkpoint_dir="run").train(0)
-    led = Led(checkpoint_dir="run", storage=before.desk.storage, restarted=True).gather()
+    led = Led(checkpoint_dir="run", storage=before.killed(), restarted=True).gather()
     led.open(0, incarnation=1, epoch=4)
     assert [m.epoch for m in configures(led)] == [5, 5]

@@ -82,7 +82,7 @@ def test_an_epoch_that_all_ps_serve_goes_on_and_nobody_is_asked_to_join_again() 
 
 def test_the_next_epoch_and_the_next_incarnation_are_above_all_that_were_used() -> None:
     led = Second()
-    led.desk.storage = Led(checkpoint_dir="run").train(0).desk.storage  # there is a checkpoint
+    led.desk.storage = Led(checkpoint_dir="run").train(0).killed()  # there is a checkpoint
     for task in (0, 1):
         led.come("ps", task)
         led.come("worker", task, epoch=8)
@@ -91,6 +91,27 @@ def test_the_next_epoch_and_the_next_incarnation_are_above_all_that_were_used() 
     led.come("ps", 1, epoch=0, process=2)
     led.open(0, incarnation=1, epoch=5)
     assert led.phase() == (CONFIGURE, 9) and led.chief.members.next_incarnation >= 3
+
+
+def test_the_lock_on_the_checkpoint_dir_is_taken_up_with_the_run() -> None:
+    led = Second()
+    led.desk.storage = Led(checkpoint_dir="run").train(0).killed()
+    for task in (0, 1):
+        led.come("ps", task)
+        led.serve(task)
+    assert led.phase() == (RUN, 5) and led.desk.storage.claim("run/run.lock") is None
+
+
+def test_a_run_whose_checkpoint_dir_another_run_took_meanwhile_ends_and_changes_nothing() -> None:
+    led, other = Second(), Led(checkpoint_dir="run")
+    other.desk.address = "127.0.0.1:3"
+    led.desk.storage = other.train(0).desk.storage
+    before = dict(led.desk.storage._files)
+    for task in (0, 1):
+        led.come("ps", task)
+        led.serve(task)
+    assert led.phase()[0] == FAILED and "another run, whose chief is 127.0.0.1:3" in led.chief.ending.reason
+    assert led.desk.storage._files == before
 
 
 ORDERS = list(itertools.permutations(["ps:0", "ps:1", "worker", "session"]))

@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 
-from dps.checkpoint.storage import Storage
+from dps.checkpoint.storage import Claim, Storage
 from dps.transport.sim.scheduler import Group, Scheduler
 
 
@@ -47,6 +47,7 @@ class ProcessDisk:
     def __init__(self, storage: Storage, owner: Group) -> None:
         self._storage = storage
         self._owner = owner
+        self._claims: list[Claim] = []
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         """As Storage.write."""
@@ -83,6 +84,19 @@ class ProcessDisk:
     def check_writable(self, folder: str) -> None:
         """As Storage.check_writable."""
         self._reached().check_writable(folder)
+
+    def claim(self, path: str) -> Claim | None:
+        """As Storage.claim."""
+        claim = self._reached().claim(path)
+        if claim is not None:
+            self._claims.append(claim)
+        return claim
+
+    def process_ended(self) -> None:
+        """The operating system gives free what the process had claimed."""
+        claims, self._claims = self._claims, []
+        for claim in claims:
+            claim.drop()
 
     def _reached(self) -> Storage:
         self._owner.check()

@@ -103,6 +103,7 @@ class Supervisor:
             if endpoint.open:
                 self._setting.fabric.close(endpoint, linger_s)
         runtime.endpoints.clear()
+        runtime.disk.process_ended()
         self._pauses.pop(runtime, None)
         self._scheduler.doom(runtime)
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dps.checkpoint.storage import Storage
 from dps.transport.current import current_runtime
-from dps.transport.endpoint import Endpoint, Task
+from dps.transport.endpoint import Endpoint, Place, Task
 from dps.transport.sim.compute import Compute
 from dps.transport.sim.datagrams import Sockets
 from dps.transport.sim.disk import ProcessDisk
@@ -68,7 +68,8 @@ class SimRuntime(Group):
         """In half of all worlds messages travel one by one, and are lost and reordered one by one."""
         self.small_nbytes = Random(f"{setting.seed}/small").choice(SMALL_NBYTES)
         self.silence_s = setting.fabric.network.heartbeat_s
-        self.storage: Storage = ProcessDisk(setting.storage, self)
+        self.disk = ProcessDisk(setting.storage, self)
+        self.storage: Storage = self.disk
         self.endpoints: list[SimEndpoint] = []
         self.work: Work | None = None
         """Of machines that are modelled: what to ask for time on their cores."""
@@ -92,6 +93,15 @@ class SimRuntime(Group):
     def wall(self) -> float:
         """As Runtime.wall; the same in all processes."""
         return EPOCH_S + self._scheduler.now
+
+    @property
+    def place(self) -> Place:
+        """As Runtime.place; every process has a host of its own, and one operating system runs them all."""
+        return Place(self.name, "simulated", self.incarnation)
+
+    def lives(self, pid: int) -> bool:
+        """As Runtime.lives."""
+        return False
 
     def sleep(self, seconds: float) -> None:
         """As Runtime.sleep; 0 lets the tasks run that are due now."""

@@ -1,0 +1,231 @@
+"""The lock on a checkpoint_dir: one run at a time writes there. A file that names the chief who has it.
+
+Two things show that a lock is in use. The operating system locks the file for the process that holds it and unlocks it
+when that process ends, however it ends: on one machine, and on network file systems with locks, this decides at once.
+Elsewhere the holder's `beat` decides: it changes the file every few seconds, and whoever wants the lock watches the
+file for a change, on its own clock. No two clocks are compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+
+from dps.checkpoint.names import LOCK_FILE, join
+from dps.checkpoint.storage import Claim, Storage
+from dps.errors import CheckpointError
+
+BEAT_S = 3.0
+"""How often a holder has to call `beat`."""
+SILENT_S = 15.0
+"""A lock that the operating system does not keep is broken when it did not change for so long."""
+NBYTES = 512
+"""The file's size, as a rule: it is overwritten in place, which needs no room on a disk that is full."""
+
+FREE, WATCHING, HELD, LOST = "free", "watching", "held", "lost"
+
+
+class Taken(CheckpointError):
+    """Another run has the lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who has a lock: a chief's process. All but `run`, `since` and `chief` tells processes and machines apart."""
+
+    run: str
+    """The run's id; a chief that takes the place of one that died keeps it."""
+    process: str
+    """A number that no other process has."""
+    host: str
+    boot: str
+    """Which start of which machine: the same for processes that one operating system runs."""
+    pid: int
+    keeper: int
+    """The process that starts the chief again when it dies; 0 for none."""
+    chief: str
+    """The chief's address."""
+    since: str
+    """The holder's time when the run took the lock, as text for people."""
+
+    def __str__(self) -> str:
+        return f"another run, whose chief is {self.chief} (process {self.pid} on {self.host}), since {self.since}"
+
+
+def moment(wall_s: float) -> str:
+    """Seconds since 1970 as text for people, in UTC."""
+    return f"{datetime.fromtimestamp(wall_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+class RunLock:
+    """One chief's side of the lock on one checkpoint_dir. `now` is always the chief's own monotonic clock.
+
+    `take` until it is held, then `beat` every `BEAT_S`, and `release`. All calls block on the storage and come from one
+    thread at a time, but `release` may come while `beat` runs: then the beat gives the lock back when it ends.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        checkpoint_dir: str,
+        owner: Owner,
+        restarted: bool = False,
+        lives: Callable[[int], bool] = lambda pid: False,
+    ) -> None:
+        """`restarted`: the owner takes the place of a chief that died at the same address. `lives`: whether there is a
+        process of that number on the owner's machine."""
+        self.path = join(checkpoint_dir, LOCK_FILE)
+        self.state = FREE
+        self._storage, self._dir, self._owner = storage, checkpoint_dir, owner
+        self._restarted, self._lives = restarted, lives
+        self._claim: Claim | None = None
+        self._beats = 0
+        self._seen: bytes | None = None
+        self._seen_at = 0.0
+        self._busy = self._released = False
+
+    @property
+    def text(self) -> str:
+        """Who is waited for while the state is WATCHING."""
+        whose = self._named(self._seen or b"")
+        return (
+            f"{self.path} is the lock of {whose}; it is broken if that run does not write to it within {SILENT_S:.0f} s"
+        )
+
+    def take(self, now: float) -> bool:
+        """Take the lock; whether it is held now. False: it may be in use elsewhere; ask again every second or so.
+
+        Raises Taken where another run has it, CheckpointError where the file system refuses. Changes nothing in the
+        checkpoint_dir unless it is held.
+        """
+        if self.state == HELD:
+            return True
+        claim = self._storage.claim(self.path)
+        if claim is None:
+            raise self._taken(self._content())
+        try:
+            if not self._may_take(claim, now):
+                claim.drop()
+                return False
+            self._write(claim)
+        except Exception:
+            claim.release() if claim.made else claim.drop()
+            raise
+        self._claim, self.state = claim, HELD
+        return True
+
+    def beat(self, now: float) -> str:
+        """Show that the run goes on, and look whether the lock is still its own; why it is not, "" while it is.
+
+        A run that goes on without the lock, because a disk was full, takes it here. Raises CheckpointError where the
+        file system refuses; the lock stays as it was.
+        """
+        self._busy = True
+        try:
+            return self._beat(now)
+        finally:
+            self._busy = False
+            if self._released:
+                self._let_go()
+
+    def _beat(self, now: float) -> str:
+        if self.state == LOST or self._released:
+            return ""
+        claim = self._claim
+        if claim is not None:
+            content = claim.read()
+            found = _parsed(content)
+            if found is not None and found.process != self._owner.process:
+                self.state = LOST
+                return str(self._taken(content))
+            if content:
+                self._write(claim)
+                return ""
+            claim.drop()  # somebody has deleted the file
+            self._claim, self.state, self._seen = None, FREE, None
+        try:
+            self.take(now)
+        except Taken as error:
+            self.state = LOST
+            return str(error)
+        return ""
+
+    def release(self) -> None:
+        """Give the lock back; one that is lost, or not held, stays as it is. Does not raise."""
+        self._released = True
+        if not self._busy:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release() if self.state == HELD else claim.drop()
+        self.state = LOST if self.state == LOST else FREE
+
+    # -- whose it is --------------------------------------------------------------------------------------------
+
+    def _may_take(self, claim: Claim, now: float) -> bool:
+        if claim.made:
+            return True
+        content = claim.read()
+        found = _parsed(content)
+        if found is not None and self._is_own(found):
+            self._owner = Owner(**{**asdict(self._owner), "run": found.run, "since": found.since})
+            return True
+        if found is not None and claim.alone and self._is_gone(found):
+            return True
+        if self.state != WATCHING:
+            self.state, self._seen, self._seen_at = WATCHING, content, now
+        elif content != self._seen:
+            self.state = FREE
+            raise self._taken(content)
+        return now - self._seen_at >= SILENT_S
+
+    def _is_own(self, found: Owner) -> bool:
+        """Whether it is that of the chief whose place this one takes."""
+        return self._restarted and (found.host, found.chief) == (self._owner.host, self._owner.chief)
+
+    def _is_gone(self, found: Owner) -> bool:
+        """Whether a process of this machine, which the operating system does not lock the file for, does not come back.
+        One that has a launcher may be started again."""
+        return found.boot == self._owner.boot and not (found.keeper and self._lives(found.keeper))
+
+    def _taken(self, content: bytes) -> Taken:
+        return Taken(
+            f"{self._dir} is in use by {self._named(content)}; wait for its end, stop it, or use another checkpoint_dir"
+        )
+
+    def _named(self, content: bytes) -> str:
+        found = _parsed(content)
+        return f"another run, which {LOCK_FILE} does not name" if found is None else str(found)
+
+    # -- the file -----------------------------------------------------------------------------------------------
+
+    def _write(self, claim: Claim) -> None:
+        self._beats += 1
+        text = json.dumps({**asdict(self._owner), "beat": self._beats}, indent=1)
+        claim.write(text.ljust(NBYTES - 1).encode() + b"\n")
+
+    def _content(self) -> bytes:
+        try:
+            return bytes(self._storage.read(self.path))
+        except CheckpointError:  # released meanwhile
+            return b""
+
+
+def _parsed(content: bytes) -> Owner | None:
+    """The owner that a lock file names; None for anything else."""
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(body, Mapping):
+        return None
+    values = {field.name: body.get(field.name) for field in fields(Owner)}
+    numbers = values["pid"], values["keeper"]
+    texts = [value for name, value in values.items() if name not in ("pid", "keeper")]
+    if not all(type(number) is int for number in numbers) or not all(isinstance(text, str) for text in texts):
+        return None
+    return Owner(**values)  # type: ignore[arg-type]

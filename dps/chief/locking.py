@@ -1,0 +1,127 @@
+"""The chief's lock on the run's checkpoint_dir: taken before anything is written there, kept, given back at the end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from dps.actors.system import Node
+from dps.checkpoint.lock import BEAT_S, Owner, RunLock, Taken, moment
+from dps.errors import CheckpointError
+from dps.transport.endpoint import Task
+
+log = logging.getLogger("dps")
+
+LOOK_S = 1.0
+"""How often a chief that waits for a lock looks at it again."""
+RELEASE_S = 1.0
+"""How long the end of a run waits for a beat that is being written; a longer one gives the lock back at its end."""
+
+
+class Locking:
+    """One run's lock at a time; its policy is in `RunLock`."""
+
+    def __init__(self, node: Node, again: Callable[[], None], lost: Callable[[str], None]) -> None:
+        """`again` is called when it is time to `take` once more, `lost`, with the reason, when another run has the lock
+        of a run that goes on."""
+        self._node, self._again, self._lost = node, again, lost
+        self._lock: RunLock | None = None
+        self._dir = ""
+        self._looking = False
+        self._failing = False
+        self._task: Task | None = None
+        """The last beat."""
+
+    @property
+    def waits_for(self) -> str:
+        """Who may have the lock that `take` could not have yet; "" while nobody is waited for."""
+        return self._lock.text if self._lock is not None and self._looking else ""
+
+    def take(self, checkpoint_dir: str, same_run: bool) -> bool:
+        """Take the lock; whether the run may use the folder now. False: `again` is called soon.
+
+        `same_run`: another chief led the run before this one. The run goes on meanwhile, also where the disk is full;
+        the lock is taken as soon as it can be. Raises Taken where another run has it, CheckpointError where the file
+        system refuses.
+        """
+        if self._lock is None or self._dir != checkpoint_dir or (same_run and self._looking):
+            self.release()
+            self._lock, self._dir = self._made(checkpoint_dir, same_run), checkpoint_dir
+            self._node.after(BEAT_S, lambda lock=self._lock: self._beat(lock))  # type: ignore[misc]
+        try:
+            held = self._lock.take(self._node.runtime.now())
+        except Taken:
+            self.release()
+            raise
+        except CheckpointError as error:
+            if not same_run:
+                self.release()
+                raise
+            self._note(str(error))
+            held = True
+        if held or same_run:
+            self._looking = False
+            return True
+        if not self._looking:
+            self._looking = True
+            log.warning("%s: %s", self._node.name, self._lock.text)
+            self._node.after(LOOK_S, lambda lock=self._lock: self._look(lock))  # type: ignore[misc]
+        return False
+
+    def _made(self, checkpoint_dir: str, same_run: bool) -> RunLock:
+        runtime, process = self._node.runtime, f"{self._node.incarnation:x}"
+        host, boot, pid, keeper = runtime.place
+        owner = Owner(process, process, host, boot, pid, keeper, self._node.address, moment(runtime.wall()))
+        return RunLock(runtime.storage, checkpoint_dir, owner, same_run, runtime.lives)
+
+    def release(self) -> None:
+        """The run is over, or is another's: give the lock back."""
+        lock, self._lock = self._lock, None
+        self._looking = self._failing = False
+        if lock is not None:
+            if self._task is not None:
+                self._task.join(RELEASE_S)
+            lock.release()
+
+    def _look(self, lock: RunLock) -> None:
+        if lock is self._lock and self._looking:
+            self._again()
+            if self._looking:
+                self._node.after(LOOK_S, lambda: self._look(lock))
+
+    # -- while the run goes on ----------------------------------------------------------------------------------
+
+    def _beat(self, lock: RunLock) -> None:
+        """On a task of its own: a network file system that hangs does not hold the chief up."""
+        if lock is not self._lock:
+            return
+        if self._looking:
+            self._node.after(BEAT_S, lambda: self._beat(lock))
+            return
+        runtime = self._node.runtime
+
+        def work() -> None:
+            reason = problem = ""
+            try:
+                reason = lock.beat(runtime.now())
+            except CheckpointError as error:
+                problem = str(error)
+            self._node.post(lambda: self._beaten(lock, reason, problem))
+
+        self._task = runtime.spawn("lock", work)
+
+    def _beaten(self, lock: RunLock, reason: str, problem: str) -> None:
+        if lock is not self._lock:
+            return
+        if reason:
+            self._lock = None
+            self._lost(reason)
+            return
+        self._note(problem)
+        self._node.after(BEAT_S, lambda: self._beat(lock))
+
+    def _note(self, problem: str) -> None:
+        """One line when the lock begins to fail, for the disk may be full for long."""
+        if problem and not self._failing:
+            log.error("%s: the lock of the checkpoint_dir could not be refreshed: %s", self._node.name, problem)
+        self._failing = bool(problem)
