@@ -37,6 +37,10 @@ __all__ = [
 ]
 
 
+LEAST = 1.1754943508222875e-38
+"""The least float32 that has all its bits: smaller ones may be 0 where a ps computes."""
+
+
 class Optimizer(Definition):
     """What all optimizers have: a name, a learning rate, and the names of the arrays kept beside a variable."""
 
@@ -97,6 +101,8 @@ class Momentum(Optimizer):
 class Adagrad(Optimizer):
     """`a += g**2; w -= lr * g / (sqrt(a) + epsilon)`. Duchi, Hazan and Singer 2011.
 
+    `a` begins with `initial_accumulator`. Where that is above 0, `epsilon` may be 0: TensorFlow 1's form.
+
     With `rowwise` a row has one `a` for all its elements, to which the mean of their g**2 is added: for embedding
     tables, whose slots then take 1 / dim of the memory, and whose updates touch half as much of it. Rows are those of
     axis 0; a scalar is one row. Source: Naumov et al. 2019 (DLRM).
@@ -111,7 +117,10 @@ class Adagrad(Optimizer):
     def __post_init__(self) -> None:
         self._rate("learning_rate")
         self._at_least_zero("initial_accumulator", 0.1)
-        self._positive("epsilon", 1e-10)
+        self._at_least_zero("epsilon", 1e-10)
+        if self.epsilon == 0 and self.initial_accumulator < LEAST:
+            got = f"epsilon is 0.0 and initial_accumulator is {self.initial_accumulator!r}"
+            raise ConfigError(f"Adagrad: {got}, one of them must be > 0 as a float32; try initial_accumulator=0.1")
         self._flag("rowwise")
 
     @property

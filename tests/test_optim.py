@@ -52,6 +52,7 @@ def test_the_wire_form_is_names_and_numbers():
 def test_defaults_are_those_of_the_documentation():
     assert optim.Momentum(0.1) == optim.Momentum(0.1, momentum=0.9, nesterov=False)
     assert optim.Adagrad(0.1) == optim.Adagrad(0.1, initial_accumulator=0.1, epsilon=1e-10)
+    assert optim.Adagrad(0.1, epsilon=0).to_wire()["epsilon"] == 0.0  # TensorFlow 1's form
     assert optim.RMSProp(0.1) == optim.RMSProp(0.1, decay=0.9, momentum=0, epsilon=1e-8, centered=False)
     assert optim.Adam() == optim.Adam(learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8)
     assert optim.AdamW() == optim.AdamW(0.001, 0.9, 0.999, 1e-8, weight_decay=0.01)
@@ -118,7 +119,9 @@ def test_warm_up_rises_in_a_line_and_then_starts_its_target():
         (lambda: optim.SGD(10**400), "it must be finite", "try learning_rate"),
         (lambda: optim.SGD(0.1, weight_decay=math.nan), "weight_decay is nan", "try weight_decay"),
         (lambda: optim.Momentum(0.1, momentum=1.0), "momentum is 1.0, it must be at least 0 and below 1", "try"),
-        (lambda: optim.Adagrad(0.1, epsilon=0), "epsilon is 0.0, it must be > 0", "try epsilon=1e-10"),
+        (lambda: optim.Adagrad(0.1, epsilon=-1e-9), "epsilon is -1e-09, it must be >= 0", "try epsilon=1e-10"),
+        (lambda: optim.Adagrad(0.1, 0, 0), "epsilon is 0.0 and initial_accumulator is 0.0, one of", "accumulator=0.1"),
+        (lambda: optim.Adagrad(0.1, 1e-50, 0), "initial_accumulator is 1e-50, one of them must be > 0", "try initial"),
         (lambda: optim.Adagrad(0.1, initial_accumulator=-1), "initial_accumulator is -1.0", "try"),
         (lambda: optim.RMSProp(0.1, decay=-0.1), "decay is -0.1", "try decay=0.9"),
         (lambda: optim.Adam(beta1=1), "beta1 is 1.0", "try beta1=0.9"),

@@ -76,6 +76,7 @@ OPTIMIZERS: dict[str, optim.Optimizer] = {
     "momentum": optim.Momentum(0.05),
     "nesterov": optim.Momentum(0.05, momentum=0.8, nesterov=True),
     "adagrad": optim.Adagrad(0.2),
+    "adagrad_no_epsilon": optim.Adagrad(0.2, epsilon=0),
     "rmsprop": optim.RMSProp(0.01),
     "rmsprop_centered": optim.RMSProp(0.01, decay=0.8, momentum=0.5, centered=True),
     "adam": optim.Adam(0.02),

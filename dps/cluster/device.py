@@ -108,8 +108,13 @@ def _parse(spec: str) -> dict[str, str | int | None]:
 def _set_type(fields: dict[str, str | int | None], spec: str, part: str, values: list[str]) -> None:
     if "device_type" in fields:
         raise ValueError(f"device {spec!r}: got a second device type {part!r}, wanted one; leave the others out")
-    fields["device_type"] = values[0].upper()
+    fields["device_type"] = _type(values[0])
     fields["device_index"] = _number(spec, part, values[1] if len(values) == 2 else "")
+
+
+def _type(text: str) -> str:
+    """CPU and GPU in capitals, however they are written; other types as they are."""
+    return text.upper() if text.upper() in _SHORT_TYPES else text
 
 
 def _number(spec: str, part: str, text: str) -> int | None:
@@ -125,7 +130,7 @@ def _checked(key: str, value: object) -> str | int:
     if key in ("job", "device_type"):
         if not isinstance(value, str) or not value or any(letter in "/:*" for letter in value):
             raise ValueError(f"device: got {key}={value!r}, wanted a name without '/', ':' and '*'")
-        return value.upper() if key == "device_type" else value
+        return _type(value) if key == "device_type" else value
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"device: got {key}={value!r}, wanted a whole number from 0")
     return value

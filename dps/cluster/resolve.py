@@ -57,12 +57,15 @@ def tf_config(
 
 
 def master(cluster: ClusterSpec, task: Task | None) -> str:
-    """The address a client of this task connects to: its own; "" for a cluster of at most one task, or no task.
+    """The address a client of this task connects to: its own; "" for a cluster of at most one task.
 
-    Raises ValueError when the cluster does not have the task.
+    Raises ValueError when the cluster has several tasks and does not have this one, or none is given.
     """
-    if task is None or len(cluster.tasks()) <= 1:
+    if len(cluster.tasks()) <= 1:
         return ""
+    if task is None:
+        tasks = ", ".join(map(str, cluster.tasks()))
+        raise ValueError(f"master: got no task, wanted one of the cluster's: {tasks}; does TF_CONFIG name one?")
     return cluster.task_address(task.job, task.index)
 
 
@@ -112,6 +115,8 @@ def _task(cluster: ClusterSpec, pair: tuple[object, object], source: str) -> Tas
     kind, index = pair
     if kind is None and index is None:
         return None
+    if isinstance(kind, int | float) and not isinstance(kind, bool):
+        kind = str(kind)  # as TensorFlow reads it
     if not isinstance(kind, str) or not kind:
         raise ConfigError(f"{source}: got task type {kind!r}, wanted a job name such as 'worker'")
     kind = job_name(kind)

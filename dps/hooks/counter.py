@@ -16,13 +16,13 @@ log = logging.getLogger("dps")
 
 
 class StepCounter(Hook):
-    """Log global steps per second every `steps` or `seconds`; the first trigger reports nothing.
+    """Log global steps per second every `steps` (100) or `seconds`; the first trigger reports nothing.
 
-    The last rate is in `steps_per_s`, None before there is one.
+    The last rate is in `steps_per_s`, None before there is one. Raises ConfigError when steps and seconds are given.
     """
 
-    def __init__(self, steps: int | None = 100, seconds: float | None = None) -> None:
-        self._timer = Timer(None if seconds is not None else steps, seconds)
+    def __init__(self, steps: int | None = None, seconds: float | None = None) -> None:
+        self._timer = Timer(100 if steps is None and seconds is None else steps, seconds)
         self.steps_per_s: float | None = None
 
     def after_run(self, session: Session, push: Push, loss: Any) -> None:

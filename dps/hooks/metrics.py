@@ -17,13 +17,14 @@ log = logging.getLogger("dps")
 
 
 class LogMetrics(Hook):
-    """Log step, loss, staleness and, with `batch` (examples in one push), examples/s every `steps` or `seconds`.
+    """Log step, loss, staleness and, with `batch` (examples in one push), examples/s every `steps` (100) or `seconds`.
 
     Examples are those of this session's pushes. Scalars that `session.summary` was given since the last line follow.
+    Raises ConfigError when steps and seconds are given.
     """
 
-    def __init__(self, steps: int | None = 100, seconds: float | None = None, batch: int | None = None) -> None:
-        self._timer = Timer(None if seconds is not None else steps, seconds)
+    def __init__(self, steps: int | None = None, seconds: float | None = None, batch: int | None = None) -> None:
+        self._timer = Timer(100 if steps is None and seconds is None else steps, seconds)
         self.batch, self._pushes, self._seen = batch, 0, 0
 
     def after_run(self, session: Session, push: Push, loss: Any) -> None:

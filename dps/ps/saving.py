@@ -10,6 +10,7 @@ from dps import config
 from dps.actors.ref import Sender
 from dps.checkpoint import Gathering, Manifest, Run, ShardHeader, applied_to, tensor_name, write_runs
 from dps.errors import CheckpointError
+from dps.optim import Optimizer
 from dps.protocol import SaveShard, ShardCut, ShardSaved
 from dps.ps.arena import ArenaMemory, rows_of
 from dps.ps.store import Store
@@ -149,5 +150,16 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
                             f"{stop - start}; use the optimizer that was saved, or another checkpoint_dir"
                         )
             for start, values in gathering.runs():
+                if slot is not None and memory.optimizer is not None:
+                    _check_slot(memory.optimizer, slot, values, f"{checkpoint_dir}/{manifest.name}")
                 memory.write(slot, start, values)
     store.step = manifest.step
+
+
+def _check_slot(optimizer: Optimizer, slot: str, values: Array, where: str) -> None:
+    """CheckpointError for accumulators by whose root an optimizer without epsilon cannot divide."""
+    if "accumulator" in slot and getattr(optimizer, "epsilon", 1.0) == 0 and not (values > 0).all():
+        raise CheckpointError(
+            f"{where} holds accumulators of 0 and the optimizer of this program has epsilon=0: it would divide by 0; "
+            "use the optimizer that was saved, or another checkpoint_dir"
+        )

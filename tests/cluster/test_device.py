@@ -31,6 +31,8 @@ from dps.cluster.setter import ReplicaDeviceSetter, replica_device_setter
         ("/gpu:*", "/device:GPU:*"),
         ("/device:gpu:1", "/device:GPU:1"),
         ("/device:TPU", "/device:TPU:*"),
+        ("/device:MyFunnyDevice:2", "/device:MyFunnyDevice:2"),
+        ("/device:Cpu", "/device:CPU:*"),
         ("//job:ps///task:01/", "/job:ps/task:1"),
         ("job:ps/task:0", "/job:ps/task:0"),
         ("/job:ps/task:*", "/job:ps"),

@@ -126,9 +126,16 @@ def test_the_process_environment_is_read_anew_at_each_call(monkeypatch: pytest.M
 def test_the_master_is_the_own_address_and_nothing_for_a_cluster_of_one_task() -> None:
     assert resolve.master(SPEC, Task("worker", 2)) == "e:1"
     assert resolve.master(ClusterSpec({"worker": ["a:1"]}), Task("worker", 0)) == ""
-    assert resolve.master(ClusterSpec({}), None) == resolve.master(SPEC, None) == ""
+    assert resolve.master(ClusterSpec({}), None) == resolve.master(ClusterSpec({"worker": ["a:1"]}), None) == ""
     with pytest.raises(ValueError, match="got ps 9"):
         resolve.master(SPEC, Task("ps", 9))
+    with pytest.raises(ValueError, match="master: got no task, wanted one of the cluster's: chief:0, ps:0"):
+        resolve.master(SPEC, None)
+
+
+def test_a_task_type_that_is_a_number_is_its_text() -> None:
+    environ = {"TF_CONFIG": json.dumps({"cluster": {"1": ["a:1", "b:1"]}, "task": {"type": 1, "index": 1}})}
+    assert resolve.tf_config(environ)[1] == Task("1", 1)
 
 
 def test_a_cluster_is_loaded_from_json_text() -> None:

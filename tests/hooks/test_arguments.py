@@ -24,6 +24,8 @@ from dps.hooks import Timer
         (lambda: dps.CheckpointSaver(seconds=-2), "seconds=-2"),
         (lambda: dps.StepCounter(steps=2.5), "whole number"),  # type: ignore[arg-type]
         (lambda: dps.LogMetrics(steps=True), "whole number"),
+        (lambda: dps.LogMetrics(steps=5, seconds=5.0), "either steps or seconds, got 5 steps and 5.0 seconds"),
+        (lambda: dps.StepCounter(steps=5, seconds=5.0), "either steps or seconds, got 5 steps and 5.0 seconds"),
         (lambda: dps.SummarySaver("x", steps=1, seconds=1), "either steps or seconds"),
         (lambda: dps.SummarySaver("x", batch=0), "batch=0"),
         (lambda: Timer(), "either steps or seconds"),
@@ -34,3 +36,10 @@ def test_arguments_that_do_not_fit_are_told(make: Callable[[], Any], words: str)
     with pytest.raises(ConfigError, match=words) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_without_a_choice_hooks_that_log_fire_every_hundred_steps_and_with_one_as_it_says() -> None:
+    for kind in (dps.LogMetrics, dps.StepCounter):
+        made = [kind()._timer, kind(7)._timer, kind(seconds=2.0)._timer, kind(None, 3.0)._timer]
+        fires = [timer.every_steps or timer.every_s for timer in made]
+        assert fires == [100, 7, 2.0, 3.0] and [timer.every_s for timer in made] == [None, None, 2.0, 3.0]

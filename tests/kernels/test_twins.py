@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dps.kernels import cpu, cuda, device
+from dps.optim import LEAST
 
 SIZES = [0, 1, 31, 33, 257]
 DTYPES = [np.float32, np.float64]
@@ -79,6 +80,7 @@ CASES = {
     "momentum": (momentum, "+", (0.1, 0.9, False)),
     "momentum-nesterov": (momentum, "+", (0.1, 0.9, True)),
     "adagrad": (adagrad, "+", (0.1, 1e-10)),
+    "adagrad-no epsilon": (adagrad, "+", (0.1, 0.0)),
     "rmsprop": (rmsprop, "+..", RMSPROP),
     "rmsprop-centered": (rmsprop, "+-.", RMSPROP),
     "rmsprop-momentum": (rmsprop, "+.-", RMSPROP),
@@ -122,6 +124,21 @@ def updated(twin: Any, rule: Any, signs: str, scalars: Any, n: int, dtype: Any, 
     if not in_place:
         assert twin.get(w).tobytes() == numbers(n, 1, dtype).tobytes()
     return [twin.get(a) for a in (out, *slots) if a is not None]
+
+
+@each_twin
+@each_dtype
+def test_adagrad_without_epsilon_divides_by_nothing_that_is_zero(twin, dtype):
+    n, least = 33, LEAST
+    w, a, g = (twin.put(np.full(n, x, dtype)) for x in (1.0, least, 0.0))
+    for kernels in ("adagrad", "adagrad_rowwise"):
+        slot = twin.put(np.full(11, least, dtype)) if kernels.endswith("wise") else a
+        shape = (11, 3) if kernels.endswith("wise") else (n,)
+        more = [dtype(3)] if kernels.endswith("wise") else []
+        out = twin.put(np.zeros(shape, dtype))
+        own = [twin.put(twin.get(x).reshape(shape)) for x in (w, g)]
+        getattr(twin.kernels, kernels)(out, own[0], slot, own[1], dtype(0.1), dtype(0), *more)
+        assert (twin.get(out) == 1).all() and (twin.get(slot) > 0).all()
 
 
 @each_twin

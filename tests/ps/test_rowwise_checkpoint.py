@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import dps
 from tests.in_process import cluster
@@ -37,3 +38,18 @@ def test_slots_with_one_element_a_row_are_cut_into_other_parts(tmp_path: Path) -
         found = train(server, 3, tmp_path, GRADIENTS[2:])
     assert found["table"].tobytes() == wanted["table"].tobytes()
     assert found["bias"] == wanted["bias"]
+
+
+def test_accumulators_of_zero_are_not_restored_into_an_optimizer_without_epsilon(tmp_path: Path) -> None:
+    def begin(optimizer: dps.optim.Optimizer) -> None:
+        with (
+            cluster() as (server,),
+            dps.Session(server, {"w": np.zeros(3, np.float32)}, optimizer=optimizer, checkpoint_dir=str(tmp_path)) as s,
+        ):
+            s.push({"w": np.array([1, 0, 1], np.float32)})
+
+    begin(dps.optim.Adagrad(0.5, initial_accumulator=0))
+    with pytest.raises(
+        dps.CheckpointError, match=r"holds accumulators of 0 .* epsilon=0: .*use the optimizer that was"
+    ):
+        begin(dps.optim.Adagrad(0.5, epsilon=0))
