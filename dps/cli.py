@@ -113,7 +113,7 @@ def run_status(args: argparse.Namespace) -> int:
             chief = ask(Ref(args.chief, CHIEF))
         except DeadlineExceeded:
             raise DeadlineExceeded(f"no chief answered at {args.chief} for {ANSWER_S:g} s; is a run there?") from None
-        saved = chief["saved"] or "none"
+        saved = ", saved ".join(text for text in (chief["saved"], chief["saved_ago"]) if text) or "none"
         print(f"chief at {args.chief}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {saved}")
         for what in ("live", "waiting", "finished", "given_up"):
             print(f"workers {what.replace('_', ' ')}: {', '.join(chief[what]) or 'none'}")

@@ -414,8 +414,8 @@ class Session:
         def tell() -> None:
             if new_epoch:
                 log.warning(
-                    "%s: rolled back to step %d in run epoch %d, %d steps lost",
-                    self.name, connection.step, connection.epoch, lost,
+                    "%s: rolled back to step %d in run epoch %d, %d steps lost%s",
+                    self.name, connection.step, connection.epoch, lost, f"; {telemetry.LOSE_LESS}" if lost else "",
                 )  # fmt: skip
                 self._hooks.call("rolled_back", self, connection.step, lost)
 

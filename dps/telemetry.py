@@ -8,6 +8,9 @@ from typing import Any
 
 log = logging.getLogger("dps")
 
+LOSE_LESS = "dps.CheckpointSaver(seconds=...) among a session's hooks sets how often checkpoints are saved"
+"""What to do about steps that a rollback has undone."""
+
 Listener = Callable[[dict[str, Any]], None]
 
 on_progress: list[Listener] = []

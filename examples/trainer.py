@@ -50,8 +50,9 @@ def work(server: dps.Server, cluster: dps.ClusterSpec, flags: argparse.Namespace
     # Assigns each variable to a ps, in turn (None, the default, where only the chief knows the cluster).
     setter = dps.replica_device_setter(worker_device=f"/job:worker/task:{server.task}", cluster=cluster)
 
-    # The StopAtStep hook handles stopping after running given steps.
-    hooks = [dps.StopAtStep(last_step=flags.last_step)]
+    # The StopAtStep hook handles stopping after running given steps. A ps that is lost takes what it has learned since
+    # the last checkpoint with it, so there is one every so many seconds.
+    hooks = [dps.StopAtStep(last_step=flags.last_step), dps.CheckpointSaver(seconds=flags.save_checkpoint_secs)]
 
     # The session takes care of initialization, restoring from a checkpoint, saving to a checkpoint, and closing when
     # done or an error occurs. Worker 0 is the chief: it does so for all; nothing has to be said for that.
@@ -96,6 +97,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--last_step", type=int, default=1000, help="the step to stop at (default %(default)s)")
     parser.add_argument(
         "--checkpoint_dir", default="train_logs", help="a folder that all tasks see (default %(default)s)"
+    )
+    parser.add_argument(
+        "--save_checkpoint_secs", type=float, default=30.0, help="seconds between checkpoints (default %(default)s)"
     )
     parser.add_argument("--update", help="async, sync or bounded:S (default: what the ps has, else async)")
     parser.add_argument("--batch", type=int, default=100, help="images in a worker's batch (default %(default)s)")

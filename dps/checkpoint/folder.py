@@ -26,7 +26,7 @@ def commit(storage: Storage, checkpoint_dir: str, manifest: Manifest) -> str:
     folder = join(checkpoint_dir, manifest.name)
     path, data = join(folder, MANIFEST_FILE), encode(manifest)
     if storage.exists(path):
-        if bytes(storage.read(path)) == data:
+        if decode(storage.read(path), path) == decode(data, path):
             return manifest.name
         raise CheckpointError(f"{path} is there already, with other content; save at a later step or in a new epoch")
     for index, shard in enumerate(manifest.shards):

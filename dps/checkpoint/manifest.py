@@ -102,7 +102,8 @@ class Manifest:
     """The whole checkpoint. `settings` is free-form and JSON-able (tuples in it come back as lists).
 
     `step` is the global step, `epoch` the run epoch in which it was taken. An async checkpoint is a cut per shard:
-    `shards[i].version` says at which version. ValueError where the pieces do not fit together.
+    `shards[i].version` says at which version. `saved_at`: seconds since 1970 on the chief's clock; 0.0 is not known.
+    It is for people: manifests that differ in it alone are equal. ValueError where the pieces do not fit together.
     """
 
     step: int
@@ -110,6 +111,7 @@ class Manifest:
     shards: tuple[SavedShard, ...]
     variables: tuple[SavedVariable, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    saved_at: float = field(default=0.0, compare=False)
     _by_name: dict[str, SavedVariable] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -162,6 +164,7 @@ def encode(manifest: Manifest) -> bytes:
             "format_version": FORMAT_VERSION,
             "step": int(manifest.step),
             "epoch": int(manifest.epoch),
+            "saved_at": float(manifest.saved_at),
             "settings": dict(manifest.settings),
             "shards": [
                 {
@@ -189,6 +192,7 @@ def decode(data: bytes | memoryview, path: str) -> Manifest:
             shards=_shards_from_json(body),
             variables=tuple(_variables_from_json(variables)),
             settings=dict(body["settings"]),
+            saved_at=float(body.get("saved_at", 0.0)),  # older versions did not write it
         )
 
 

@@ -54,7 +54,8 @@ class Checkpoints:
     ) -> None:
         self.node, self.epoch, self.plan, self.ps = node, epoch, plan, ps
         self.checkpoint_dir, self.keep, self.settings = checkpoint_dir, keep, settings
-        self.saved_name, self.saved_step = "", -1
+        self.saved_name, self.saved_at = "", 0.0
+        """The newest one, or that which the run epoch began with; `saved_at` on the wall clock, 0.0: not known."""
         self._number = 0
         self._busy = False
         self._ended = False
@@ -79,17 +80,17 @@ class Checkpoints:
     def find_saved(self) -> None:
         """What another chief saved last in this run epoch."""
         for name in candidates(self.node.runtime.storage, self.checkpoint_dir):
-            epoch, step = parse_folder_name(name) or (0, 0)
-            if epoch == self.epoch and self._is_whole(name):
-                self.saved_name, self.saved_step = name, step
+            epoch, _ = parse_folder_name(name) or (0, 0)
+            manifest = self._whole(name) if epoch == self.epoch else None
+            if manifest is not None:
+                self.saved_name, self.saved_at = name, manifest.saved_at
                 return
 
-    def _is_whole(self, name: str) -> bool:
+    def _whole(self, name: str) -> Manifest | None:
         try:
-            load(self.node.runtime.storage, self.checkpoint_dir, name, verify=False)
+            return load(self.node.runtime.storage, self.checkpoint_dir, name, verify=False)
         except CheckpointError:
-            return False
-        return True
+            return None
 
     def end(self) -> None:
         """The run epoch is over; nothing of this is wanted any longer."""
@@ -116,7 +117,7 @@ class Checkpoints:
         except (DpsError, ValueError, OSError) as error:
             self._failed(error)
             return
-        self.saved_name, self.saved_step = manifest.name, step
+        self.saved_name, self.saved_at = manifest.name, manifest.saved_at
         self.node.runtime.record("saved", name=manifest.name, epoch=self.epoch, step=step)
         log.info("%s: saved %s/%s", self.node.name, self.checkpoint_dir, manifest.name)
         self._done(manifest.name, step)
@@ -143,7 +144,7 @@ class Checkpoints:
             SavedShard(ShardFile(files[ps].file, files[ps].nbytes, files[ps].digest), cuts[ps].counter)
             for ps in self.plan.ps
         )
-        return Manifest(step, self.epoch, shards, tuple(variables), self.settings)
+        return Manifest(step, self.epoch, shards, tuple(variables), self.settings, self.node.runtime.wall())
 
     def _ask_all(self, messages: dict[int, Any], wanted: type[Message], then: Callable[[dict[int, Any]], None]) -> None:
         answers: dict[int, Message] = {}

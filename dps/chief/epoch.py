@@ -125,7 +125,7 @@ class Epoch:
             self.checkpoints = Checkpoints(
                 self.node, self.number, run.plan, self._refs, run.checkpoint_dir, keep, run.settings
             )
-            self.checkpoints.saved_step = run.step if run.restore else -1
+            self.checkpoints.saved_name, self.checkpoints.saved_at = run.restore, run.saved_at
 
     def initialised(self, session: int, epoch: int) -> None:
         """All first values are there; they are saved before anybody trains."""

@@ -195,8 +195,8 @@ class Epochs:
         self._highest += 1
         node.runtime.record("epoch", epoch=self.number, restore=run.restore, step=run.step)
         if run.restore:
-            text = f", {lost} steps lost" if lost else ""
-            log.warning("%s: run epoch %d starts from %s%s", node.name, self.number, run.restore, text)
+            text = run.begins(lost, node.runtime.wall())
+            log.warning("%s: run epoch %d starts from %s", node.name, self.number, text)
         self.now = self._epoch(self._highest, run)
         self.now.configure()
 

@@ -18,6 +18,7 @@ from dps.checkpoint import (
 )
 from dps.chief.members import Membership
 from dps.errors import CheckpointError
+from dps.telemetry import LOSE_LESS
 from dps.variables.plan import Plan
 from dps.variables.saved import check_saved
 
@@ -27,9 +28,18 @@ RESERVED = 1000
 """How many incarnations the journal is ahead: a chief that could not write for a while leaves none to be used twice."""
 
 
+def ago(seconds: float) -> str:
+    """An age for people; clocks that differ make none below 0."""
+    seconds = max(0.0, seconds)
+    if seconds < 120:
+        return f"{seconds:.0f} s ago"
+    return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
+
+
 @dataclass
 class Run:
-    """`step` and `restore` (a checkpoint's name, "" for none) are what the run epoch of now began with."""
+    """`step` and `restore` (a checkpoint's name, "" for none) are what the run epoch of now began with; `saved_at` is
+    when that was saved, on the wall clock, 0.0 where it is not known."""
 
     plan: Plan
     settings: dict[str, Any]
@@ -40,6 +50,7 @@ class Run:
     """A checkpoint that a session asked for, once."""
     trained: bool = False
     """Whether sessions have trained it, under this chief or another."""
+    saved_at: float = 0.0
     configured: dict[int, int] = field(default_factory=dict)
     """Steps of the ps that have taken this run epoch."""
 
@@ -47,12 +58,17 @@ class Run:
         """Choose the checkpoint to begin with: the one asked for, else the newest whole one; returns steps lost.
 
         Raises CheckpointError where that one holds another model."""
-        before, self.restore, self.configured = self.step, "", {}
+        before, self.restore, self.saved_at, self.configured = self.step, "", 0.0, {}
         manifest = self._manifest(storage) if self.checkpoint_dir else None
         if manifest is not None:
             check_saved(self.plan, self.checkpoint_dir, manifest)
-            self.restore, self.step = manifest.name, manifest.step
+            self.restore, self.step, self.saved_at = manifest.name, manifest.step, manifest.saved_at
         return max(0, before - self.step)
+
+    def begins(self, lost: int, wall_s: float) -> str:
+        """What the run epoch begins with, for people, and how fewer steps than these are lost another time."""
+        age = f", saved {ago(wall_s - self.saved_at)}" if self.saved_at else ""
+        return f"{self.restore}{age}" + (f", {lost} steps lost; {LOSE_LESS}" if lost else "")
 
     def _manifest(self, storage: Storage) -> Manifest | None:
         wanted, self.wanted = self.wanted, ""

@@ -18,6 +18,7 @@ from dps.chief.leaving import Leaving
 from dps.chief.lookout import Lookout
 from dps.chief.members import Membership
 from dps.chief.phase import END, FAILED, RUN
+from dps.chief.run import ago
 from dps.chief.sessions import Session, Sessions
 from dps.errors import TaskLost, Unavailable
 from dps.protocol import (
@@ -311,11 +312,13 @@ class ChiefActor(Actor):
     def on_AskStats(self, message: AskStats, sender: Sender) -> None:
         epochs, members = self.epochs, self.members
         checkpoints = epochs.now.checkpoints if epochs.now is not None else None
+        saved_at = checkpoints.saved_at if checkpoints else 0.0
+        saved_ago = ago(self.node.runtime.wall() - saved_at) if saved_at else ""
         values = {
             "phase": epochs.phase, "epoch": epochs.number, "text": self._text(), "cluster": self.cluster.to_wire(),
             "live": [m.name for m in members.live.values()], "waiting": members.waiting(),
             "finished": members.finished, "given_up": members.given_up,
-            "saved": checkpoints.saved_name if checkpoints else "",
+            "saved": checkpoints.saved_name if checkpoints else "", "saved_ago": saved_ago,
         }  # fmt: skip
         self.node.answer(sender, Stats(values))
 

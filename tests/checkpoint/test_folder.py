@@ -64,6 +64,7 @@ def test_committing_twice_is_harmless_but_another_manifest_is_refused() -> None:
     storage = MemoryStorage()
     manifest = save(storage, "run")
     assert commit(storage, "run", manifest) == NAME
+    assert commit(storage, "run", replace(manifest, saved_at=5.0)) == NAME  # tried again, later
     with pytest.raises(CheckpointError, match="there already, with other content; save at a later step"):
         commit(storage, "run", replace(manifest, settings={"update": "sync"}))
     assert load(storage, "run", NAME) == manifest

@@ -32,6 +32,13 @@ def test_a_manifest_comes_back_as_it_was() -> None:
     assert decode(encode(MANIFEST), "m") == MANIFEST
 
 
+def test_when_it_was_saved_is_kept_and_not_known_of_older_ones() -> None:
+    assert decode(encode(replace(MANIFEST, saved_at=1.7e9)), "m").saved_at == 1.7e9
+    body = unseal(encode(MANIFEST), "m", 1)
+    del body["saved_at"]
+    assert decode(seal(body), "m").saved_at == 0.0
+
+
 def test_the_same_manifest_has_the_same_bytes() -> None:
     assert encode(decode(encode(MANIFEST), "m")) == encode(MANIFEST)
 

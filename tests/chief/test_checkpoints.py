@@ -63,7 +63,7 @@ def test_all_shards_are_cut_then_written_then_committed() -> None:
     run.write(run.cut((12, 12)))
     name = "step-000000000012-epoch-000002"
     assert run.results == [(name, 12)] and not run.checkpoints.busy
-    assert (run.checkpoints.saved_name, run.checkpoints.saved_step) == (name, 12)
+    assert (run.checkpoints.saved_name, run.checkpoints.saved_at) == (name, 1.7e9)
     manifest = load(run.storage, "run", name)
     assert [shard.version for shard in manifest.shards] == [9, 7]
     a, b = manifest.variables

@@ -12,7 +12,7 @@ from dps.checkpoint import Journal, candidates, load
 from dps.checkpoint.manifest import encode
 from dps.chief.phase import CONFIGURE, END, FAILED, GATHER, INITIALISE, OPEN, RUN
 from dps.errors import Aborted, CheckpointError, ConfigError, DeadlineExceeded, TaskLost
-from dps.protocol import Configure, Configured, Members, Register, Restore, Save, Saved, SessionOpened
+from dps.protocol import AskStats, Configure, Configured, Members, Register, Restore, Save, Saved, SessionOpened, Stats
 from dps.variables.plan import VariableSpec, make_plan
 from tests.chief.led import Led, plan
 from tests.variables.models import SGD
@@ -390,3 +390,21 @@ def test_a_session_that_has_seen_a_higher_epoch_than_the_journal_says_begins_one
     led = Led(checkpoint_dir="run", storage=before.killed(), restarted=True).gather()
     led.open(0, incarnation=1, epoch=4)
     assert [m.epoch for m in configures(led)] == [5, 5]
+
+
+def test_after_a_rollback_the_log_and_the_status_tell_the_checkpoint_its_age_and_what_loses_less(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    led = Led(checkpoint_dir="run").train(0)
+    name = "step-000000000000-epoch-000001"
+    led.desk.pass_time(290.0)
+    assert led.chief.epochs.run is not None
+    led.chief.epochs.run.step = 40
+    led.register("ps", 1, process=2)
+    led.open(0, epoch=1)
+    led.configure()
+    wanted = f"run epoch 2 starts from {name}, saved 5 min ago, 40 steps lost; dps.CheckpointSaver(seconds=...) among"
+    assert any(wanted in text for text in caplog.messages)
+    led.desk.pass_time(10.0)
+    answer = led.tell(AskStats(), "status")
+    assert isinstance(answer, Stats) and (answer.values["saved"], answer.values["saved_ago"]) == (name, "5 min ago")

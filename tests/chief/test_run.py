@@ -10,7 +10,7 @@ import pytest
 
 from dps.checkpoint import Journal, Manifest, MemoryStorage, SavedPart, SavedShard, SavedVariable, commit, write_shard
 from dps.chief.members import Membership
-from dps.chief.run import RESERVED, Run, read_journal, write_journal
+from dps.chief.run import RESERVED, Run, ago, read_journal, write_journal
 from dps.variables.plan import VariableSpec, make_plan
 from tests.variables.models import SGD
 
@@ -44,6 +44,18 @@ def test_it_begins_from_the_newest_and_says_how_many_steps_are_lost() -> None:
     newest = save(storage, 8, 1)
     run, lost = begin(storage, step=11)
     assert (run.restore, run.step, lost) == (newest, 8, 3)
+
+
+def test_what_it_begins_with_is_told_with_its_age_and_with_what_loses_less() -> None:
+    run, lost = begin(MemoryStorage())
+    assert (run.saved_at, lost) == (0.0, 0)
+    run = Run(PLAN, {}, DIR, "step-1", 8, saved_at=1000.0)
+    assert run.begins(0, 1005.4) == "step-1, saved 5 s ago"
+    cure = "dps.CheckpointSaver(seconds=...) among a session's hooks sets how often checkpoints are saved"
+    assert run.begins(3, 1599.0) == f"step-1, saved 10 min ago, 3 steps lost; {cure}"
+    run.saved_at = 0.0  # written by an older version
+    assert run.begins(3, 1599.0) == f"step-1, 3 steps lost; {cure}"
+    assert [ago(s) for s in (-3.0, 119.0, 3000.0, 90000.0)] == ["0 s ago", "119 s ago", "50 min ago", "25 h ago"]
 
 
 def test_a_checkpoint_that_a_session_asked_for_is_taken_once() -> None:
