@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dps import config, telemetry
-from dps.cluster.placement import describe, warning
+from dps.cluster.advice import advice
+from dps.cluster.placement import describe
 from dps.connection import Connection
 from dps.errors import DeadlineExceeded, DpsError
 from dps.hooks.chain import Chain
@@ -48,8 +49,6 @@ log = logging.getLogger("dps")
 
 T = TypeVar("T")
 
-WARN_NBYTES = 1 << 20
-"""Models smaller than this may lie as unevenly as they like."""
 FAREWELL_S = 5.0
 FOREVER = float("inf")
 """A timeout for waits that may take as long as they like; who is waited for is logged every 10 s."""
@@ -172,12 +171,16 @@ class Session:
             telemetry.opened({"worker": self.name, "step": self.global_step, **self._hooks.knows()})
 
     def _tell(self, plan: Plan) -> None:
-        """The plan in the log: from one worker for people to see, from the others for who looks for it."""
-        level = logging.INFO if self._server.is_first else logging.DEBUG
-        log.log(level, "%s: the plan\n%s", self.name, describe(plan.bytes_per_ps()))
-        advice = warning(plan.bytes_per_ps())
-        if plan.nbytes > WARN_NBYTES and advice is not None and self._server.is_first:
-            log.warning("%s: %s", self.name, advice)
+        """The plan in the log: from one worker for people to see, from the others for who looks for it. What would be
+        more even is told by that one alone."""
+        held = plan.bytes_per_ps()
+        if not self._server.is_first:
+            log.debug("%s: the plan\n%s", self.name, describe(held))
+            return
+        log.info("%s: the plan\n%s", self.name, describe(held))
+        text = advice([(spec.name, spec.shape, spec.dtype) for spec in plan.variables], held)
+        if text is not None:
+            log.warning("%s: %s", self.name, text)
 
     def _give_up(self, error: BaseException) -> None:
         """Opening has failed: leave nothing behind, here or at the chief."""

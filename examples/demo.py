@@ -13,13 +13,13 @@ from mnist import images_file, train
 import dps
 
 WANTED_ACCURACY = 0.92
-STEPS, BATCH = 600, 100
+STEPS, BATCH, RATE, PS = 600, 100, 0.2, 2
 
 
 def trained(mode: str) -> dict[str, float]:
     """Train once with this update mode; what the two workers report, put together."""
-    with dps.LocalCluster(ps=2, workers=2, processes=True) as local:
-        run = local.run(train, mode, STEPS, BATCH)
+    with dps.LocalCluster(ps=PS, workers=2, processes=True) as local:
+        run = local.run(train, mode, STEPS, BATCH, RATE, "Adagrad", PS)
         run.wait()
         results = run.results
     pushes, seconds = sum(r["pushes"] for r in results), max(r["seconds"] for r in results)

@@ -80,12 +80,15 @@ def train(
     batch: int = 100,
     rate: float = 0.2,
     optimizer: str = "Adagrad",
+    parts: int = 1,
 ) -> dict[str, Any]:
-    """Train until the shared global step is `steps`. `update` None: what the ps has, else "async" or "sync"."""
+    """Train until the shared global step is `steps`. `update` None: what the ps has, else "async" or "sync". `parts`:
+    how many pieces the large matrix is cut into, so that as many ps share its bytes."""
     images, labels, test_images, test_labels = images_and_labels()
     settings = {
         "optimizer": getattr(dps.optim, optimizer)(rate),
         "update": {"async": dps.Async(), "sync": dps.SyncReplicas(), None: None}[update],
+        "partitioner": dps.partition.MinSize(min_bytes=100_000, max_shards=parts),
         "hooks": [dps.StopAtStep(last_step=steps)],
     }
     with dps.Session(server, initial_params(), **settings) as session:
@@ -111,10 +114,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100, help="images in a worker's batch (default %(default)s)")
     parser.add_argument("--rate", type=float, default=0.2, help="learning rate (default %(default)s)")
     parser.add_argument("--optimizer", default="Adagrad", help="a class of dps.optim (default %(default)s)")
+    parser.add_argument("--parts", type=int, default=1, help="ps that share the large matrix (default %(default)s)")
     args = parser.parse_args()
     images_file()
     with dps.Server.from_env(local=True) as server:
-        result = train(server, None, args.steps, args.batch, args.rate, args.optimizer)
+        result = train(server, None, args.steps, args.batch, args.rate, args.optimizer, args.parts)
     print(f"{result['pushes']} pushes in {result['seconds']:.1f} s, test accuracy {result['accuracy']:.3f}")
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 STRING_NBYTES = 16  # what one string item counts
-WARN_ABOVE = 1.25  # max over mean of the bytes per ps
 
 
 class Policy(Protocol):
@@ -153,28 +152,14 @@ def imbalance(bytes_per_task: Mapping[int, int]) -> float:
     return max(bytes_per_task.values()) * len(bytes_per_task) / total if total else 1.0
 
 
-def warning(bytes_per_task: Mapping[int, int]) -> str | None:
-    """What to do about a plan whose max over mean is above 1.25, in one line; None for a plan that is even enough."""
-    ratio = imbalance(bytes_per_task)
-    if ratio <= WARN_ABOVE:
-        return None
-    fullest = max(bytes_per_task, key=bytes_per_task.__getitem__)
-    n = len(bytes_per_task)
-    return (
-        f"ps {fullest} holds {ratio:.2f} times the mean, wanted at most {WARN_ABOVE}; try the greedy policy, "
-        f"dps.placement.Greedy({n}), or cut large variables with dps.partition.MinSize(max_shards={n})"
-    )
-
-
 def describe(bytes_per_task: Mapping[int, int]) -> str:
-    """The plan as a short table: bytes and share of each ps task, max over mean, and the warning if there is one."""
+    """The plan as a short table: bytes and share of each ps task, and max over mean."""
     total = sum(bytes_per_task.values())
     lines = [f"{'ps':>4}  {'bytes':>18}  {'share':>6}"]
     for task, size in sorted(bytes_per_task.items()):
         lines.append(f"{task:>4}  {size:>18,}  {size / total if total else 0:>6.1%}")
     lines.append(f"max over mean {imbalance(bytes_per_task):.2f}")
-    advice = warning(bytes_per_task)
-    return "\n".join(lines if advice is None else [*lines, f"warning: {advice}"])
+    return "\n".join(lines)
 
 
 def _positive(n: object) -> int:

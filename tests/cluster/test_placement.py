@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 
-from dps.cluster.placement import Greedy, Random, RoundRobin, checked_task, describe, imbalance, nbytes, warning
+from dps.cluster.placement import Greedy, Random, RoundRobin, checked_task, describe, imbalance, nbytes
 from dps.errors import PlacementError
 
 
@@ -119,19 +119,8 @@ def test_the_plan_is_a_short_table() -> None:
     ]
 
 
-def test_a_lopsided_plan_names_greedy_and_the_partitioner() -> None:
-    assert warning({0: 125, 1: 75}) is None
-    text = warning({0: 74, 1: 126})
-    assert text is not None
-    assert text.startswith("ps 1 holds 1.26 times the mean, wanted at most 1.25")
-    assert "dps.placement.Greedy(2)" in text
-    assert "dps.partition.MinSize(max_shards=2)" in text
-    assert describe({0: 74, 1: 126}).splitlines()[-1] == f"warning: {text}"
-
-
 def test_a_plan_without_bytes_is_even() -> None:
     assert describe({0: 0}).splitlines()[1:] == ["   0                   0    0.0%", "max over mean 1.00"]
-    assert warning({}) is None
 
 
 sizes = st.lists(st.integers(0, 1000), max_size=40)
