@@ -157,7 +157,7 @@ class Ending:
             now.checkpoints.save(self._last_saved)
 
     def _last_saved(self, name: str | Exception, step: int) -> None:
-        if self._epochs.over != END or self.farewell.message is not None:
+        if not self._saving or self._epochs.over != END or self.farewell.message is not None:
             return
         self._tries -= 1
         if isinstance(name, Exception) and self._tries > 0:
@@ -234,6 +234,7 @@ class Ending:
 
     def _stop_all(self, code: int, reason: str, linger_s: float = 0.0) -> None:
         """Tell every node, and end when all have heard it."""
+        self._saving = False
         self._epochs.close(ended=code == 0)
         addresses = self._cluster.living()
         addresses += [s.address for s in self._sessions.known.values() if s.address]  # readers have nodes of their own
