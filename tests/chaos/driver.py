@@ -34,6 +34,8 @@ AFTER_CHIEF_S = 8.0
 TERM_S = 1.0
 """A task that is asked to end may still serve for so long."""
 LOOK_S = 0.05
+LOCK = "run.lock"
+"""In a checkpoint_dir while a run uses it."""
 
 
 class Run:
@@ -248,6 +250,8 @@ class Run:
             left += [str(path.relative_to(self.folder)) for path in sorted(folder.rglob("*"))]
         if self.checkpoint_dir is not None:
             left += [str(path.relative_to(self.checkpoint_dir)) for path in sorted(self.checkpoint_dir.glob(".*"))]
+            if self.evidence.code == 0 and (self.checkpoint_dir / LOCK).exists():
+                left.append(LOCK)
         return left
 
     def _tidy(self) -> None:
