@@ -184,7 +184,6 @@ class Connection:
         )
         state: dict[str, Any] = {
             "text": "the chief has not answered",
-            "waits": False,
             "opened": None,
             "error": None,
             "initialise": None,
@@ -193,7 +192,7 @@ class Connection:
 
         def feed(answer: Message) -> bool:
             if isinstance(answer, Waiting):
-                state["text"], state["waits"] = answer.reason, True
+                state["text"] = answer.reason
             elif isinstance(answer, Failed):
                 state["error"] = answer.exception()
             elif isinstance(answer, SessionOpened) and answer.initialise:
@@ -207,7 +206,7 @@ class Connection:
         while not request.complete:
             self.check_node()
             self._initialise(state, request, deadline)
-            if state["waits"]:
+            if "waits for" in state["text"]:
                 self._tell(patience, state["text"])
             left = deadline - self.caller.now()
             if left <= 0:

@@ -247,7 +247,7 @@ class Server:
         while not self._wait_over(LOOK_S):
             if config.stop_requested.is_set() and not drained:
                 drained = True
-                self._node.post(lambda: chief.drain(f"{self.name}, which hosts the chief, was told to end"))
+                self._node.post(lambda: chief.drain("the worker that hosts the chief was told to end"))
             if self.runtime.now() >= report_at:
                 report_at += REPORT_S
                 there = [live.name for live in chief.members.live.values()] + chief.members.waiting()
@@ -268,7 +268,7 @@ class Server:
         """
         if self._chief_actor is not None:
             chief = self._chief_actor
-            self._node.post(lambda: chief.drain(f"{self.name} {why}"))
+            self._node.post(lambda: chief.drain(f"the chief {why}"))
         elif self._agent is not None and self.job == "ps":
             agent = self._agent
             self._node.post(lambda: agent.leave(why))

@@ -73,7 +73,7 @@ def test_a_worker_that_does_not_stop_holds_up_the_end_for_twenty_seconds() -> No
     run, kept = told("chief", checkpoint_dir="run", stops=False, steps=1000)
     assert TOLD_AT_S + 20 < run.seconds < TOLD_AT_S + 22
     assert run.exit_codes["chief"] == run.exit_codes["ps:0"] == 0
-    assert set(run.errors.values()) == {"TaskLost: chief was told to end (SIGTERM)"}
+    assert set(run.errors.values()) == {"TaskLost: the chief was told to end (SIGTERM)"}
     assert max(int(name.split("-")[1]) for name in kept if name.startswith("step-")) > 300
 
 
