@@ -63,8 +63,9 @@ def update_of(mode: str, workers: int, draw: random.Random) -> Update:
     return SyncReplicas(workers + 1, workers) if kind == "several" else SyncReplicas()
 
 
-def scenario(mode: str, seed: int) -> Scenario:
-    """Half of the seeds have a whole network, all have other faults; kills of ps and chief need checkpoints.
+def scenario(mode: str, seed: int, stops: bool = True) -> Scenario:
+    """Half of the seeds have a whole network, all have other faults; kills of ps and chief need checkpoints. Where
+    `stops`, two in five have processes that are stopped for up to 30 s, too: one, all workers, or all that there are.
 
     The modes "steps" and "at once" are sync and async as pushes at once want it, with more or less time for them.
     """
@@ -99,12 +100,26 @@ def scenario(mode: str, seed: int) -> Scenario:
             faults.append(Kill(task, at, draw.choice([0.1, 1.0])))
     if not checkpointed:
         faults = [f for f in faults if isinstance(f, Kill) or f.seconds < 1.0]
+    if stops:
+        faults += stopped(tasks, checkpointed, random.Random(f"stops {mode} {seed}"))
     if mode in AT_ONCE:
         patience_s, update = draw.choice([0.02, 0.3, 3.0]), SyncReplicas() if mode == "steps" else Async()
         return Scenario(AT_ONCE[mode], seed, ps, workers, 6, network, faults, killed, checkpointed, update, patience_s)
     update = update_of(mode, workers, draw)
     mode = "sync" if mode == "tokens" else mode
     return Scenario(mode, seed, ps, workers, 6, network, faults, killed, checkpointed, update)
+
+
+def stopped(tasks: list[str], checkpointed: bool, draw: random.Random) -> list[Fault]:
+    """Pauses, most longer than heartbeats last. Without checkpoints those of a ps alone are shorter."""
+    if draw.random() < 0.6:
+        return []
+    at, seconds = draw.uniform(0.1, 3.0), draw.choice([1.0, 4.5, 7.0, 12.0, 30.0])
+    workers = [task for task in tasks if task.startswith("worker")]
+    who = draw.choice([[draw.choice(tasks)], [draw.choice(tasks)], workers, tasks])
+    if not checkpointed and seconds > 4.0 and "chief" not in who and any(task.startswith("ps") for task in who):
+        seconds = 4.0
+    return [Pause(task, at, seconds + (0.0 if draw.random() < 0.7 else draw.uniform(0.0, 1.5))) for task in who]
 
 
 def run(
@@ -124,7 +139,7 @@ def run(
         train, history, chosen.checkpointed, chosen.seed % 5 == 0, compression, deltas, rows, parts, ps=chosen.ps,
         workers=chosen.workers, seed=chosen.seed, update=chosen.update, network=network, faults=chosen.faults,
         compute=Compute(0.1, 0.5), piece_nbytes=64,
-        shared_memory=at_once or chosen.seed % 5 in (0, 2, 4),
+        shared_memory=at_once or chosen.seed % 5 in (0, 2, 4), datagrams=chosen.seed % 7 not in (3, 6),
     )  # fmt: skip
     kept = 1 if chosen.seed % 8 == 6 else rowlists.KEPT_BY_PS
     small = (1 << 18,) if at_once else runtime.SMALL_NBYTES
