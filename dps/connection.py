@@ -79,6 +79,10 @@ class Connection:
         self._node_address, self._process, self._over = node_address, process, over
         self._joined = joined
         self.epoch, self.step, self.local_step = 0, 0, 0
+        self.restored = 0
+        """The step that the run epoch of now began with."""
+        self.reached, self.certain = 0, True
+        """The highest step of the epoch before that the chief was told of, and whether there was none higher."""
         self.plan: Plan
         self.settings: dict[str, Any] = {}
         self.sync = self.bounded = False
@@ -148,7 +152,8 @@ class Connection:
             enters = bool(self._wire_plan) or not self.sync
             if enters or opened.epoch != self.epoch:
                 self.step = self.local_step = opened.step
-            self.epoch = opened.epoch
+            self.epoch, self.restored = opened.epoch, opened.step
+            self.reached, self.certain = opened.reached, opened.certain
             self._joined(opened.epoch)
             self.caller.incarnation = opened.incarnation
             self.abort = self._aborter(opened.incarnation)
@@ -181,6 +186,7 @@ class Connection:
             self.epoch,
             self._wire_plan,
             self._wanted,
+            self.step,
         )
         state: dict[str, Any] = {
             "text": "the chief has not answered",
@@ -379,7 +385,7 @@ class Connection:
         try:
             if self._over() is None:
                 checkpoint_dir = str(self.settings.get("checkpoint_dir") or "")
-                message = CloseSession(self.number, error, self.job, self.task, checkpoint_dir)
+                message = CloseSession(self.number, error, self.job, self.task, checkpoint_dir, self.step)
                 self.caller.ask(self.chief, message, timeout_s)
         except DpsError as problem:
             log.debug("%s: could not say goodbye: %s", self.name, problem)

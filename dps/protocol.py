@@ -361,10 +361,13 @@ class Configure(Message, kind=40):
 
 
 class Configured(Message, kind=41):
-    """The shard is there (restored, or waiting for Init), at a step."""
+    """The shard is there (restored, or waiting for Init), at a step. `ended` and `reached`, of a step ps: the last run
+    epoch that it served, and how far that got."""
 
     epoch: int
     step: int
+    ended: int = 0
+    reached: int = 0
 
 
 class Init(Message, kind=42):
@@ -418,11 +421,12 @@ class CutShard(Message, kind=44):
 
 class ShardCut(Message, kind=49):
     """The shard is copied, at this step and version; `applied` is, for each part of the shard in the order of its
-    layout, how often its optimizer was applied."""
+    layout, how often its optimizer was applied; `pushes` lists [incarnation, number of its last push with a result]."""
 
     step: int
     counter: int
     applied: list[int]
+    pushes: list[Any] = NOTHING
 
 
 class SaveShard(Message, kind=50):
@@ -483,7 +487,8 @@ class Registered(Message, kind=61):
 
 class OpenSession(Message, kind=62):
     """A session joins, or joins again after a rollback. `session` is a number of its own; `epoch` the run epoch
-    that it has seen end (0: none); `plan` the layout it wants ({}: takes the one that is there)."""
+    that it has seen end (0: none); `plan` the layout it wants ({}: takes the one that is there); `step` how far it got
+    in that epoch."""
 
     session: int
     job: str
@@ -493,11 +498,13 @@ class OpenSession(Message, kind=62):
     epoch: int
     plan: dict[str, Any]
     settings: dict[str, Any]
+    step: int = 0
 
 
 class SessionOpened(Message, kind=63):
-    """The session's incarnation in this run epoch. `initialise`: it is to send Init to every ps, then
-    Initialised."""
+    """The session's incarnation in this run epoch, which began at `step`. `initialise`: it is to send Init to every ps,
+    then Initialised. `reached`: the highest step that anybody knows of the epoch before, `certain` whether it got no
+    further."""
 
     epoch: int
     incarnation: int
@@ -507,6 +514,8 @@ class SessionOpened(Message, kind=63):
     settings: dict[str, Any]
     addresses: list[Any]
     restored: str
+    reached: int = 0
+    certain: bool = True
 
 
 class Initialised(Message, kind=64):
@@ -517,13 +526,15 @@ class Initialised(Message, kind=64):
 
 
 class CloseSession(Message, kind=65):
-    """A session ends; `error` is "" when its program ended well. The rest is for a chief that was restarted."""
+    """A session ends; `error` is "" when its program ended well; `step`: how far it got. The rest is for a chief that
+    was restarted."""
 
     session: int
     error: str
     job: str
     task: int
     checkpoint_dir: str
+    step: int = 0
 
 
 class AskState(Message, kind=66):

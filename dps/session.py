@@ -38,7 +38,7 @@ from dps.variables.plan import Plan
 from dps.variables.planning import plan_of
 from dps.variables.tree import Nesting, nested
 from dps.viewing import local_leases
-from dps.waiting import Waiter
+from dps.waiting import Loss, Waiter
 
 if TYPE_CHECKING:
     from dps.compress import Compressor
@@ -408,7 +408,7 @@ class Session:
             self.name, loss, step,
         )  # fmt: skip
 
-    def _rejoined(self, new_epoch: bool, lost: int) -> None:
+    def _rejoined(self, new_epoch: bool, loss: Loss) -> None:
         """The session takes part again, under a new incarnation and often in a new run epoch."""
         connection = self._connection
         self._pulls.roll_back()
@@ -417,10 +417,11 @@ class Session:
         def tell() -> None:
             if new_epoch:
                 log.warning(
-                    "%s: rolled back to step %d in run epoch %d, %d steps lost%s",
-                    self.name, connection.step, connection.epoch, lost, f"; {telemetry.LOSE_LESS}" if lost else "",
+                    "%s: rolled back to step %d in run epoch %d, %s%s",
+                    self.name, connection.restored, connection.epoch, loss,
+                    f"; {telemetry.LOSE_LESS}" if loss.steps else "",
                 )  # fmt: skip
-                self._hooks.call("rolled_back", self, connection.step, lost)
+                self._hooks.call("rolled_back", self, connection.restored, loss.steps)
 
         self._pushes.roll_back(tell)
 

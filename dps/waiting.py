@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dps.connection import SLICE_S, Connection
 from dps.errors import Aborted, DeadlineExceeded
@@ -13,6 +13,16 @@ log = logging.getLogger("dps")
 
 REPORT_S = 10.0
 """How often a wait that goes on says for whom."""
+
+
+class Loss(NamedTuple):
+    """The steps that a rollback has undone; `certain`: not one more that anybody was told of."""
+
+    steps: int
+    certain: bool
+
+    def __str__(self) -> str:
+        return f"{'' if self.certain else 'at least '}{self.steps} steps lost"
 
 
 class Operation(Protocol):
@@ -34,7 +44,7 @@ class Operation(Protocol):
 class Waiter:
     """The waits of one session. `rejoined(new_epoch, lost)` is called after the session has joined again."""
 
-    def __init__(self, connection: Connection, timeout_s: float, rejoined: Callable[[bool, int], None]) -> None:
+    def __init__(self, connection: Connection, timeout_s: float, rejoined: Callable[[bool, Loss], None]) -> None:
         self._connection, self._timeout_s, self._rejoined = connection, timeout_s, rejoined
         self.closed = False
 
@@ -110,7 +120,12 @@ class Waiter:
         connection = self._connection
         before, epoch = connection.step, connection.epoch
         connection.reopen(deadline)
-        lost = max(0, before - connection.step)
-        new_epoch = connection.epoch != epoch or lost > 0  # whatever its number: steps that are gone are told of
-        connection.runtime.record("rejoined", epoch=connection.epoch, step=connection.step, lost=lost)
-        self._rejoined(new_epoch, lost)
+        if connection.epoch != epoch:
+            loss = Loss(max(0, max(before, connection.reached) - connection.restored), connection.certain)
+        else:  # whatever the number of the epoch: steps that are gone are told of
+            loss = Loss(max(0, before - connection.step), False)
+        connection.runtime.record(
+            "rejoined", before=epoch, epoch=connection.epoch, step=connection.restored, lost=loss.steps,
+            certain=loss.certain,
+        )  # fmt: skip
+        self._rejoined(connection.epoch != epoch or loss.steps > 0, loss)

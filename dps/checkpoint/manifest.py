@@ -102,8 +102,9 @@ class Manifest:
     """The whole checkpoint. `settings` is free-form and JSON-able (tuples in it come back as lists).
 
     `step` is the global step, `epoch` the run epoch in which it was taken. An async checkpoint is a cut per shard:
-    `shards[i].version` says at which version. `saved_at`: seconds since 1970 on the chief's clock; 0.0 is not known.
-    It is for people: manifests that differ in it alone are equal. ValueError where the pieces do not fit together.
+    `shards[i].version` says at which version, and `even` whether all shards hold the same pushes all the same.
+    `saved_at`: seconds since 1970 on the chief's clock; 0.0 is not known. It is for people: manifests that differ in it
+    alone are equal. ValueError where the pieces do not fit together.
     """
 
     step: int
@@ -112,6 +113,7 @@ class Manifest:
     variables: tuple[SavedVariable, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     saved_at: float = field(default=0.0, compare=False)
+    even: bool = False
     _by_name: dict[str, SavedVariable] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -166,6 +168,7 @@ def encode(manifest: Manifest) -> bytes:
             "epoch": int(manifest.epoch),
             "saved_at": float(manifest.saved_at),
             "settings": dict(manifest.settings),
+            "even": bool(manifest.even),
             "shards": [
                 {
                     "file": shard.file.file,
@@ -193,6 +196,7 @@ def decode(data: bytes | memoryview, path: str) -> Manifest:
             variables=tuple(_variables_from_json(variables)),
             settings=dict(body["settings"]),
             saved_at=float(body.get("saved_at", 0.0)),  # older versions did not write it
+            even=body.get("even") is True,  # nor this
         )
 
 

@@ -40,6 +40,7 @@ class Admission:
             return
         session = self._sessions.open(message, sender)
         self._epochs.seen(message.epoch)
+        self._epochs.losses.joins(message.session, message.epoch, message.step)
         if message.address:
             self._node.watch(message.address, GRACE_S)
         if self._differs(session):
@@ -124,6 +125,7 @@ class Admission:
     def close(self, message: CloseSession) -> None:
         """A session's program is done with it."""
         session = self._sessions.known.get(message.session)
+        self._epochs.losses.closed(message.session, message.step)
         news = self._sessions.close(message.session, bool(message.error))
         if session is not None:
             self.end(session, lost=False, failed=bool(message.error))

@@ -144,7 +144,13 @@ class Checkpoints:
             SavedShard(ShardFile(files[ps].file, files[ps].nbytes, files[ps].digest), cuts[ps].counter)
             for ps in self.plan.ps
         )
-        return Manifest(step, self.epoch, shards, tuple(variables), self.settings, self.node.runtime.wall())
+        about = self.settings, self.node.runtime.wall(), self._is_even(cuts)
+        return Manifest(step, self.epoch, shards, tuple(variables), *about)
+
+    def _is_even(self, cuts: dict[int, Any]) -> bool:
+        """Whether all shards hold the same pushes; in async each was copied at its own version."""
+        first, *others = (cut.pushes for cut in cuts.values())
+        return all(pushes == first for pushes in others)
 
     def _ask_all(self, messages: dict[int, Any], wanted: type[Message], then: Callable[[dict[int, Any]], None]) -> None:
         answers: dict[int, Message] = {}

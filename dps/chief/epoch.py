@@ -8,6 +8,7 @@ from typing import Protocol
 from dps.actors.ref import Ref
 from dps.actors.system import Node
 from dps.chief.checkpoints import Checkpoints
+from dps.chief.losses import Losses
 from dps.chief.members import Membership
 from dps.chief.phase import CONFIGURE, INITIALISE, RUN
 from dps.chief.roster import Roster
@@ -50,14 +51,18 @@ class Epoch:
     """From `configure` to `end`. After that, and after `stop`, late answers do nothing."""
 
     def __init__(
-        self, node: Node, number: int, run: Run, addresses: Mapping[int, str], members: Membership, owner: EpochOwner
-    ) -> None:
+        self, node: Node, number: int, run: Run, addresses: Mapping[int, str], members: Membership, losses: Losses,
+        owner: EpochOwner,
+    ) -> None:  # fmt: skip
         """`addresses`: those of the plan's ps, which stay the same as long as the epoch lasts."""
         self.node, self.number, self.run, self._members, self._owner = node, number, run, members, owner
+        self._losses = losses
         self._addresses = [[task, address] for task, address in addresses.items()]
         self._refs = {task: Ref(addresses[task], PS) for task in run.plan.ps}
         self._configured: set[int] = set()
         self.phase = CONFIGURE
+        self.resumed = False
+        """Another chief began it."""
         self.initialiser: int | None = None
         """The session that was asked for the first values."""
         self.checkpoints: Checkpoints | None = None
@@ -83,6 +88,7 @@ class Epoch:
                 return
             if isinstance(answer, Configured):
                 self._configured.add(task)
+                self._losses.counted(answer.ended, answer.reached)
                 if not self._unconfigured():
                     self._all_configured()
             elif isinstance(answer, ConfigError | CheckpointError):  # a GPU that is not there, another model
@@ -94,6 +100,7 @@ class Epoch:
 
     def resume(self) -> None:
         """All ps serve it already: another chief began it."""
+        self.resumed = True
         self._configured.update(self.run.plan.ps)
         self._open_checkpoints()
         if self.checkpoints is not None:
@@ -159,10 +166,10 @@ class Epoch:
     def answer(self, session: Session, incarnation: int, initialise: bool) -> None:
         """Let a session in, or ask it for the first values."""
         assert session.opened is not None
-        run = self.run
+        run, seen = self.run, 0 if session.request is None else session.request.epoch
         opened = SessionOpened(
             self.number, incarnation, run.step, initialise, run.plan.to_wire(), run.settings, self._addresses,
-            run.restore,
+            run.restore, self._losses.reached, self._losses.certain(seen) and run.even,
         )  # fmt: skip
         self.node.answer(session.opened, opened)
 

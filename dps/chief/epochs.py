@@ -15,6 +15,7 @@ from dps.chief.cluster import Cluster
 from dps.chief.epoch import Epoch
 from dps.chief.journaling import Journaling
 from dps.chief.locking import Locking
+from dps.chief.losses import Losses
 from dps.chief.members import Membership
 from dps.chief.phase import GATHER, INITIALISE, OPEN, RUN
 from dps.chief.run import Run, has_ended, read_journal, step_of
@@ -75,6 +76,7 @@ class Epochs:
         """That was ever used."""
         self.takeover = Takeover(node, self._found)
         self._journaling = Journaling(node, members, self.advance)
+        self.losses = Losses()
         self.run: Run | None = None
         self.now: Epoch | None = None
         self.lock = Locking(node, self.advance, self._robbed)
@@ -195,6 +197,7 @@ class Epochs:
         self._highest += 1
         node.runtime.record("epoch", epoch=self.number, restore=run.restore, step=run.step)
         if run.restore:
+            lost = max(lost, self.losses.reached - run.step)  # sessions and ps may tell of more before it trains
             text = run.begins(lost, node.runtime.wall())
             log.warning("%s: run epoch %d starts from %s", node.name, self.number, text)
         self.now = self._epoch(self._highest, run)
@@ -202,7 +205,7 @@ class Epochs:
 
     def _epoch(self, number: int, run: Run) -> Epoch:
         addresses = {t: a for t, a in self._cluster.ps.addresses().items() if t in run.plan.ps}
-        return Epoch(self._node, number, run, addresses, self._members, self)
+        return Epoch(self._node, number, run, addresses, self._members, self.losses, self)
 
     # -- going on where another chief was -----------------------------------------------------------------------
 
@@ -244,6 +247,9 @@ class Epochs:
         if takeover.whole(plan, newest.epoch):
             self._resume(newest.epoch, run)
             return
+        if noted is not None:
+            self.losses.trains(noted.epoch, 0, unknown=True)
+            self.losses.over([live.session for live in self._members.live.values() if live.trains])
         self._members.new_epoch()
         if run.trained and not checkpoint_dir:
             away = ", ".join(f"ps:{task}" for task in plan.ps if task not in takeover.found)
@@ -253,6 +259,7 @@ class Epochs:
         self._node.runtime.record("taken up", epoch=number)
         names = ", ".join(sorted(live.name for live in self._members.live.values())) or "none"
         log.warning("%s: goes on with run epoch %d of an earlier chief; sessions: %s", self._node.name, number, names)
+        self.losses.trains(number, run.step, unknown=True)
         self.now = self._epoch(number, run)
         self.now.resume()
         self._lead.ask_again()
@@ -274,6 +281,7 @@ class Epochs:
         now, self.now = self.now, None
         if now is not None:
             now.end()
+        self.losses.over([live.session for live in self._members.live.values() if live.trains])
         self._members.new_epoch()
         self.advance()
 
@@ -367,6 +375,8 @@ class Epochs:
         self.now = None  # the next session that comes begins another
 
     def begun(self) -> None:
+        if self.now is not None and self.run is not None and not self.now.resumed:
+            self.losses.trains(self.number, self.run.step)
         self._lead.admit()
 
     def heard(self) -> None:

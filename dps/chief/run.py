@@ -48,6 +48,8 @@ class Run:
     step: int = 0
     wanted: str = ""
     """A checkpoint that a session asked for, once."""
+    even: bool = True
+    """Whether all shards of that checkpoint hold the same pushes."""
     trained: bool = False
     """Whether sessions have trained it, under this chief or another."""
     saved_at: float = 0.0
@@ -63,12 +65,13 @@ class Run:
         if manifest is not None:
             check_saved(self.plan, self.checkpoint_dir, manifest)
             self.restore, self.step, self.saved_at = manifest.name, manifest.step, manifest.saved_at
+            self.even = manifest.even or len(manifest.shards) == 1
         return max(0, before - self.step)
 
     def begins(self, lost: int, wall_s: float) -> str:
         """What the run epoch begins with, for people, and how fewer steps than these are lost another time."""
         age = f", saved {ago(wall_s - self.saved_at)}" if self.saved_at else ""
-        return f"{self.restore}{age}" + (f", {lost} steps lost; {LOSE_LESS}" if lost else "")
+        return f"{self.restore}{age}" + (f", at least {lost} steps lost; {LOSE_LESS}" if lost > 0 else "")
 
     def _manifest(self, storage: Storage) -> Manifest | None:
         wanted, self.wanted = self.wanted, ""

@@ -123,6 +123,10 @@ class AsyncMode:
     def cut(self, name: str) -> None:
         self.shard.saving.cut(name)
 
+    @property
+    def reached(self) -> int:
+        return self.shard.store.step
+
     def waiting_for(self) -> str:
         return ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,9 @@ class _Save:
 class Saving:
     """A checkpoint of a shard has two halves: the copy, at its cut, and the file, when all copies are made."""
 
-    def __init__(self, store: Store, plan: Plan, ps: int, node: Node) -> None:
+    def __init__(self, store: Store, plan: Plan, ps: int, node: Node, pushes: Callable[[], list[list[int]]]) -> None:
+        """`pushes` tells which pushes the shard has, as of ShardCut."""
+        self._pushes = pushes
         self.store, self.plan, self.ps, self.node = store, plan, ps, node
         self._saves: dict[str, _Save] = {}
         self._to_write: deque[tuple[str, _Save]] = deque()
@@ -62,7 +65,7 @@ class Saving:
                 for slot in (None, *memory.slots)
             ]
             applied = [t for memory in self.store.arenas for t in memory.applied.tolist()]
-            save.cut = ShardCut(self.store.step, self.store.counter, applied)
+            save.cut = ShardCut(self.store.step, self.store.counter, applied, self._pushes())
             if save.cut_asked is not None:
                 self.node.answer(save.cut_asked, save.cut)
 

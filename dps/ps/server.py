@@ -73,6 +73,8 @@ class PsActor(Actor):
         """The highest run epoch seen."""
         self._configuration: Configure | None = None
         """What the shard was made of."""
+        self._ended = 0, 0
+        """The last run epoch that trained here and is over, and how far it got; 0 where this was not its step ps."""
         self._probe: Memory | None = None
         self._credits = Credits()
 
@@ -95,13 +97,15 @@ class PsActor(Actor):
         if self.shard is None or self.shard.epoch != message.epoch:
             self._configure(message)
         assert self.shard is not None
-        self.node.answer(sender, Configured(message.epoch, self.shard.store.step))
+        self.node.answer(sender, Configured(message.epoch, self.shard.store.step, *self._ended))
 
     def _configure(self, message: Configure) -> None:
         plan = Plan.from_wire(message.plan)
         if message.shard not in plan.ps:
             raise ProtocolError(f"the plan has ps {list(plan.ps)}, not {message.shard}")
         if self.shard is not None:
+            if self.shard.ready and self.shard.is_step_ps:
+                self._ended = self.shard.epoch, self.shard.mode.reached
             self.shard.ended = True
             self.shard.store.close()
         self.epoch, self.shard, self._configuration = message.epoch, None, message

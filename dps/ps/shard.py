@@ -53,6 +53,10 @@ class Mode(Protocol):
     frees: bool
     """Whether the memory of a push goes piece by piece while it is applied."""
 
+    @property
+    def reached(self) -> int:
+        """The highest step that anybody was told of, on the step ps."""
+
     def begun(self, ledger: Ledger, staged: Staged) -> None:
         """The first piece of a push is there: say what becomes of its pieces."""
 
@@ -117,7 +121,7 @@ class Shard:
         self.members_version = -1
         self.notes: dict[str, Any] = {}
         """Of the newest Members, for another chief."""
-        self.saving = Saving(self.store, plan, ps, node)
+        self.saving = Saving(self.store, plan, ps, node, self._decided)
         self.checks_finite = bool(settings.get("check_finite", True))
         self.takes_steps = len(self.layout.arenas) == 1 and bool(self.layout.trained)
         """Whether a Step can name all that a push brings."""
@@ -183,6 +187,10 @@ class Shard:
         self._sending.rates.forget(incarnation)
         for key in [k for k, read in self._reads.items() if read.sender.incarnation == incarnation]:
             del self._reads[key]
+
+    def _decided(self) -> list[list[int]]:
+        """Of each session the number of its last push that has a result, with all before it."""
+        return sorted([incarnation, ledger.done] for incarnation, ledger in self.ledgers.items() if ledger.done)
 
     def decide(self, ledger: Ledger, result: Pushed) -> Pushed:
         """Record a push's result on this shard."""

@@ -145,6 +145,10 @@ class SyncMode:
             for staged in ledger.staged.values() if incarnation not in live else ():
                 self._own(staged)
 
+    @property
+    def reached(self) -> int:
+        return max(self.shard.store.step, 0 if self.quorum is None else self.quorum.step)
+
     def waiting_for(self) -> str:
         if self.quorum is None:
             return f"{self.shard.node.name} waits for the step ps, ps:{self.shard.step_ps}"

@@ -14,7 +14,7 @@ from dps.errors import DeadlineExceeded, TaskLost, Unavailable
 from dps.launch.simulate import SimulatedCluster
 from dps.transport.sim.trace import TraceEvent
 from dps.update import SyncReplicas, Update
-from tests.simulation.history import DIR, History
+from tests.simulation.history import DIR, Ack, History
 
 PushId = tuple[int, int, int]
 
@@ -55,6 +55,9 @@ def violations(
     if mode == "bounded":
         found += bounded(cluster, bound, history.plan is not None and len(history.plan.ps) == 1)
     found += on_disk(cluster, applied, history)
+    found += epochs_rise(cluster)
+    found += announced(cluster, applied, history, mode)
+    found += last_is_saved(cluster, applied, history)
     if mode == "sync":
         found += one_step(cluster, applied)
     return found
@@ -302,6 +305,69 @@ def on_disk(cluster: SimulatedCluster, applied: Applied, history: History) -> It
                 cells = np.flatnonzero(column != wanted)[:5]
                 values = f"{column[cells].tolist()}, not {wanted[cells].tolist()}"
                 yield f"{last.name} {spec.name}: cells {(part.row0 + cells).tolist()} hold {values}"
+
+
+def epochs_rise(cluster: SimulatedCluster) -> Iterator[str]:
+    """No run epoch is used twice, whichever chief begins it."""
+    numbers = [e.detail["epoch"] for e in cluster.world.trace if e.what == "epoch"]
+    for before, after in itertools.pairwise(numbers):
+        if after <= before:
+            yield f"run epoch {after} began after {before}"
+
+
+def announced(cluster: SimulatedCluster, applied: Applied, history: History, mode: str) -> Iterator[str]:
+    """What sessions say of lost steps, against the pushes that were acknowledged and the steps that were made.
+
+    A count that is said to be certain has all acknowledged pushes of all sessions, also of those that are gone; one
+    that is said to be the least has the session's own. Neither has more than the steps that were made.
+    """
+    begun = {e.detail["epoch"]: e.detail["restore"] for e in cluster.world.trace if e.what == "epoch"}
+    for event in cluster.world.trace:
+        told = event.detail
+        if event.what != "rejoined" or told["epoch"] == told["before"] or history.plan is None:
+            continue
+        before, restored = told["before"], begun[told["epoch"]]
+        lost = lost_pushes(cluster, applied, history, before, restored) if restored else []
+        own = [ack for ack in lost if f"worker:{ack.worker}" == event.process and ack.push.step > told["step"]]
+        if mode == "sync":
+            steps = {ack.push.step for ack in lost if ack.push.step > told["step"]}
+            least, wanted = len({ack.push.step for ack in own}), len(steps)
+        else:
+            least, wanted = len(own), len(lost)
+        made = max(
+            [applied.last_step(f"ps:{history.plan.ps[0]}", e) for e in begun if e <= before]
+            + [ack.push.step for ack in history.acks if ack.epoch <= before]
+        )
+        if told["lost"] < (wanted if told["certain"] else least):
+            kind = "" if told["certain"] else "at least "
+            yield f"{event.process}: {kind}{told['lost']} steps lost in epoch {before}, where {wanted} pushes were"
+        if told["lost"] > max(0, made - told["step"]):
+            yield f"{event.process}: {told['lost']} steps lost in epoch {before}, of {made - told['step']} made"
+
+
+def lost_pushes(
+    cluster: SimulatedCluster, applied: Applied, history: History, epoch: int, restored: str
+) -> list[Ack]:  # fmt: skip
+    """The acknowledged pushes of a run epoch that are not in a checkpoint, or not on all of its ps."""
+    manifest = load(cluster.world.storage, DIR, restored, verify=False)
+    kept = []
+    for shard, ps in zip(manifest.shards, history.plan.ps, strict=True):
+        rows = applied.of.get((f"ps:{ps}", epoch), []) if manifest.epoch == epoch else []
+        kept.append((ps, {(i, n) for counter, _, pushes in rows if counter <= shard.version for _, i, n in pushes}))
+    acks = [ack for ack in history.acks if ack.epoch == epoch and ack.push.accepted]
+    return [a for a in acks if any((a.incarnation, a.numbers[ps]) not in there for ps, there in kept)]
+
+
+def last_is_saved(cluster: SimulatedCluster, applied: Applied, history: History) -> Iterator[str]:
+    """A run with a checkpoint_dir that ends with 0 has its last step in a checkpoint."""
+    storage = cluster.world.storage
+    begun = [e.detail for e in cluster.world.trace if e.what == "epoch"]
+    if cluster.world.processes["chief"].exit_code != 0 or not candidates(storage, DIR) or history.plan is None:
+        return
+    last = newest_whole(storage, DIR, lambda _: None)
+    step = max(applied.last_step(f"ps:{history.plan.ps[0]}", begun[-1]["epoch"]), begun[-1]["step"])
+    if last is None or last.step != step:
+        yield f"the run ended with 0 at step {step}, and its last checkpoint is {last and last.name}"
 
 
 def one_step(cluster: SimulatedCluster, applied: Applied) -> Iterator[str]:

@@ -122,6 +122,30 @@ def stopped(tasks: list[str], checkpointed: bool, draw: random.Random) -> list[F
     return [Pause(task, at, seconds + (0.0 if draw.random() < 0.7 else draw.uniform(0.0, 1.5))) for task in who]
 
 
+def with_a_lost_ps(mode: str, seed: int) -> Scenario:
+    """A ps that is lost while there is much to lose, with some seeds a worker as well."""
+    chosen, draw = scenario(mode, seed, stops=False), random.Random(f"ps {mode} {seed}")
+    faults: list[Fault] = [Kill(f"ps:{draw.randrange(chosen.ps)}", draw.uniform(0.8, 2.5), 0.5)]
+    killed = {"worker:0"} if seed % 4 == 3 else set()
+    faults += [Kill(name, draw.uniform(0.8, 2.5)) for name in killed]
+    return replace(chosen, faults=faults, killed=killed, checkpointed=True, pushes=12)
+
+
+def with_a_killed_chief(mode: str, seed: int) -> Scenario:
+    """A chief that is killed and started again: alone, with a ps, or with a ps and a full disk."""
+    chosen, draw = scenario(mode, seed, stops=False), random.Random(f"chief {mode} {seed}")
+    at, back, ps = draw.uniform(0.3, 2.5), draw.choice([0.1, 1.0, 3.0]), draw.randrange(chosen.ps)
+    faults: list[Fault] = [Kill("chief", at, back)]
+    if seed % 3:
+        faults.append(Kill(f"ps:{ps}", draw.choice([at, at + 0.2]), draw.choice([0.1, 1.0])))
+    if seed % 3 == 2:
+        faults += [DiskFull(max(0.3, at - 1.0), draw.choice([0.8, 2.0, 4.0])), Kill(f"ps:{ps}", at - 0.6, 0.1)]
+    if draw.random() < 0.3:
+        faults.append(Kill("worker:0", at + draw.uniform(-0.2, 0.5)))
+    killed = {"worker:0"} if any(isinstance(f, Kill) and f.task == "worker:0" for f in faults) else set()
+    return replace(chosen, faults=[f for f in faults if f.at > 0.2], killed=killed, checkpointed=True, pushes=10)
+
+
 def run(
     chosen: Scenario, *, keep: list[SimulatedCluster] | None = None, compression: Any = None, deltas: bool = False,
     variables: int = len(NAMES),

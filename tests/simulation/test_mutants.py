@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from dps import pushing, stepping
+from dps import pushing, stepping, waiting
+from dps.chief import admission, epochs, journaling, losses, takeover
+from dps.chief.run import write_journal
+from dps.errors import CheckpointError
 from dps.ps import (
     ahead,
     answers,
@@ -27,15 +31,20 @@ from dps.ps import (
 )
 from dps.ps import stepping as ps_stepping
 from dps.reply import Push
-from tests.simulation.scenario import run, scenario
+from tests.simulation.scenario import Scenario, run, scenario, with_a_killed_chief, with_a_lost_ps
 
 SEEDS = 400
 
 
-def caught(mode: str, words: str, first: int = 0) -> int:
+def never_stopped(mode: str, seed: int) -> Scenario:
+    """Without pauses."""
+    return scenario(mode, seed, stops=False)
+
+
+def caught(mode: str, words: str, first: int = 0, of: Callable[[str, int], Scenario] = never_stopped) -> int:
     """The first seed from `first` on that finds the bug, in words of the promise that it breaks."""
     for seed in range(first, first + SEEDS):
-        if any(words in text for text in run(scenario(mode, seed, stops=False))):
+        if any(words in text for text in run(of(mode, seed))):
             return seed
     raise AssertionError(f"none of {SEEDS} seeds noticed in {mode} that {words!r}")
 
@@ -258,3 +267,35 @@ def test_a_push_at_once_ahead_of_others_that_are_staged_is_caught(monkeypatch: p
 def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(early.Early, "drop", lambda self: self._answer.send_all())
     caught("async", "differ", 700)
+
+
+def test_a_chief_that_does_not_ask_what_the_ps_serve_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover.Takeover, "came", lambda self, task, address: None)
+    caught("async", "and its last checkpoint is", of=with_a_killed_chief)
+
+
+def test_a_chief_that_forgets_to_take_up_the_sessions_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission.Admission, "take_up", lambda self: None)
+    caught("async", "still runs at the end", of=with_a_killed_chief)
+
+
+def test_an_epoch_that_begins_without_being_written_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(self: journaling.Journaling, checkpoint_dir: str, epoch: int, ended: bool = False) -> bool:
+        with contextlib.suppress(CheckpointError):
+            write_journal(self._node.runtime.storage, checkpoint_dir, epoch, self._members, ended)
+        return True
+
+    monkeypatch.setattr(journaling.Journaling, "write", write)
+    monkeypatch.setattr(epochs.Epochs, "seen", lambda self, number: None)
+    caught("async", "began after", of=with_a_killed_chief)
+
+
+def test_an_announced_loss_that_forgets_sessions_that_have_closed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses.Losses, "closed", lambda self, session, step: None)
+    caught("async", "steps lost in epoch", 36, of=with_a_lost_ps)
+
+
+def test_an_announced_loss_that_is_one_short_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = waiting.Loss
+    monkeypatch.setattr(waiting, "Loss", lambda steps, certain: whole(max(0, steps - 1), certain))
+    caught("async", "steps lost in epoch", of=with_a_lost_ps)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.scenario import run, scenario
+from tests.simulation.scenario import Scenario, run, scenario, with_a_killed_chief, with_a_lost_ps
 
 SEEDS = int(os.environ.get("DPS_SEEDS", "200"))
 CHUNK = 50
@@ -37,6 +38,15 @@ def test_no_promise_is_broken_where_a_ps_holds_no_variables(mode: str) -> None:
         if chosen.ps > 1:
             found = run(chosen, variables=chosen.ps - 1 - seed % (chosen.ps - 1))
             assert not found, "\n".join(found)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", ["async", "at once", "sync", "steps", "bounded"])
+@pytest.mark.parametrize("of", [with_a_killed_chief, with_a_lost_ps])
+def test_no_promise_is_broken_where_a_chief_or_a_ps_is_killed(of: Callable[[str, int], Scenario], mode: str) -> None:
+    for seed in range(FIRST, FIRST + max(SEEDS // 10, 10)):
+        found = run(of(mode, seed))
+        assert not found, "\n".join(found)
 
 
 def test_a_seed_replays_exactly() -> None:

@@ -1,0 +1,66 @@
+"""How far a run epoch got, from what its sessions and its step ps tell, in whatever order."""
+
+from __future__ import annotations
+
+from dps.chief.losses import Losses
+
+
+def over(*sessions: int) -> Losses:
+    """Run epoch 3 has trained from step 40 on and is over; these sessions took part to the end."""
+    losses = Losses()
+    losses.trains(3, 40)
+    losses.over(sessions)
+    return losses
+
+
+def told(losses: Losses, epoch: int = 3) -> tuple[int, bool]:
+    return losses.reached, losses.certain(epoch)
+
+
+def test_it_is_certain_when_all_sessions_have_come_back() -> None:
+    losses = over(1, 2)
+    losses.joins(1, 3, 47)
+    assert told(losses) == (47, False)
+    losses.joins(2, 3, 49)
+    assert told(losses) == (49, True)
+
+
+def test_a_session_that_closed_before_the_end_or_after_it_counts() -> None:
+    losses = Losses()
+    losses.trains(3, 40)
+    losses.closed(1, 48)
+    losses.over([2, 3])
+    losses.joins(2, 3, 46)
+    losses.closed(3, 47)
+    assert told(losses) == (48, True)
+
+
+def test_the_step_ps_knows_of_all_also_of_sessions_that_are_lost() -> None:
+    losses = over(1, 2)
+    losses.joins(1, 3, 47)
+    losses.counted(2, 90)  # of an earlier epoch
+    assert told(losses) == (47, False)
+    losses.counted(3, 50)
+    assert told(losses) == (50, True)
+
+
+def test_who_was_last_in_an_earlier_epoch_is_told_no_certain_number() -> None:
+    losses = over(1)
+    losses.joins(1, 3, 47)
+    losses.joins(2, 2, 60)
+    assert told(losses, 2) == (47, False) and told(losses, 3) == (47, True)
+
+
+def test_an_epoch_that_never_trained_changes_nothing() -> None:
+    losses = over(1)
+    losses.over([])
+    losses.joins(1, 3, 47)
+    assert told(losses) == (47, True)
+
+
+def test_another_chiefs_epoch_is_certain_only_where_its_step_ps_tells() -> None:
+    losses = Losses()
+    losses.joins(1, 3, 47)
+    assert told(losses) == (47, False)
+    losses.counted(3, 48)
+    assert told(losses) == (48, True)
