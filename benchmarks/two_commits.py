@@ -1,6 +1,6 @@
 """Two commits on the same works, in turn, in one call: how many times as fast the second is.
 
-    python benchmarks/two_commits.py main~5 HEAD                       # 7 pairs of everything; about 10 minutes
+    python benchmarks/two_commits.py main~5 HEAD                       # 7 pairs of everything
     python benchmarks/two_commits.py v1 v2 --works W3 --sizes small --lanes shared --pairs 11
 
 Each commit gets a git worktree of its own. A pair runs the works once with each commit, in fresh processes; the commit

@@ -1,6 +1,6 @@
 """dps beside the systems that a user could pick instead, on the same work, in one run: one command.
 
-    python benchmarks/peers/run.py                 # 3 rounds of everything; about 12 minutes on 2 cores
+    python benchmarks/peers/run.py                 # 3 rounds of everything
     python benchmarks/peers/run.py --environments  # only make the peers' environments (a GB or two, once)
 
 Each peer has an environment of its own under build/peers/NAME; one whose packages cannot be had is left out, and the
