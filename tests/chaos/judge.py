@@ -15,6 +15,8 @@ from tests.chaos.ledger import Led, NothingNew, Opened, RolledBack, Settled, of
 SHOWN = 3
 """So many complaints of one kind are told, and how many more there are."""
 LOST = re.compile(r"run epoch (\d+).*?(at least )?(\d+) steps? (?:were |was |are )?lost")
+TOLD = 120
+"""So many characters of a line are told."""
 SETTLE_S = 1.5
 """How long after the faults there may be no leader."""
 
@@ -179,7 +181,7 @@ def _judge_lost(evidence: Evidence, epoch: int) -> list[str]:
         number, at_least = int(told[3]), bool(told[2])
         if number > most or (number < least and not at_least):
             right = f"{least}" if least == most else f"{least} to {most}"
-            found.append(f"{right} steps were lost before epoch {epoch}; this was said: {line.text}")
+            found.append(f"{right} steps were lost before epoch {epoch}; this was said: {line.text[:TOLD]}")
     return found
 
 
