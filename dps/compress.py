@@ -32,23 +32,56 @@ class Compressor(Definition):
 
 @record
 class Float16(Compressor):
-    """IEEE half precision, rounded to nearest; finite numbers beyond 65504 become 65504, those below 3e-8 become 0."""
+    """IEEE half precision, rounded to nearest: 2 bytes an element.
+
+    Finite numbers beyond 65504 become 65504; those below 3e-8 become 0.
+
+    Example:
+        ```python
+        with dps.Session(server, {"w": np.zeros(3, np.float32)}, optimizer=dps.optim.SGD(0.1),
+                         compression=dps.compress.Float16()) as session:
+            session.push({"w": np.ones(3, np.float32)})
+        ```
+    """
 
     name: ClassVar[str] = "float16"
 
 
 @record
 class Bfloat16(Compressor):
-    """The upper half of a float32, rounded to nearest: its range, and 8 bits of precision."""
+    """The upper half of a float32, rounded to nearest: 2 bytes an element.
+
+    It has the range of float32 and 8 bits of precision.
+
+    Example:
+        ```pycon
+        >>> pulls = dps.compress.Bfloat16()  # dps.Session(..., pull_compression=pulls)
+        >>> pulls
+        Bfloat16()
+        ```
+    """
 
     name: ClassVar[str] = "bfloat16"
 
 
 @record
 class Int8(Compressor):
-    """Whole numbers from -127 to 127 times a scale, which is the largest magnitude of 1,024 elements / 127.
+    """Whole numbers from -127 to 127 times a scale: about 1 byte an element.
 
-    `feedback` False: what rounding leaves out is lost, and the session keeps no array for it.
+    Each 1,024 elements have a scale, which is their largest magnitude / 127.
+
+    Args:
+        feedback: Whether the session keeps what rounding leaves out, and adds it to the next gradient. False: it is
+            lost, and the session needs no array for it.
+
+    Raises:
+        ConfigError: `feedback` is no bool.
+
+    Example:
+        ```pycon
+        >>> dps.compress.Int8()
+        Int8(feedback=True)
+        ```
     """
 
     feedback: bool = True
@@ -60,9 +93,21 @@ class Int8(Compressor):
 
 @record
 class TopK(Compressor):
-    """The `fraction` of a variable's elements that has the largest magnitudes, with their places; at least one.
+    """The elements of a variable with the largest magnitudes, and their places.
 
-    Of equal magnitudes the first are taken. The others are kept and added to the next gradient.
+    Of equal magnitudes the first are taken. The others are kept in the session and added to the next gradient.
+
+    Args:
+        fraction: The share of the elements that is sent, above 0 and at most 1; at least one element is sent.
+
+    Raises:
+        ConfigError: A share out of range.
+
+    Example:
+        ```pycon
+        >>> dps.compress.TopK(0.01).count(50_000)
+        500
+        ```
     """
 
     fraction: float
@@ -72,16 +117,37 @@ class TopK(Compressor):
         _share(self)
 
     def count(self, size: int) -> int:
-        """How many of `size` elements are sent."""
+        """How many elements are sent.
+
+        Args:
+            size: The number of elements of the variable.
+
+        Returns:
+            How many of them are sent; at least one.
+        """
         return _count(self.fraction, size)
 
 
 @record
 class RandomK(Compressor):
-    """A random `fraction` of a variable's elements, at least one; the others are kept and added to the next gradient.
+    """A random choice of a variable's elements; the others are kept and added to the next gradient.
 
-    Which, follows from `seed`, the variable's name and the number of the session's push; so the places need not
-    travel. Workers with one seed send the same places in the same push.
+    The choice follows from `seed`, the variable's name and the number of the session's push, so the places need not be
+    sent. Workers with one seed send the same places in the same push.
+
+    Args:
+        fraction: The share of the elements that is sent, above 0 and at most 1; at least one element is sent.
+        seed: A whole number.
+
+    Raises:
+        ConfigError: A share out of range, or a seed that is no whole number.
+
+    Example:
+        ```pycon
+        >>> compression = {"table": None, "*": dps.compress.RandomK(0.01, seed=7)}
+        >>> compression["*"].count(1_000)
+        10
+        ```
     """
 
     fraction: float
@@ -94,7 +160,14 @@ class RandomK(Compressor):
             raise BadArgument(f"RandomK: seed is {self.seed!r}, it must be a whole number; try seed=0")
 
     def count(self, size: int) -> int:
-        """How many of `size` elements are sent."""
+        """How many elements are sent.
+
+        Args:
+            size: The number of elements of the variable.
+
+        Returns:
+            How many of them are sent; at least one.
+        """
         return _count(self.fraction, size)
 
 

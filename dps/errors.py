@@ -28,13 +28,27 @@ CANCELLED = 130
 
 
 class DpsError(Exception):
-    """Root of every error that dps raises on its own account."""
+    """Root of every error that dps raises on its own account. `exit_code` is what `dps` ends with because of it.
+
+    Example:
+        ```python
+        try:
+            dps.Session("127.0.0.1:1", {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1), timeout=0.1)
+        except dps.DpsError as error:
+            assert "127.0.0.1:1" in str(error)
+        ```
+    """
 
     exit_code = 1
 
 
 class DeadlineExceeded(DpsError, TimeoutError):
-    """A wait passed its deadline. `reply` is the request that goes on, where there is one."""
+    """A wait passed its deadline (also a TimeoutError). The message names who did not answer.
+
+    Args:
+        text: The message.
+        reply: The request that goes on, where there is one.
+    """
 
     exit_code = 4
 
@@ -108,7 +122,13 @@ class NotFinite(DpsError, ValueError):
 
 
 class RemoteError(DpsError):
-    """A handler on another task raised; `task` names it, `remote_traceback` is its traceback."""
+    """A handler on another task raised.
+
+    Args:
+        text: The message.
+        task: The task's name.
+        remote_traceback: The traceback there.
+    """
 
     def __init__(self, text: str, task: str = "", remote_traceback: str = "") -> None:
         super().__init__(text)

@@ -61,13 +61,36 @@ class Optimizer(Definition):
         return ()
 
     def rate(self, step: int) -> float:
-        """The learning rate at global step `step`."""
+        """The learning rate at a global step.
+
+        Args:
+            step: The global step, counted from 0.
+
+        Returns:
+            The rate.
+        """
         return rate_at(self.learning_rate, step)
 
 
 @record
 class SGD(Optimizer):
-    """`w -= lr * (g + weight_decay * w)`."""
+    """`w -= lr * (g + weight_decay * w)`.
+
+    Stochastic gradient descent. Without slots.
+
+    Args:
+        learning_rate: The rate: a number of at least 0, or a schedule such as `dps.optim.Cosine`, evaluated on the ps.
+        weight_decay: L2 regularisation, added to the gradient; 0 is none.
+
+    Raises:
+        ConfigError: A number out of range; a TypeError as well for what is no number.
+
+    Example:
+        ```pycon
+        >>> dps.optim.SGD(0.1)
+        SGD(learning_rate=0.1, weight_decay=0.0)
+        ```
+    """
 
     name: ClassVar[str] = "sgd"
     learning_rate: float | Schedule
@@ -80,7 +103,24 @@ class SGD(Optimizer):
 
 @record
 class Momentum(Optimizer):
-    """`v = momentum * v + g; w -= lr * v`, or with Nesterov's form `w -= lr * (g + momentum * v)`."""
+    """`v = momentum * v + g; w -= lr * v`.
+
+    Nesterov's form is `w -= lr * (g + momentum * v)`. Slot: `velocity`. Source: tf.train.MomentumOptimizer.
+
+    Args:
+        learning_rate: The rate: a number of at least 0, or a schedule such as `dps.optim.Cosine`, evaluated on the ps.
+        momentum: The share of the velocity that is kept; at least 0 and below 1.
+        nesterov: Whether to use Nesterov's form.
+
+    Raises:
+        ConfigError: A number out of range; a TypeError as well for what is no number.
+
+    Example:
+        ```pycon
+        >>> dps.optim.Momentum(0.1, nesterov=True).momentum
+        0.9
+        ```
+    """
 
     name: ClassVar[str] = "momentum"
     learning_rate: float | Schedule
@@ -99,13 +139,27 @@ class Momentum(Optimizer):
 
 @record
 class Adagrad(Optimizer):
-    """`a += g**2; w -= lr * g / (sqrt(a) + epsilon)`. Duchi, Hazan and Singer 2011.
+    """`a += g**2; w -= lr * g / (sqrt(a) + epsilon)`.
 
-    `a` begins with `initial_accumulator`. Where that is above 0, `epsilon` may be 0: TensorFlow 1's form.
+    Slot: `accumulator`, or `row_accumulator` with `rowwise`. Sources: Duchi, Hazan and Singer 2011; for `rowwise`
+    Naumov et al. 2019 (DLRM).
 
-    With `rowwise` a row has one `a` for all its elements, to which the mean of their g**2 is added: for embedding
-    tables, whose slots then take 1 / dim of the memory, and whose updates touch half as much of it. Rows are those of
-    axis 0; a scalar is one row. Source: Naumov et al. 2019 (DLRM).
+    Args:
+        learning_rate: The rate: a number of at least 0, or a schedule such as `dps.optim.Cosine`, evaluated on the ps.
+        initial_accumulator: The first value of `a`; at least 0.
+        epsilon: Keeps the divisor above 0. It may be 0 where `initial_accumulator` is above 0: TensorFlow 1's form.
+        rowwise: One `a` for each row, to which the mean of the row's `g**2` is added. For embedding tables: the slot
+            takes 1 / dim of the memory, and an update touches half as much. Rows are those of axis 0; a scalar is one
+            row.
+
+    Raises:
+        ConfigError: A number out of range; a TypeError as well for what is no number.
+
+    Example:
+        ```pycon
+        >>> dps.optim.Adagrad(0.1, rowwise=True).slots
+        ('row_accumulator',)
+        ```
     """
 
     name: ClassVar[str] = "adagrad"
@@ -136,8 +190,24 @@ class Adagrad(Optimizer):
 class RMSProp(Optimizer):
     """`s = decay * s + (1 - decay) * g**2; u = g / (sqrt(s) + epsilon); w -= lr * u`.
 
-    With `centered`, `m = decay * m + (1 - decay) * g` and `sqrt(s - m**2)` takes the place of `sqrt(s)`. With
-    `momentum`, `b = momentum * b + u` and `w -= lr * b`. Source: torch.optim.RMSprop (Graves 2013 when centered).
+    Slots: `square`; `mean` when centered; `velocity` with momentum. Source: torch.optim.RMSprop (Graves 2013 when
+    centered).
+
+    Args:
+        learning_rate: The rate: a number of at least 0, or a schedule such as `dps.optim.Cosine`, evaluated on the ps.
+        decay: The share of `s` that is kept; at least 0 and below 1.
+        momentum: Above 0: `b = momentum * b + u` and `w -= lr * b`; below 1.
+        epsilon: Keeps the divisor above 0.
+        centered: Whether `sqrt(s - m**2)` takes the place of `sqrt(s)`, with `m = decay * m + (1 - decay) * g`.
+
+    Raises:
+        ConfigError: A number out of range; a TypeError as well for what is no number.
+
+    Example:
+        ```pycon
+        >>> dps.optim.RMSProp(0.001, centered=True).slots
+        ('square', 'mean')
+        ```
     """
 
     name: ClassVar[str] = "rmsprop"
@@ -164,8 +234,23 @@ class RMSProp(Optimizer):
 class Adam(Optimizer):
     """`w -= lr * (m / (1 - beta1**t)) / (sqrt(v / (1 - beta2**t)) + epsilon)`.
 
-    `m = beta1 * m + (1 - beta1) * g` and `v = beta2 * v + (1 - beta2) * g**2` are updated before.
-    Sources: Kingma and Ba 2015, torch.optim.Adam.
+    `m = beta1 * m + (1 - beta1) * g` and `v = beta2 * v + (1 - beta2) * g**2` are updated before. Slots:
+    `first_moment`, `second_moment`. Sources: Kingma and Ba 2015, torch.optim.Adam.
+
+    Args:
+        learning_rate: The rate: a number of at least 0, or a schedule such as `dps.optim.Cosine`, evaluated on the ps.
+        beta1: The share of `m` that is kept; at least 0 and below 1.
+        beta2: The share of `v` that is kept; at least 0 and below 1.
+        epsilon: Keeps the divisor above 0.
+
+    Raises:
+        ConfigError: A number out of range; a TypeError as well for what is no number.
+
+    Example:
+        ```pycon
+        >>> dps.optim.Adam()
+        Adam(learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-08)
+        ```
     """
 
     name: ClassVar[str] = "adam"
@@ -187,9 +272,25 @@ class Adam(Optimizer):
 
 @record
 class AdamW(Adam):
-    """Adam after `w -= lr * weight_decay * w`: the decay is not in the gradient.
+    """Adam after `w -= lr * weight_decay * w`.
 
-    Sources: Loshchilov and Hutter 2019, torch.optim.AdamW.
+    The decay is not part of the gradient. Slots as of `Adam`. Sources: Loshchilov and Hutter 2019, torch.optim.AdamW.
+
+    Args:
+        learning_rate: The rate: a number of at least 0, or a schedule such as `dps.optim.Cosine`, evaluated on the ps.
+        beta1: As of `Adam`.
+        beta2: As of `Adam`.
+        epsilon: As of `Adam`.
+        weight_decay: The decay for a rate of 1; at least 0.
+
+    Raises:
+        ConfigError: A number out of range; a TypeError as well for what is no number.
+
+    Example:
+        ```pycon
+        >>> dps.optim.AdamW(0.001, weight_decay=0.05).weight_decay
+        0.05
+        ```
     """
 
     name: ClassVar[str] = "adamw"
@@ -202,11 +303,29 @@ class AdamW(Adam):
 
 @record
 class Ftrl(Optimizer):
-    """`w = (sign(z) * l1 - z) / q` where `|z| > l1`, else 0: exact zeros where the evidence is below l1.
+    """`w = (sign(z) * l1 - z) / q` where `|z| > l1`, else 0.
 
-    `n' = n + g**2; sigma = (n'**-p - n**-p) / lr; z += g - sigma * w; q = (n'**-p + beta) / lr + 2 * l2`, where n
-    is the accumulator, z the linear slot and p `learning_rate_power`. Source: McMahan et al. 2013.
-    The formula divides by the rate: a constant rate is above 0; a step where a schedule gives 0 changes nothing.
+    `n' = n + g**2; sigma = (n'**-p - n**-p) / lr; z += g - sigma * w; q = (n'**-p + beta) / lr + 2 * l2`, where n is
+    the accumulator, z the linear slot and p `learning_rate_power`. Weights become exactly 0 where `|z|` is at most
+    `l1`. Slots: `accumulator`, `linear`. Source: McMahan et al. 2013.
+
+    Args:
+        learning_rate: A number above 0, as the formula divides by it, or a schedule; a step where a schedule gives 0
+            changes nothing.
+        learning_rate_power: At most 0; -0.5 is the usual choice.
+        initial_accumulator: The first value of n; at least 0.
+        l1: L1 regularisation; at least 0.
+        l2: L2 regularisation; at least 0.
+        beta: Added to the square root of the accumulator; at least 0.
+
+    Raises:
+        ConfigError: A number out of range; a TypeError as well for what is no number.
+
+    Example:
+        ```pycon
+        >>> dps.optim.Ftrl(0.1, l1=0.01).slots
+        ('accumulator', 'linear')
+        ```
     """
 
     name: ClassVar[str] = "ftrl"

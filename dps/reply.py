@@ -12,7 +12,22 @@ T = TypeVar("T")
 
 @record
 class Version:
-    """The versions of all shards at a pull: run epoch and a counter per ps. Compare with == only."""
+    """The versions of all shards at one pull. Compare versions with `==` only.
+
+    Args:
+        epoch: The run epoch: one more after each rollback.
+        counters: Pairs of a ps's index and its counter of versions.
+
+    Example:
+        ```pycon
+        >>> before = session.version
+        >>> session.push({"w": np.ones(3, np.float32)}).accepted
+        True
+        >>> values = session.pull()
+        >>> session.version == before
+        False
+        ```
+    """
 
     epoch: int
     counters: tuple[tuple[int, int], ...]
@@ -20,9 +35,20 @@ class Version:
 
 @record
 class Push:
-    """The result of a push. `step`: the global step after it, in sync the session's new local step.
-    `accepted`: false when it was dropped as too old or undone by a rollback. `staleness`: versions applied between
-    its pull and its push, the largest over the shards."""
+    """The result of a push.
+
+    Args:
+        step: The global step after the push; in sync mode the session's new local step.
+        accepted: False: the push was dropped as too old, or undone by a rollback.
+        staleness: How many versions were applied between the push's pull and the push; the largest over the shards.
+
+    Example:
+        ```pycon
+        >>> push = session.push({"w": np.ones(3, np.float32)})
+        >>> push.step, push.accepted, push.staleness
+        (1, True, 0)
+        ```
+    """
 
     step: int
     accepted: bool
@@ -30,7 +56,17 @@ class Push:
 
 
 class Reply(Generic[T]):
-    """A request that goes on by itself during the session's next calls."""
+    """A request that goes on by itself during the session's next calls. `*_async` methods of a session return it.
+
+    Example:
+        ```pycon
+        >>> reply = session.pull_async()
+        >>> reply.result(timeout=10)["w"].shape
+        (3,)
+        >>> reply.done()
+        True
+        ```
+    """
 
     def __init__(
         self, finish: Callable[[float | None], T], done: Callable[[], bool], accepted: Callable[[], bool | None]
@@ -39,11 +75,26 @@ class Reply(Generic[T]):
         self._result: list[Any] = []
 
     def done(self) -> bool:
-        """Whether the result is there. Takes what has arrived; does not block."""
+        """Whether the result is there. Takes what has arrived; does not block.
+
+        Returns:
+            True when `result` would return at once.
+        """
         return bool(self._result) or self._done()
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the result; DeadlineExceeded after `timeout` seconds (None: the session's), the request goes on."""
+        """Wait for the result. Blocks. A second call returns the same object.
+
+        Args:
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            What the blocking method would have returned.
+
+        Raises:
+            DeadlineExceeded: No result in time; the request goes on, and `result` may be called again.
+            TaskLost: The run has ended.
+        """
         if not self._result:
             self._result.append(self._finish(timeout))
         result: T = self._result[0]
@@ -51,5 +102,5 @@ class Reply(Generic[T]):
 
     @property
     def accepted(self) -> bool | None:
-        """Of a push: whether it is in its step's set; None while that is not known. Does not block."""
+        """Of a push: whether it is in its step; None while that is not known. Does not block."""
         return self._accepted()

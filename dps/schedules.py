@@ -19,13 +19,33 @@ class Schedule(Definition):
     """A learning rate as a function of the global step. Pure: the same step gives the same rate."""
 
     def at(self, step: int) -> float:
-        """The learning rate at global step `step`, counted from 0."""
+        """The learning rate at a global step.
+
+        Args:
+            step: The global step, counted from 0.
+
+        Returns:
+            The rate.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define at(step)")
 
 
 @record
 class Constant(Schedule):
-    """The same rate at every step."""
+    """The same rate at every step.
+
+    Args:
+        value: The rate; at least 0.
+
+    Raises:
+        ConfigError: A number out of range; a TypeError as well for what is no number.
+
+    Example:
+        ```pycon
+        >>> dps.optim.Constant(0.1).at(1000)
+        0.1
+        ```
+    """
 
     name: ClassVar[str] = "constant"
     value: float
@@ -39,9 +59,24 @@ class Constant(Schedule):
 
 @record
 class Exponential(Schedule):
-    """`initial * decay_rate ** (step / decay_steps)`; the exponent is rounded down when `staircase`.
+    """`initial * decay_rate ** (step / decay_steps)`.
 
     Source: tf.keras.optimizers.schedules.ExponentialDecay.
+
+    Args:
+        initial: The rate at step 0; at least 0.
+        decay_rate: The factor for each `decay_steps`; above 0.
+        decay_steps: Steps; a whole number from 1.
+        staircase: Whether the exponent is rounded down, so that the rate falls in stairs.
+
+    Raises:
+        ConfigError: A number out of range; a TypeError as well for what is no number.
+
+    Example:
+        ```pycon
+        >>> dps.optim.Exponential(0.1, decay_rate=0.5, decay_steps=100).at(200)
+        0.025
+        ```
     """
 
     name: ClassVar[str] = "exponential"
@@ -68,8 +103,22 @@ class Exponential(Schedule):
 class Cosine(Schedule):
     """`initial * ((1 - alpha) * (1 + cos(pi * s / decay_steps)) / 2 + alpha)`, `s = min(step, decay_steps)`.
 
-    `alpha` is the fraction of the initial rate that is left at the end. Sources: Loshchilov and Hutter 2017
-    (SGDR), tf.keras.optimizers.schedules.CosineDecay (without its warm-up, for which there is `WarmUp`).
+    Sources: Loshchilov and Hutter 2017 (SGDR), tf.keras.optimizers.schedules.CosineDecay. Its warm-up is `WarmUp` here.
+
+    Args:
+        initial: The rate at step 0; at least 0.
+        decay_steps: Steps until the last rate; a whole number from 1.
+        alpha: The share of the initial rate that is left at the end.
+
+    Raises:
+        ConfigError: A number out of range; a TypeError as well for what is no number.
+
+    Example:
+        ```pycon
+        >>> schedule = dps.optim.Cosine(0.1, decay_steps=1000, alpha=0.1)
+        >>> schedule.at(0), round(schedule.at(1000), 3)
+        (0.1, 0.01)
+        ```
     """
 
     name: ClassVar[str] = "cosine"
@@ -89,10 +138,23 @@ class Cosine(Schedule):
 
 @record
 class Piecewise(Schedule):
-    """values[i] while step <= boundaries[i] (and above the boundary before it), then the last value.
+    """`values[i]` from above `boundaries[i - 1]` up to and with `boundaries[i]`, then the last value.
 
-    `values` has one more item than `boundaries`, which rise strictly.
-    Source: tf.keras.optimizers.schedules.PiecewiseConstantDecay (a boundary still has the value before it).
+    Source: tf.keras.optimizers.schedules.PiecewiseConstantDecay.
+
+    Args:
+        boundaries: Steps; they rise strictly.
+        values: The rates; one more than there are boundaries.
+
+    Raises:
+        ConfigError: Boundaries that do not rise, or a wrong number of values.
+
+    Example:
+        ```pycon
+        >>> schedule = dps.optim.Piecewise([100, 200], [0.1, 0.01, 0.001])
+        >>> schedule.at(100), schedule.at(101), schedule.at(500)
+        (0.1, 0.01, 0.001)
+        ```
     """
 
     name: ClassVar[str] = "piecewise"
@@ -115,10 +177,24 @@ class Piecewise(Schedule):
 
 @record
 class WarmUp(Schedule):
-    """From 0 in a straight line to `target` over `steps` steps, then `target`, its own steps counted from there.
+    """From 0 in a straight line to `target` over `steps` steps, then `target`.
 
-    target(0) * step / steps while step < steps, then target(step - steps). Source: the warm-up of
+    `target(0) * step / steps` while `step < steps`, then `target(step - steps)`. Source: the warm-up of
     tf.keras.optimizers.schedules.CosineDecay (Goyal et al. 2017), with initial rate 0 and any target.
+
+    Args:
+        target: The rate after the warm-up: a number, or a schedule whose steps are counted from there.
+        steps: How long the warm-up is; a whole number from 1.
+
+    Raises:
+        ConfigError: A number out of range; a TypeError as well for what is no number.
+
+    Example:
+        ```pycon
+        >>> schedule = dps.optim.WarmUp(dps.optim.Constant(0.1), steps=100)
+        >>> schedule.at(50), schedule.at(100)
+        (0.05, 0.1)
+        ```
     """
 
     name: ClassVar[str] = "warmup"

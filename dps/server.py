@@ -48,17 +48,43 @@ def _stop_open_servers() -> None:
 
 
 class Server:
-    """A chief, ps or worker task. It serves from construction on, on a thread of its own.
+    """One task of the cluster in this process: a chief, a ps or a worker.
 
-    Static form: `cluster` names every task's address, and the chief is its chief job's, else worker 0. Join form:
-    `chief` is the chief's address and `bind` this task's own; the chief tells the rest, and a task left out is
-    given. `workers` and `ps` are how many the chief expects. `update` is the switch ("async", "sync", "bounded:S"
-    or an instance). `device`: a ps's default device, as "gpu:0", for variables that name none. `threads`: how many
-    share a ps's updates of 8 MB and more; "auto": as many as cores are free at that moment, at most 4.
-    `device_filters`: the other tasks that this one may use, such as ["/job:ps"]; it knows itself and the chief anyhow,
-    and connects to nobody else but ps in any case: no worker waits for another one to be there. `owned`: only `stop`
-    ends this chief's run. `restarted`: a chief that takes the place of one that died. Raises Unavailable for a taken
-    address, ConfigError (a ValueError) for arguments that do not fit.
+    It serves from its construction on, on its own thread. There are two forms. With `cluster` all addresses are known;
+    the chief is the chief job's task, or else the first worker. With `chief` only the chief's address is known: the
+    chief tells this task the rest, and gives it an index when `task` is left out.
+
+    Args:
+        cluster: The addresses of all tasks: a `dps.ClusterSpec`, or a dict of that form. None: the task joins by
+            `chief`.
+        job: "chief", "ps" or "worker".
+        task: The index within the job, from 0.
+        chief: The chief's address, "HOST:PORT", for a task that joins.
+        workers: How many workers the chief expects.
+        ps: How many ps the chief expects.
+        update: The run's update mode: an instance, or "async", "sync", "bounded:S". None: what the sessions say.
+        bind: This task's own address, for a task that joins. Port 0 chooses a free one.
+        device: A ps's device, such as "gpu:0", for variables that name none.
+        threads: How many threads share a ps's updates of 8 MB and more. "auto": as many as there are free cores at that
+            moment, at most 4.
+        device_filters: The other tasks that this one may use, such as `["/job:ps"]`. It always knows itself and the
+            chief.
+        owned: Whether only `stop` ends this chief's run; else the run ends with its last worker.
+        restarted: Whether this chief takes the place of one that died.
+
+    Raises:
+        Unavailable: The address to bind is taken.
+        ConfigError: Arguments that do not fit together (also a ValueError).
+
+    Example:
+        ```pycon
+        >>> chief = dps.Server(None, "chief", 0, ps=1, workers=1)
+        >>> with chief, dps.Server(None, "ps", 0, chief=chief.address):
+        ...     with dps.Server(None, "worker", 0, chief=chief.address) as worker:
+        ...         with dps.Session(worker, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1)) as session:
+        ...             session.push({"w": np.ones(3)}).step
+        1
+        ```
     """
 
     def __init__(
@@ -202,16 +228,23 @@ class Server:
 
     @property
     def name(self) -> str:
-        """The task's name, as "worker:0"; "worker:?" before the chief has given it an index."""
+        """The task's name, such as "worker:0"; "worker:?" until the chief has given it an index."""
         return self.job if self.job == "chief" else f"{self.job}:{self.task if self.task >= 0 else '?'}"
 
     @property
     def target(self) -> str:
-        """The chief's address: what a client from anywhere connects to."""
+        """The chief's address, which a client from anywhere connects to."""
         return self._chief
 
     def join(self, timeout: float | None = None) -> int | None:
-        """Block until this task's part in the run is over; its exit code, or None after `timeout` seconds."""
+        """Block until this task's part in the run is over.
+
+        Args:
+            timeout: Seconds; None: as long as it takes.
+
+        Returns:
+            The task's exit code; None: it still runs after `timeout` seconds.
+        """
         deadline = None if timeout is None else self.runtime.now() + timeout
         while self.exit_code is None:
             if deadline is not None and self.runtime.now() >= deadline:
@@ -354,25 +387,28 @@ class Server:
         device_filters: Sequence[str | Device] | None = None,
         local: bool = False,
     ) -> Server:
-        """The task that `dps launch`, `dps.role --program`, TF_CONFIG or Slurm made this process.
+        """The task that `dps launch`, `dps.role --program`, TF_CONFIG or Slurm made of this process.
 
         Where a worker's index is not given, blocks until the chief has given it one (up to 60 s).
 
         Args:
-            environ: What to read instead of the process's environment.
+            environ: What to read. None: the process's environment.
             owned: As of `Server`.
             restarted: As of `Server`.
             device_filters: As of `Server`.
-            local: Where the environment names no cluster at all, a server of `create_local_server`: chief, ps and
-                worker in this process. The same program runs alone and as a task.
+            local: Whether to make a server by `create_local_server` where the environment names no cluster. The same
+                program then runs alone and as a task.
+
+        Returns:
+            The task's server.
 
         Raises:
             ConfigError: The environment names no task (and `local` is False), or half of one.
 
         Example:
-            ```
+            ```python
             with dps.Server.from_env(local=True) as server:
-                train(server)
+                assert server.job == "worker"
             ```
         """
         environ = os.environ if environ is None else environ
@@ -386,7 +422,21 @@ class Server:
 
     @staticmethod
     def create_local_server(update: update_modes.Update | str | None = None) -> Server:
-        """Chief, one ps and one worker in this process on free ports; returns the worker. `stop` ends all."""
+        """Make a chief, one ps and one worker in this process, on free ports.
+
+        Args:
+            update: The run's update mode, as of `Server`.
+
+        Returns:
+            The worker. Its `stop` ends all three.
+
+        Example:
+            ```pycon
+            >>> with dps.Server.create_local_server() as server:
+            ...     server.name
+            'worker:0'
+            ```
+        """
         chief = Server(None, "chief", 0, bind="127.0.0.1:0", ps=1, workers=1, update=update, owned=True)
         ps = Server(None, "ps", 0, chief=chief.address)
         worker = Server(None, "worker", 0, chief=chief.address)

@@ -55,13 +55,52 @@ FOREVER = float("inf")
 
 
 class Session:
-    """Pull, push, step: one client of the ps. One thread at a time uses it: RuntimeError for a second one.
+    """A client of the ps: it pulls values, pushes gradients and keeps count of the steps.
 
-    `server` is this process's `dps.Server`, or the address of any node (`server.target`). With `params` None the
-    session reads the layout that is there. `timeout` (seconds) bounds every wait; a call's own goes first. Opening
-    blocks until the chief has restored or initialised the run. Raises ConfigError when update mode, optimizer or
-    layout differ from those of the run, DeadlineExceeded naming who is waited for, TaskLost when the run is gone,
-    HookError when a hook raises: the session is closed then, and the other workers go on.
+    One thread at a time may use a session; a second one gets a RuntimeError. The same loop works in every update mode.
+    Opening blocks until the chief has restored or initialised the run, at most `timeout` seconds. Use the session in a
+    `with` block, or call `close`: the end of the block waits for pushes on their way and leaves the run.
+
+    Args:
+        server: This process's `dps.Server`, or the address of any task of the run, such as `server.target`.
+        params: The variables: arrays in any nesting of dicts, lists and tuples, in the order of their creation. A
+            `dps.Variable` gives a leaf settings of its own. The arrays are read while the session opens and stay the
+            caller's. None: a reader, which takes the variables that the run has.
+        optimizer: How the ps turn gradients into updates; one of `dps.optim`. Required with `params`.
+        update: The update mode: an instance, or "async", "sync", "bounded:S". None: the mode that the ps have.
+        durability: "none"; other values are not there yet.
+        placement: Which ps gets which variable: a setter of `dps.replica_device_setter`, or a policy of
+            `dps.placement`. None: what a `dps.device(setter)` scope around says, or else the ps in turn.
+        partitioner: How many parts a variable is cut into; one of `dps.partition`. None: no variable is cut.
+        checkpoint_dir: The folder of the run's checkpoints, from which the run is restored when it begins. A session
+            that has one gets a `dps.CheckpointSaver`. None: nothing is saved or restored.
+        hooks: Instances of `dps.Hook`, called in this order.
+        check_finite: Whether gradients with NaN or infinities are refused.
+        keep_checkpoints: How many of the newest checkpoints are kept.
+        shared_memory: Whether a ps on this machine is reached through shared memory. False: through its socket only.
+        compression: Compresses gradients: one of `dps.compress` for all variables, or a map from patterns of names to
+            compressors, where None leaves a variable alone and the first pattern that matches counts.
+        pull_compression: Compresses pulled values: `Float16` or `Bfloat16`, or a map as of `compression`.
+        pull_deltas: Whether a pull moves only what changed since the last one, which the session keeps.
+        timeout: The longest wait of any call, in seconds. A call's own `timeout` goes first. `dps.FOREVER`: no limit.
+
+    Raises:
+        ConfigError: Update mode, optimizer or layout differ from those of the run, or an argument is wrong.
+        DeadlineExceeded: The session did not open within `timeout`; the message names who did not answer.
+        TaskLost: The run has ended, or a task that it needs is gone for good.
+        HookError: A hook raised. The session is closed; the other workers go on.
+
+    Example:
+        ```pycon
+        >>> params = {"w": np.zeros(3, np.float32)}
+        >>> with dps.Session(server, params, optimizer=dps.optim.SGD(0.5),
+        ...                  hooks=[dps.StopAtStep(last_step=4)]) as session:
+        ...     while not session.should_stop():
+        ...         values = session.pull()
+        ...         push = session.push({"w": values["w"] - 1}, loss=1.0)
+        >>> push
+        Push(step=4, accepted=True, staleness=0)
+        ```
     """
 
     def __init__(
@@ -84,12 +123,6 @@ class Session:
         pull_deltas: bool = False,
         timeout: float = 60.0,
     ) -> None:
-        """`update`: an instance, or "async", "sync", "bounded:S". `check_finite` False lets gradients with NaN pass;
-        `keep_checkpoints` newest ones are kept. `shared_memory` False: also a ps on this machine is reached over its
-        socket only. `compression` of gradients and `pull_compression` of values (`dps.compress`): one for all
-        variables, or patterns of names with one for each, None for those left alone; the first that matches counts.
-        `pull_deltas`: a pull moves only what changed since the last one, which is kept. A session with a
-        checkpoint_dir gets a CheckpointSaver."""
         check_timeout(timeout)
         if optimizer is not None:
             checked(optimizer, "the session")
@@ -200,11 +233,33 @@ class Session:
         self, names: Sequence[str] | None = None, out: Any = None, if_newer_than: Version | None = None,
         timeout: float | None = None,
     ) -> Any:  # fmt: skip
-        """The values, in the nesting of params; the arrays are the caller's. Blocks.
+        """The newest values, in the nesting of params. Blocks.
 
-        `names`: only these variables, as nested dicts. `out`: the same nesting of arrays to fill and return.
-        `if_newer_than`: a `session.version`; None comes back when nothing changed since. In sync the values are at
-        least of the session's local step; in bounded mode the call waits while this worker is too far ahead.
+        In sync mode the values are at least those of the session's local step. In bounded mode the call waits while
+        this worker is too far ahead of the slowest one.
+
+        Args:
+            names: Only these variables, such as `["hidden/w"]`; they come as nested dicts. None: all.
+            out: Arrays in the nesting of params, of the variables' shapes and dtypes, to fill and return. None: new
+                arrays.
+            if_newer_than: A `session.version`: nothing is moved when no value has changed since.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The values. The arrays belong to the caller. None: nothing changed since `if_newer_than`.
+
+        Raises:
+            ValueError: A name that no variable has, or an array of `out` that does not fit.
+            DeadlineExceeded: The values did not come in time; the message names who did not answer.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> session.pull()["w"]
+            array([0., 0., 0.], dtype=float32)
+            >>> session.pull(if_newer_than=session.version) is None
+            True
+            ```
         """
         self._waiter.check_open()
         if names is None and if_newer_than is None and (values := self._stepping.pull(out)) is not None:
@@ -218,7 +273,24 @@ class Session:
 
     @one_at_a_time
     def pull_async(self, names: Sequence[str] | None = None) -> Reply[Any]:
-        """As `pull`, but returns at once with a Reply."""
+        """Start a pull and return at once.
+
+        Args:
+            names: As of `pull`.
+
+        Returns:
+            A reply whose `result()` is what `pull` returns.
+
+        Raises:
+            ValueError: A name that no variable has.
+
+        Example:
+            ```pycon
+            >>> reply = session.pull_async(["w"])  # compute something else meanwhile
+            >>> reply.result()["w"]
+            array([0., 0., 0.], dtype=float32)
+            ```
+        """
         operation = self._pulls.start(names, None, after=False)
         operation.start()
         self._connection.caller.flush()
@@ -226,11 +298,30 @@ class Session:
 
     @one_at_a_time
     def prefetch(self, names: Sequence[str] | None = None) -> Iterator[Any]:
-        """For loops: values as of `pull`, the next of them always on their way while the loop computes.
+        """Values for each turn of a loop; the next values are on their way while the loop computes.
 
-        `for values in session.prefetch(): session.push_async(gradients(values))` hides the time of a pull behind the
-        computing. Values do not have the loop's own last push in them: its staleness is one more, and pushes say so.
-        Ends when `should_stop`. Blocks while the next values are not there. Raises ConfigError in sync mode.
+        Hides the time of a pull behind the computing. The values do not include the loop's own last push: the staleness
+        of each push is one more, and its result says so. The loop ends when `should_stop` is true. Each turn blocks
+        until its values are there.
+
+        Args:
+            names: As of `pull`.
+
+        Returns:
+            An iterator over what `pull` would return.
+
+        Raises:
+            ConfigError: The run is in sync mode, where a step needs the values of the step before.
+
+        Example:
+            ```pycon
+            >>> for turn, values in enumerate(session.prefetch()):
+            ...     reply = session.push_async({"w": values["w"] - 1})
+            ...     if turn == 9:
+            ...         session.request_stop()
+            >>> reply.result().step
+            10
+            ```
         """
         self._waiter.check_open()
         values = prefetched(self._pulls, names, self.should_stop, self._connection.caller.flush)
@@ -238,9 +329,24 @@ class Session:
 
     @contextmanager
     def view(self) -> Iterator[Any]:
-        """The values read-only, in place where the ps are on this machine, else pulled. Valid inside the block.
+        """The values to read, without a copy where the ps are on this machine; elsewhere they are pulled.
 
-        One version of each shard, never torn: a lease keeps the memory still. Blocks as `pull` does.
+        Blocks as `pull`. The arrays are read-only and valid inside the block. Each shard shows one version throughout:
+        the ps does not write to memory that somebody holds.
+
+        Yields:
+            The values, in the nesting of params.
+
+        Raises:
+            DeadlineExceeded: The values did not come in time.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> with session.view() as values:
+            ...     float(values["w"].sum())
+            0.0
+            ```
         """
         with ExitStack() as held:
             values = self._turns.of("view", self._viewed)(held)
@@ -263,9 +369,28 @@ class Session:
 
     @one_at_a_time
     def lookup(self, name: str, rows: Any, timeout: float | None = None, out: Array | None = None) -> Array:
-        """Rows of a variable, shape (len(rows), ...), in the order of `rows`, integers (n,), which may repeat. Blocks.
+        """Rows of a variable. Blocks.
 
-        `out`: an array of that shape and the variable's dtype to fill and return.
+        Args:
+            name: The variable's name, such as "table" or "hidden/w".
+            rows: Row numbers, integers of shape (n,), from 0; they may repeat.
+            timeout: Seconds; None: the session's.
+            out: An array of shape (n, ...) and the variable's dtype to fill and return. None: a new one.
+
+        Returns:
+            The rows, shape (n, ...), in the order of `rows`. The array belongs to the caller.
+
+        Raises:
+            ValueError: An unknown name, a row that the variable does not have, or an `out` that does not fit.
+            DeadlineExceeded: The rows did not come in time.
+
+        Example:
+            ```pycon
+            >>> session.lookup("table", [3, 0, 3])
+            array([[3., 3.],
+                   [0., 0.],
+                   [3., 3.]], dtype=float32)
+            ```
         """
         self._waiter.check_open()
         operation = self._lookups.start(name, rows, out)
@@ -277,7 +402,25 @@ class Session:
 
     @one_at_a_time
     def lookup_async(self, name: str, rows: Any, out: Array | None = None) -> Reply[Array]:
-        """As `lookup`, but returns at once with a Reply; `out` is filled when its result is there."""
+        """Start a lookup and return at once.
+
+        Args:
+            name: As of `lookup`.
+            rows: As of `lookup`.
+            out: As of `lookup`; it is filled when the result is there and must not be used before.
+
+        Returns:
+            A reply whose `result()` is what `lookup` returns.
+
+        Raises:
+            ValueError: As of `lookup`.
+
+        Example:
+            ```pycon
+            >>> session.lookup_async("table", [1]).result()
+            array([[1., 1.]], dtype=float32)
+            ```
+        """
         self._waiter.check_open()
         operation = self._lookups.start(name, rows, out)
 
@@ -291,13 +434,32 @@ class Session:
 
     @one_at_a_time
     def push(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Push:
-        """Send gradients and wait for the result; in sync that is the token for the next step. Blocks.
+        """Send gradients and wait for the result. Blocks; in sync mode until the step is done.
 
-        Gradients have the nesting of params; missing keys and None mean none. `dps.Rows` for sparse ones. They may
-        change once the result is there; after DeadlineExceeded the push is still on its way, and reads them. Raises
-        ValueError naming the variable for a wrong name, shape, dtype or NaN; nothing is applied then. `loss` is a
-        number, also as an array or tensor of one element, or None: TypeError or ValueError for anything else. A loss
-        that is NaN or infinite is a warning, once; `dps.NanGuard` ends the loop.
+        Args:
+            grads: Gradients in the nesting of params, of the variables' shapes and dtypes. A missing key, or None, is
+                no gradient. `dps.Rows` holds the gradient of some rows. The arrays may be changed when the call has
+                returned; after DeadlineExceeded the push is still on its way and reads them.
+            loss: A number for hooks and logs; an array or tensor of one element is one, too. A loss that is NaN or
+                infinite is logged once; `dps.NanGuard` ends the loop.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The global step after the push, whether it was accepted, and its staleness.
+
+        Raises:
+            ValueError: A wrong name, shape or dtype, or a NaN; the message names the variable, and nothing is applied.
+            TypeError: A gradient that is no array of numbers, or a loss that is no number; nothing is applied.
+            DeadlineExceeded: No result in time; the push goes on.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> session.push({"w": np.ones(3, np.float32)}, loss=0.7)
+            Push(step=1, accepted=True, staleness=0)
+            >>> session.push({"table": dps.Rows([1, 3], np.ones((2, 2), np.float32))}).step
+            2
+            ```
         """
         gradients = self._gradients(grads, loss)
         made, operation = self._stepping.push(gradients, loss)
@@ -308,9 +470,27 @@ class Session:
 
     @one_at_a_time
     def push_async(self, grads: Any, loss: Any = None) -> Reply[Push]:
-        """As `push`, but returns at once with a Reply; the arrays must not change until its result is there.
+        """Start a push and return at once.
 
-        Hooks hear of the result when it is asked for, or at a later push or the end of the block.
+        Hooks are told of its result when it is asked for, at a later push or at the end.
+
+        Args:
+            grads: As of `push`. The arrays must not be changed until the result is there.
+            loss: As of `push`.
+
+        Returns:
+            A reply whose `result()` is what `push` returns; `accepted` tells whether the push is in its step.
+
+        Raises:
+            ValueError: As of `push`.
+            TypeError: As of `push`.
+
+        Example:
+            ```pycon
+            >>> reply = session.push_async({"w": np.ones(3, np.float32)})
+            >>> reply.result().step
+            1
+            ```
         """
         operation = self._pushes.start(self._gradients(grads, loss), loss, None)
         self._connection.caller.flush()
@@ -318,7 +498,28 @@ class Session:
 
     @one_at_a_time
     def step(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Any:
-        """Push and pull in one round trip; returns the values after the update. Blocks."""
+        """Push gradients and pull the values after the update, in one round trip. Blocks.
+
+        Args:
+            grads: As of `push`.
+            loss: As of `push`.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The values after the update, in the nesting of params. They are the caller's.
+
+        Raises:
+            ValueError: As of `push`.
+            TypeError: As of `push`.
+            DeadlineExceeded: No result in time; the push goes on.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> session.step({"w": np.ones(3, np.float32)})["w"]
+            array([-0.5, -0.5, -0.5], dtype=float32)
+            ```
+        """
         gradients = self._gradients(grads, loss)
         made, pushing = self._stepping.step(gradients, loss)
         if made is not None:
@@ -353,9 +554,19 @@ class Session:
 
     @one_at_a_time
     def gradients(self) -> Any:
-        """Arrays to fill, in the nesting of params, that are pushed without being gathered first.
+        """Arrays to write gradients to, which a push sends without copying them first.
 
-        Yours until pushed, again yours when the push is acknowledged. Contents are undefined.
+        Returns:
+            Arrays in the nesting of params, with undefined contents. They are the caller's until they are pushed, and
+            again when that push has its result.
+
+        Example:
+            ```pycon
+            >>> grads = session.gradients()
+            >>> grads["w"][:] = 1
+            >>> session.push({"w": grads["w"]}).step
+            1
+            ```
         """
         self._waiter.check_open()
         return self._pushes.gradients()
@@ -434,29 +645,29 @@ class Session:
 
     @property
     def name(self) -> str:
-        """The task's name, as "worker:0"."""
+        """The name of the task that the session belongs to, such as "worker:0"."""
         return self._server.name
 
     @property
     def runtime(self) -> Runtime:
-        """The clock and the disk that this session stands on, for hooks: real, or the simulator's."""
+        """The clock and the storage that this session uses, for hooks: the real ones, or the simulator's."""
         return self._server.runtime
 
     @property
     def global_step(self) -> int:
-        """The highest global step that this session has heard of. Does not ask."""
+        """The highest global step that this session has heard of. Does not ask the ps and does not block."""
         return self._connection.step
 
     @property
     def version(self) -> Version:
-        """What the last whole pull read; for `pull(if_newer_than=...)`."""
+        """The version that the last pull of all variables read, for `pull(if_newer_than=...)`."""
         return self._pulls.version
 
     @property
     def traffic(self) -> Traffic | None:
-        """Bytes of gradients and values that this session has moved, and what they would be uncompressed.
+        """Bytes of gradients and values that this session has moved, and what they would be without compression.
 
-        None for a session without compressors. A copy; does not ask.
+        None for a session without compressors. The object is a copy. Does not block.
         """
         return None if self._compression is None else self._compression.traffic.copy()
 
@@ -468,28 +679,80 @@ class Session:
     @property
     @one_at_a_time
     def is_chief(self) -> bool:
-        """Whether this is the session of the lowest living worker. Asks the chief; blocks up to 5 s."""
+        """Whether this is the session of the lowest worker that is alive. Asks the chief; blocks up to 5 s."""
         return self._connection.asks_leads(min(FAREWELL_S, self._timeout))
 
     def should_stop(self) -> bool:
-        """Whether the loop is to end: a hook, Ctrl-C or the chief asked for it, or the run has ended."""
+        """Whether the loop should end: a hook, Ctrl-C or the chief asked for it, or the run has ended. Does not block.
+
+        Returns:
+            True from then on.
+
+        Example:
+            ```pycon
+            >>> session.should_stop()
+            False
+            ```
+        """
         server = self._server
         return self._stop or config.stop_requested.is_set() or server.stop_requested or server.exit_code is not None
 
     def request_stop(self) -> None:
-        """Make `should_stop` true."""
+        """Make `should_stop` true in this session.
+
+        Example:
+            ```pycon
+            >>> session.request_stop()
+            >>> session.should_stop()
+            True
+            ```
+        """
         self._stop = True
 
     def summary(self, name: str, value: Any) -> None:
-        """Report a number, such as an accuracy, to the hooks that write summaries and logs; the newest value counts.
+        """Report a number, such as an accuracy, to the hooks that write logs and summaries.
 
-        Raises ValueError for what is no number, and for a name that every row has (step, loss and so on).
+        The newest value of a name counts.
+
+        Args:
+            name: What the number is; not one of the names that each row has, such as "step" and "loss".
+            value: A number, or an array or tensor of one element.
+
+        Raises:
+            ConfigError: A name that each row has, or a value that is no number (also a ValueError).
+
+        Example:
+            ```python
+            session.summary("accuracy", 0.93)
+            ```
         """
         self.scalars.put(name, value)
 
     @one_at_a_time
     def save(self, timeout: float | None = None) -> str:
-        """Write a checkpoint now; returns its name. Nothing is written when the step is saved already. Blocks."""
+        """Write a checkpoint now. Blocks. Nothing is written when the step is saved already.
+
+        Args:
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The checkpoint's name.
+
+        Raises:
+            ValueError: The run has no checkpoint_dir.
+            CheckpointError: The disk refuses.
+            DeadlineExceeded: The checkpoint was not written in time.
+
+        Example:
+            ```python
+            params = {"w": np.zeros(3, np.float32)}
+            with dps.Session(server, params, optimizer=dps.optim.SGD(0.1), checkpoint_dir="run") as session:
+                session.push({"w": np.ones(3, np.float32)})
+                name = session.save()
+                session.push({"w": np.ones(3, np.float32)})
+                assert session.restore(name) == 1
+            ```
+        """
         self._waiter.check_open()
         connection = self._connection
         answer = self._waiter.retrying(
@@ -500,9 +763,19 @@ class Session:
 
     @one_at_a_time
     def restore(self, name: str = "", timeout: float | None = None) -> int:
-        """Roll the run back to a checkpoint, by default the newest whole one; returns the step. Blocks.
+        """Roll the whole run back to a checkpoint. Blocks. All sessions are rolled back, as after the loss of a ps.
 
-        All sessions are rolled back, as after the loss of a ps. Raises CheckpointError when it cannot be used.
+        Args:
+            name: What `save` returned; "": the newest whole checkpoint.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The step of the checkpoint.
+
+        Raises:
+            ValueError: The run has no checkpoint_dir.
+            CheckpointError: There is no such checkpoint, or it cannot be read.
+            DeadlineExceeded: The run was not rolled back in time.
         """
         self._waiter.check_open()
         connection, deadline = self._connection, self._waiter.deadline(timeout)
@@ -512,15 +785,33 @@ class Session:
 
     @one_at_a_time
     def stats(self) -> dict[str, Any]:
-        """Counters of every ps and of the chief, by task name, for people. Blocks."""
+        """Counters of every ps and of the chief, for people. Blocks.
+
+        Returns:
+            The counters by task name, such as "ps:0".
+
+        Raises:
+            DeadlineExceeded: A task did not answer in time.
+
+        Example:
+            ```pycon
+            >>> sorted(session.stats())
+            ['chief', 'ps:0']
+            ```
+        """
         self._waiter.check_open()
         return self._connection.stats(self._waiter.deadline(None))
 
     @one_at_a_time
     def close(self) -> None:
-        """Wait for the pushes on their way, call the hooks' `end`, tell the chief, close. Blocks.
+        """Leave the run, as the end of a `with` block does.
 
-        A second call does nothing. What a with-block does at its end, when there was no error.
+        Waits for the pushes on their way, calls the hooks' `end` and tells the chief. Blocks. A second call does
+        nothing.
+
+        Raises:
+            HookError: A hook's `end` raised.
+            DeadlineExceeded: A push on its way got no result in time.
         """
         if self._closed:
             return

@@ -12,12 +12,22 @@ from dps.record import as_dict, defaults, record
 
 @record
 class Async(metaclass=Checked):
-    """Each gradient is applied when it arrives; nobody waits for anybody.
+    """Each gradient is applied when it arrives; no worker waits for another one.
 
-    `max_staleness`: a gradient older than this many versions is dropped (None: never).
-    `damping`: scale the rate by 1 / (1 + staleness) ** damping; 1 is the usual choice, None is off.
-    `compensation`: the lambda of delay compensation, g + lambda g² (w - w_pulled) (Zheng et al., ICML 2017);
-    the ps then keeps a copy of the values for every session.
+    Args:
+        max_staleness: A gradient older than this many versions is dropped; its push has `accepted=False`. None: never.
+        damping: Scales the learning rate by `1 / (1 + staleness) ** damping`; 1 is the usual choice. None: no scaling.
+        compensation: The factor lambda of delay compensation, `g + lambda * g**2 * (w - w_pulled)` (Zheng et al., ICML
+            2017). Above 0 the ps keep a copy of the values for every session.
+
+    Raises:
+        ConfigError: A number out of range.
+
+    Example:
+        ```pycon
+        >>> dps.Async(max_staleness=10, damping=1.0)
+        Async(max_staleness=10, damping=1.0, compensation=0.0)
+        ```
     """
 
     max_staleness: int | None = None
@@ -33,15 +43,27 @@ class Async(metaclass=Checked):
 
 @record
 class SyncReplicas(metaclass=Checked):
-    """`replicas_to_aggregate` of `total_num_replicas` gradients are averaged and applied as one step.
+    """The gradients of several workers are averaged and applied as one step.
 
-    None: the number of workers. More replicas than are aggregated are backup workers; fewer compute several
-    batches a step. Workers that finish or are lost lower both numbers; a step that needs more workers than there are
-    waits for them, until the deadline of whoever waits for it.
+    Workers that finish or are lost lower both numbers. A step that needs more workers than there are waits for them,
+    until the deadline of whoever waits for the step.
 
-    `initial_tokens` None: max(0, aggregate - total), a token grants the current step, and each step discards those that
-    are left over. N: tokens are a queue of step values that begins with N, as TensorFlow's; a worker takes the oldest,
-    and its next gradient counts as one of that step.
+    Args:
+        replicas_to_aggregate: How many gradients make a step. None: the number of workers.
+        total_num_replicas: How many workers compute them. More than are aggregated: the surplus are backup workers.
+            Fewer: each computes several batches a step. None: the number of workers.
+        initial_tokens: N: tokens are a queue of step values that begins with N of them, as in TensorFlow; a worker
+            takes the oldest, and its next gradient counts for that step. None: `max(0, aggregate - total)` tokens; a
+            token grants the current step, and each step discards those that are left over.
+
+    Raises:
+        ConfigError: A number out of range, or too few tokens for the first step to finish.
+
+    Example:
+        ```pycon
+        >>> dps.SyncReplicas(replicas_to_aggregate=3, total_num_replicas=4)  # one backup worker
+        SyncReplicas(replicas_to_aggregate=3, total_num_replicas=4, initial_tokens=None)
+        ```
     """
 
     replicas_to_aggregate: int | None = None
@@ -63,7 +85,20 @@ class SyncReplicas(metaclass=Checked):
 
 @record
 class Bounded(metaclass=Checked):
-    """As Async, but no worker reads when it is more than `staleness` steps ahead of the slowest (SSP)."""
+    """As `Async`, but a worker that is too far ahead of the slowest one waits (stale synchronous parallel).
+
+    Args:
+        staleness: The number of steps that a worker may be ahead; 0 or more.
+
+    Raises:
+        ConfigError: Not a whole number of at least 0.
+
+    Example:
+        ```pycon
+        >>> dps.Bounded(3)
+        Bounded(staleness=3)
+        ```
+    """
 
     staleness: int
 

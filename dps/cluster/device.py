@@ -19,11 +19,30 @@ _KEYS = "/job:NAME, /replica:N, /task:N, /device:TYPE:N, /cpu:N, /gpu:N"
 
 @record
 class Device:
-    """Where something is placed, each field None when it is left open; `str()` is the canonical form.
+    """Where something is placed; a field that is left open is None. `str()` is the canonical form.
 
-    `Device("/job:ps/task:0/gpu:1")` parses: parts in any order, empty parts ignored, `*` or nothing is
-    any index, the last of two equal keys counts. Keywords win over the string: `Device("/job:ps", task=1)`.
-    Raises ValueError for two device types, an unknown key, a non-number, an index without a device type.
+    In a string, parts come in any order and empty parts are ignored; `*` or nothing is any index; the last of two equal
+    keys counts. Keyword arguments replace what the string says.
+
+    Args:
+        spec: A string such as "/job:ps/task:0/gpu:1", or a Device.
+        job: The job's name.
+        replica: The replica's index.
+        task: The task's index.
+        device_type: "CPU", "GPU" or another type.
+        device_index: The index among the devices of the type, which needs a type.
+
+    Raises:
+        ValueError: Two device types, an unknown key, what is no number, or an index without a device type.
+
+    Example:
+        ```pycon
+        >>> where = dps.Device("/job:ps/gpu:1", task=0)
+        >>> str(where)
+        '/job:ps/task:0/device:GPU:1'
+        >>> str(where.merge("/task:2"))
+        '/job:ps/task:2/device:GPU:1'
+        ```
     """
 
     job: str | None
@@ -54,7 +73,14 @@ class Device:
             object.__setattr__(self, key, field)
 
     def merge(self, other: str | Device) -> Device:
-        """This device with every field that `other`, the inner scope, sets taken from `other`."""
+        """This device, with every field replaced that the other one sets.
+
+        Args:
+            other: The inner scope: a string or a Device.
+
+        Returns:
+            A new device.
+        """
         return _merged(self, other if isinstance(other, Device) else Device(other))
 
     def __str__(self) -> str:
@@ -160,11 +186,28 @@ _scopes: ContextVar[tuple[Device | Setter, ...]] = ContextVar("dps_device_scopes
 
 @contextmanager
 def device(where: str | Device | Setter | None) -> Iterator[None]:
-    """A scope: what is created inside it is placed by `where`; scopes nest, and the inner one wins.
+    """A scope: what is made inside it is placed by `where`. Scopes nest, and the inner one wins.
 
-    None (what `replica_device_setter` gives when there is no ps) changes nothing. The scope holds for
-    this context (contextvars): a new thread starts without. Raises ValueError for a bad string and
-    TypeError for anything else.
+    The scope holds for this context (contextvars): a new thread starts without.
+
+    Args:
+        where: A string such as "/job:ps/task:0", a `dps.Device`, or a setter of `dps.replica_device_setter`. None (what
+            that gives when there is no ps) changes nothing.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: A string that is no device.
+        TypeError: Anything else.
+
+    Example:
+        ```pycon
+        >>> with dps.device("/job:ps/task:1"):
+        ...     variable = dps.Variable(np.zeros(3))
+        >>> str(variable.device)
+        '/job:ps/task:1'
+        ```
     """
     if where is None:
         yield

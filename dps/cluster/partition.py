@@ -26,7 +26,20 @@ class Partitioner(Protocol):
 
 @record
 class Fixed:
-    """`n` parts, or one for each row where there are fewer rows."""
+    """A fixed number of parts, or one for each row where there are fewer rows.
+
+    Args:
+        n: The number of parts.
+
+    Raises:
+        ValueError: Not a whole number from 1.
+
+    Example:
+        ```pycon
+        >>> dps.partition.Fixed(4)((1000, 8), "float32")
+        4
+        ```
+    """
 
     n: int
 
@@ -39,9 +52,20 @@ class Fixed:
 
 @record
 class MinSize:
-    """As many parts as leave each at least about `min_bytes`, at most `max_shards`.
+    """As many parts as leave each at least about `min_bytes`: `max(1, min(rows, max_shards, ceil(bytes / min_bytes)))`.
 
-    max(1, min(rows, max_shards, ceil(bytes / min_bytes))).
+    Args:
+        min_bytes: The least size of a part, in bytes.
+        max_shards: The most parts.
+
+    Raises:
+        ValueError: Not whole numbers from 1.
+
+    Example:
+        ```pycon
+        >>> dps.partition.MinSize(min_bytes=10_000, max_shards=8)((1000, 8), "float32")
+        4
+        ```
     """
 
     min_bytes: int = 256 << 10
@@ -58,9 +82,22 @@ class MinSize:
 
 @record
 class MaxSize:
-    """As few parts as keep each within `max_bytes` (a part has at least one row), at most `max_shards`.
+    """As few parts as keep each within `max_bytes`; a part has at least one row.
 
-    Rows per part: max(1, floor(max_bytes / row bytes)); parts: ceil(rows / that).
+    Rows of a part: `max(1, floor(max_bytes / row_bytes))`. Parts: the rows divided by that, rounded up.
+
+    Args:
+        max_bytes: The largest size of a part, in bytes.
+        max_shards: The most parts. None: no limit.
+
+    Raises:
+        ValueError: Not whole numbers from 1.
+
+    Example:
+        ```pycon
+        >>> dps.partition.MaxSize(max_bytes=16_000)((1000, 8), "float32")
+        2
+        ```
     """
 
     max_bytes: int
@@ -92,7 +129,21 @@ class Part:
 def split_rows(rows: int, shards: int) -> list[int]:
     """The number of rows of each part: `rows div shards` each, one more for the first `rows mod shards`.
 
-    13 over 5 is [3, 3, 3, 2, 2]. Raises ValueError for fewer than 0 rows or 1 shard.
+    Args:
+        rows: The rows of the variable.
+        shards: The number of parts.
+
+    Returns:
+        The rows of each part.
+
+    Raises:
+        ValueError: Fewer than 0 rows or 1 part.
+
+    Example:
+        ```pycon
+        >>> dps.partition.split_rows(13, 5)
+        [3, 3, 3, 2, 2]
+        ```
     """
     if rows < 0 or shards < 1:
         raise ValueError(f"split_rows: got {rows} rows over {shards} shards, wanted rows from 0 and shards from 1")

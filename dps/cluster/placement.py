@@ -52,12 +52,35 @@ def _nbytes(dtype: DTypeLike) -> int:
 
 
 def nbytes(name: str, shape: Sequence[int], dtype: DTypeLike) -> int:
-    """The load in bytes: elements times item size; a scalar is one element, a string item 16 bytes."""
+    """The load of a variable in bytes: elements times item size.
+
+    Args:
+        name: Not looked at.
+        shape: The variable's shape; () is one element.
+        dtype: Its dtype. A string item counts 16 bytes.
+
+    Returns:
+        Bytes.
+    """
     return math.prod(shape) * item_nbytes(dtype)
 
 
 class RoundRobin:
-    """The tasks 0 to n-1 in turn: one step for each variable. `.loads` is in bytes."""
+    """The tasks 0 to n-1 in turn: one step for each variable. `.loads` is in bytes.
+
+    Args:
+        n: How many ps tasks there are.
+
+    Raises:
+        ValueError: Not a whole number from 1.
+
+    Example:
+        ```pycon
+        >>> policy = dps.placement.RoundRobin(2)
+        >>> [policy(name, (10,), "float32") for name in "abc"], policy.loads
+        ([0, 1, 0], [80, 40])
+        ```
+    """
 
     def __init__(self, n: int) -> None:
         self.loads: list[int] = [0] * _positive(n)
@@ -73,7 +96,21 @@ class RoundRobin:
 class Greedy:
     """The task with the least load so far, the lowest index among equals. `.loads` is in the unit of `load`.
 
-    The call raises PlacementError when `load` gives anything but a finite number from 0.
+    A call raises PlacementError when `load` gives anything but a finite number from 0.
+
+    Args:
+        n: How many ps tasks there are.
+        load: What a variable weighs: a callable (name, shape, dtype) -> number.
+
+    Raises:
+        ValueError: Not a whole number from 1.
+
+    Example:
+        ```pycon
+        >>> policy = dps.placement.Greedy(2)
+        >>> [policy(name, (rows,), "float32") for name, rows in (("a", 100), ("b", 10), ("c", 10))]
+        [0, 1, 1]
+        ```
     """
 
     def __init__(self, n: int, load: Load = nbytes) -> None:
@@ -96,7 +133,22 @@ class Greedy:
 class Random:
     """A task that depends on `seed` and the variable's name only, whatever else is placed. `.loads` is in bytes.
 
-    The first 8 bytes (big-endian) of BLAKE2b over "SEED:NAME", modulo n: the same on every machine and release.
+    The first 8 bytes (big-endian) of BLAKE2b over "SEED:NAME", modulo n: the same on every machine and in every
+    release.
+
+    Args:
+        n: How many ps tasks there are.
+        seed: A whole number.
+
+    Raises:
+        ValueError: `n` is not a whole number from 1.
+
+    Example:
+        ```pycon
+        >>> policy = dps.placement.Random(4, seed=7)
+        >>> policy("w", (10,), "float32") == policy("w", (10,), "float32")
+        True
+        ```
     """
 
     def __init__(self, n: int, seed: int) -> None:

@@ -27,11 +27,29 @@ def resolve(
     slurm_jobs: Mapping[str, int] | None = None,
     port_base: int = 8888,
 ) -> tuple[ClusterSpec, Task | None]:
-    """The cluster and this process's task in it: from TF_CONFIG, else DPS_CLUSTER, else Slurm.
+    """The cluster, and this process's task in it: from TF_CONFIG, else DPS_CLUSTER, else Slurm.
 
-    An empty cluster and no task where none of them is set; a Slurm step of one task is no cluster unless
-    `slurm_jobs` says which. `job` and `task` override what the environment says; `slurm_jobs` and
-    `port_base` are those of `slurm`. Raises ConfigError where the environment cannot be used.
+    A Slurm step of one task is no cluster unless `slurm_jobs` says which.
+
+    Args:
+        environ: What to read; any mapping. None: the process's environment.
+        job: The task's job, in place of what the environment says.
+        task: The task's index, in place of what the environment says.
+        slurm_jobs: As `jobs` of `slurm`.
+        port_base: As of `slurm`.
+
+    Returns:
+        The cluster and the task. An empty cluster and None where the environment says nothing.
+
+    Raises:
+        ConfigError: The environment cannot be used.
+
+    Example:
+        ```pycon
+        >>> cluster, task = dps.resolve({"DPS_CLUSTER": '{"ps": ["a:2222"], "worker": ["b:2230"]}'}, job="ps", task=0)
+        >>> cluster.jobs, str(task)
+        (['ps', 'worker'], 'ps:0')
+        ```
     """
     environ = os.environ if environ is None else environ
     for variable in ("TF_CONFIG", "DPS_CLUSTER"):
@@ -49,17 +67,34 @@ def tf_config(
 ) -> tuple[ClusterSpec, Task | None]:
     """The cluster and the task of TF_CONFIG: JSON with the keys `cluster` and `task` {type, index}.
 
-    Unset or empty: an empty cluster and no task. `job` and `task` override the task's two keys. `master`
-    is read as `chief`; an evaluator may be missing from the cluster. Raises ConfigError for JSON or a
-    cluster that cannot be used, and for a task that the cluster does not have.
+    `master` is read as `chief`; an evaluator may be missing from the cluster.
+
+    Args:
+        environ: What to read; any mapping. None: the process's environment.
+        job: The task's job, in place of what TF_CONFIG says.
+        task: The task's index, in place of what TF_CONFIG says.
+
+    Returns:
+        The cluster and the task. An empty cluster and None where TF_CONFIG is unset or empty.
+
+    Raises:
+        ConfigError: JSON or a cluster that cannot be used, or a task that the cluster does not have.
     """
     return _from_json(os.environ if environ is None else environ, "TF_CONFIG", job, task)
 
 
 def master(cluster: ClusterSpec, task: Task | None) -> str:
-    """The address a client of this task connects to: its own; "" for a cluster of at most one task.
+    """The address that a client of this task connects to.
 
-    Raises ValueError when the cluster has several tasks and does not have this one, or none is given.
+    Args:
+        cluster: The cluster.
+        task: The task.
+
+    Returns:
+        The task's own address; "" for a cluster of at most one task.
+
+    Raises:
+        ValueError: The cluster has several tasks and does not have this one, or none is given.
     """
     if len(cluster.tasks()) <= 1:
         return ""
@@ -70,10 +105,19 @@ def master(cluster: ClusterSpec, task: Task | None) -> str:
 
 
 def load_cluster(text_or_path: str | os.PathLike[str]) -> ClusterSpec:
-    """The cluster in JSON text, or in a .json, .toml, .yaml or .yml file (read here, so this may block).
+    """The cluster in JSON text, or in a file. Reads the file, so this may block.
 
-    Both {"ps": [...]} and {"cluster": {"ps": [...]}} are taken. Raises ConfigError: no such file, another
-    ending, text that does not parse, YAML without PyYAML, a cluster of wrong shape.
+    Both `{"ps": [...]}` and `{"cluster": {"ps": [...]}}` are taken.
+
+    Args:
+        text_or_path: JSON text, or the path of a .json, .toml, .yaml or .yml file.
+
+    Returns:
+        The cluster.
+
+    Raises:
+        ConfigError: No such file, another ending, text that does not parse, YAML without PyYAML, or a cluster of wrong
+            shape.
     """
     given = os.fspath(text_or_path)
     if isinstance(text_or_path, str) and given.lstrip().startswith("{"):

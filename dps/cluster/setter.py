@@ -19,9 +19,24 @@ if TYPE_CHECKING:
 
 @record
 class ReplicaDeviceSetter:
-    """Variables to the ps tasks by a policy, everything else to the workers; made by `replica_device_setter`.
+    """Places variables on the ps tasks by a policy, and everything else on the workers.
 
-    `tasks` are the ps task indices that exist; the policy's answer k means the k-th of them.
+    `dps.replica_device_setter` makes it.
+
+    Args:
+        tasks: The ps task indices that there are; the policy's answer k means the k-th of them.
+        ps: The device of variables, without the task.
+        worker: The device of everything else.
+        merge_devices: Whether a scope's fields are merged with the setter's answer. False: a scope that sets anything
+            replaces it.
+        policy: Which ps task gets which variable.
+
+    Example:
+        ```pycon
+        >>> setter = dps.replica_device_setter(ps_tasks=2)
+        >>> str(setter.variable("w", (3, 4))), str(setter.compute())
+        ('/job:ps/task:0', '/job:worker')
+        ```
     """
 
     tasks: tuple[int, ...]
@@ -38,10 +53,21 @@ class ReplicaDeviceSetter:
     def variable(
         self, name: str, shape: Sequence[int] = (), dtype: DTypeLike = "float32", scope: str | Device = ""
     ) -> Device:
-        """The device of a variable that is created now, with what `scope` sets winning; asks the policy once.
+        """The device of a variable that is made now; asks the policy once.
 
-        The policy is not asked when `scope` names another job than the ps job. Raises PlacementError when
-        the policy answers nonsense, or when `scope` names a ps task that does not exist.
+        The policy is not asked when `scope` names another job than the ps job.
+
+        Args:
+            name: The variable's name.
+            shape: Its shape.
+            dtype: Its dtype.
+            scope: What the enclosing scopes say; its fields win.
+
+        Returns:
+            The device.
+
+        Raises:
+            PlacementError: The policy's answer cannot be used, or `scope` names a ps task that does not exist.
         """
         inner = scope if isinstance(scope, Device) else Device(scope)
         if inner is NOWHERE and self._turns:
@@ -62,7 +88,14 @@ class ReplicaDeviceSetter:
         return placed
 
     def compute(self, scope: str | Device = "") -> Device:
-        """The device of work that is no variable: the worker device, with what `scope` sets winning."""
+        """The device of work that is no variable.
+
+        Args:
+            scope: What the enclosing scopes say; its fields win.
+
+        Returns:
+            The worker device, merged with `scope`.
+        """
         inner = Device(scope)
         return self.worker.merge(inner) if self.merge_devices or inner == Device() else inner
 
@@ -75,12 +108,30 @@ def replica_device_setter(
     cluster: ClusterSpec | Mapping[str, object] | None = None,
     ps_strategy: Policy | None = None,
 ) -> ReplicaDeviceSetter | None:
-    """A setter over the ps tasks, or None when there is no ps job or no ps task (`device(None)` does nothing).
+    """Make a setter that spreads variables over the ps tasks. Source: tf.compat.v1.train.replica_device_setter.
 
-    `cluster` wins over `ps_tasks`; with a sparse ps job variables go to the tasks that exist. `ps_strategy`
-    (name, shape, dtype) -> task defaults to round robin with a counter of its own. With `merge_devices`
-    False, a scope that sets anything replaces the setter's answer. Raises TypeError for a strategy that
-    cannot be called, ValueError for a negative `ps_tasks`.
+    Args:
+        ps_tasks: How many ps tasks there are; `cluster` goes first.
+        ps_device: The device of variables, without the task.
+        worker_device: The device of everything else.
+        merge_devices: Whether a scope's fields are merged with the setter's answer. False: a scope that sets anything
+            replaces it.
+        cluster: The cluster. With a sparse ps job variables go to the tasks that exist.
+        ps_strategy: A policy (name, shape, dtype) -> task. None: the tasks in turn, with a counter of its own.
+
+    Returns:
+        The setter; None when there is no ps job or no ps task. `dps.device(None)` changes nothing.
+
+    Raises:
+        TypeError: A strategy that cannot be called.
+        ValueError: A negative `ps_tasks`.
+
+    Example:
+        ```pycon
+        >>> setter = dps.replica_device_setter(ps_tasks=2, ps_strategy=dps.placement.Greedy(2))
+        >>> [str(setter.variable(name, (rows, 4))) for name, rows in (("a", 100), ("b", 10), ("c", 10))]
+        ['/job:ps/task:0', '/job:ps/task:1', '/job:ps/task:1']
+        ```
     """
     ps = Device(ps_device)
     count = as_int(ps_tasks)

@@ -22,12 +22,22 @@ _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
 def slurm(
     environ: Mapping[str, str], jobs: Mapping[str, int] | None = None, port_base: int = 8888
 ) -> tuple[ClusterSpec, Task | None]:
-    """The cluster of this job step and this process's task in it (None for a rank that no job takes).
+    """The cluster of a Slurm job step, and this process's task in it.
 
-    Node order is rank order; a task's port is `port_base` plus its position on its node. `jobs` (name ->
-    number of tasks) take consecutive ranks, sorted by name; the default is one ps and workers for the
-    rest, or one worker in a step of one task. Raises ConfigError: a variable missing or at odds with
-    another, more tasks asked for than the step has, ranks not dealt out in blocks.
+    Node order is rank order. A task's port is `port_base` plus its position on its node.
+
+    Args:
+        environ: What to read; any mapping.
+        jobs: The number of tasks of each job. Jobs take consecutive ranks, sorted by name. None: one ps and workers for
+            the rest, or one worker in a step of one task.
+        port_base: The port of the first task of each node.
+
+    Returns:
+        The cluster and the task; None for a rank that no job takes.
+
+    Raises:
+        ConfigError: A variable is missing or contradicts another, more tasks are asked for than the step has, or ranks
+            are not dealt out in blocks.
     """
     rank, total = _step_number(environ, "SLURM_PROCID"), _step_number(environ, "SLURM_STEP_NUM_TASKS")
     nodes = expand_hostlist(_step_text(environ, "SLURM_STEP_NODELIST"))
@@ -57,8 +67,17 @@ def slurm(
 def expand_hostlist(text: str) -> list[str]:
     """The hosts of a Slurm host list, in its order: `n[01-03]-ib` is n01-ib, n02-ib, n03-ib.
 
-    Commas separate hosts outside brackets and numbers inside; zero padding is kept; several brackets in one
-    name are combined, the last varying fastest. Raises ConfigError for anything else.
+    Commas separate hosts outside brackets and numbers inside. Zero padding is kept. Several brackets in one name are
+    combined, the last varying fastest.
+
+    Args:
+        text: The host list.
+
+    Returns:
+        The hosts.
+
+    Raises:
+        ConfigError: What is no host list.
     """
     hosts: list[str] = []
     position = 0

@@ -13,7 +13,20 @@ Tasks = list[str] | dict[int, str]
 
 @record
 class Task:
-    """One task of a cluster; `str()` gives `ps:1`."""
+    """One task of a cluster; `str()` gives "ps:1".
+
+    Args:
+        job: The job's name.
+        index: The index within the job.
+
+    Example:
+        ```pycon
+        >>> cluster, task = dps.resolve({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": '
+        ...                                           '{"type": "worker", "index": 1}}'})
+        >>> str(task), task.job, task.index
+        ('worker:1', 'worker', 1)
+        ```
+    """
 
     job: str
     index: int
@@ -26,14 +39,29 @@ class Task:
 
 
 class ClusterSpec:
-    """Maps each job name to the addresses of its tasks; immutable, hashable, false when it has no job.
+    """The addresses of all tasks, by job. Immutable and hashable; false when it has no job.
 
-    A job is a list of addresses or a sparse map `{index: address}`; a list and the same index map are
-    equal. Indices written as digits become ints, and the job `master` is read as `chief`, here and in
-    every lookup. Addresses are not looked at before `check_servable`.
+    A list and the index map of the same addresses are equal. The job `master` is read as `chief`, here and in every
+    lookup. Addresses are not looked at before `check_servable`.
 
-    Raises TypeError for wrong container types, ValueError for indices that are no natural number, that
-    occur twice, and for a cluster with both `master` and `chief`.
+    Args:
+        cluster: For each job a list of addresses "HOST:PORT", or a map from indices to addresses. Indices written as
+            digits become ints.
+
+    Raises:
+        TypeError: Neither lists nor maps.
+        ValueError: An index that is no whole number from 0 or occurs twice; a cluster with both `master` and `chief`.
+
+    Example:
+        ```pycon
+        >>> cluster = dps.ClusterSpec({"ps": ["a:2222"], "worker": {0: "b:2230", 3: "c:2233"}})
+        >>> cluster.jobs, cluster.num_tasks("worker"), cluster.task_indices("worker")
+        (['ps', 'worker'], 2, [0, 3])
+        >>> cluster.task_address("worker", 3)
+        'c:2233'
+        >>> cluster.job_tasks("worker")
+        ['b:2230', None, None, 'c:2233']
+        ```
     """
 
     __slots__ = ("_jobs",)
@@ -57,9 +85,18 @@ class ClusterSpec:
 
     @classmethod
     def from_flags(cls, ps_hosts: str, worker_hosts: str, chief_hosts: str = "") -> ClusterSpec:
-        """The cluster of the reference trainer's flags: addresses with commas between, "" for no such job.
+        """The cluster of the reference trainer's flags: addresses with commas between; "" for no such job.
 
-        Raises ConfigError for an empty entry, as in "a:1,,b:1".
+        Args:
+            ps_hosts: The ps, such as "a:2222,b:2222".
+            worker_hosts: The workers.
+            chief_hosts: The chief.
+
+        Returns:
+            The cluster.
+
+        Raises:
+            ConfigError: An empty entry, as in "a:1,,b:1".
         """
         flags = {"chief": chief_hosts, "ps": ps_hosts, "worker": worker_hosts}
         jobs: dict[str, list[str]] = {}
@@ -77,43 +114,97 @@ class ClusterSpec:
         return list(self._jobs)
 
     def num_tasks(self, job: str) -> int:
-        """How many tasks `job` has (gaps do not count). Raises ValueError for an unknown job."""
+        """How many tasks a job has; gaps do not count.
+
+        Args:
+            job: The job's name.
+
+        Returns:
+            The number of its tasks.
+
+        Raises:
+            ValueError: An unknown job.
+        """
         return len(self._job(job))
 
     def task_indices(self, job: str) -> list[int]:
-        """The task indices of `job`, ascending. Raises ValueError for an unknown job."""
+        """The task indices of a job.
+
+        Args:
+            job: The job's name.
+
+        Returns:
+            The indices, ascending.
+
+        Raises:
+            ValueError: An unknown job.
+        """
         return list(self._job(job))
 
     def task_address(self, job: str, index: int) -> str:
-        """The address of one task. Raises ValueError for an unknown job or index."""
+        """The address of one task.
+
+        Args:
+            job: The job's name.
+            index: The task's index.
+
+        Returns:
+            "HOST:PORT".
+
+        Raises:
+            ValueError: An unknown job or index.
+        """
         tasks = self._job(job)
         if index not in tasks:
             raise ConfigError(f"task: got {job} {index!r}, wanted an index of {job}: {_listed(tasks)}")
         return tasks[index]
 
     def job_tasks(self, job: str) -> list[str | None]:
-        """The addresses of `job` by index, None in the gaps. Raises ValueError for an unknown job."""
+        """The addresses of a job by index.
+
+        Args:
+            job: The job's name.
+
+        Returns:
+            The addresses, with None in the gaps.
+
+        Raises:
+            ValueError: An unknown job.
+        """
         tasks = self._job(job)
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def as_dict(self) -> dict[str, Tasks]:
-        """The cluster as a fresh dict: a list for a job without gaps, else its index map; {} for an empty job."""
+        """The cluster as a new dict.
+
+        Returns:
+            A list for a job without gaps, else its index map; {} for an empty job.
+        """
         return {name: _plain(tasks) for name, tasks in self._jobs.items()}
 
     def tasks(self) -> list[Task]:
-        """Every task, jobs in the order given, indices ascending."""
+        """Every task.
+
+        Returns:
+            The tasks, jobs in the order given, indices ascending.
+        """
         return [Task(name, index) for name, tasks in self._jobs.items() for index in tasks]
 
     def chief_task(self) -> Task | None:
-        """The task that hosts the chief: the chief job's, else the first worker; None where there is neither."""
+        """The task that hosts the chief.
+
+        Returns:
+            The chief job's task, else the first worker; None where there is neither.
+        """
         job = next((job for job in ("chief", "worker") if self._jobs.get(job)), None)
         return None if job is None else Task(job, next(iter(self._jobs[job])))
 
     def check_servable(self) -> None:
-        """Refuse a cluster that cannot be served; a server calls this when it is made.
+        """Refuse a cluster that cannot be served. A server calls this when it is made.
 
-        Raises ConfigError (a ValueError): an address without a good port, two tasks on one address
-        (port 0, "choose one", excepted), more than one chief.
+        Raises:
+            ConfigError: An address without a good port, two tasks on one address (port 0, "choose one", excepted), or
+                more than one chief (also a ValueError).
         """
         holder: dict[str, Task] = {}
         for task in self.tasks():

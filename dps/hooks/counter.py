@@ -16,9 +16,21 @@ log = logging.getLogger("dps")
 
 
 class StepCounter(Hook):
-    """Log global steps per second every `steps` (100) or `seconds`; the first trigger reports nothing.
+    """Log global steps per second. The last rate is in `steps_per_s`, None before there is one.
 
-    The last rate is in `steps_per_s`, None before there is one. Raises ConfigError when steps and seconds are given.
+    The first interval begins at the first push.
+
+    Args:
+        steps: Log every so many global steps; 100 when neither is given.
+        seconds: Log every so many seconds.
+
+    Raises:
+        ConfigError: Both are given, or a number that is not above 0.
+
+    Example:
+        ```python
+        hooks = [dps.StepCounter(seconds=10), dps.StopAtStep(last_step=1000)]
+        ```
     """
 
     def __init__(self, steps: int | None = None, seconds: float | None = None) -> None:

@@ -11,10 +11,25 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """Called in list order, on the session's thread. A "run" is one push (or step).
+    """What a program does around its training loop. Subclass it and override the methods that are wanted.
 
-    What a hook raises ends the session: the caller gets a `dps.HookError` that names hook and method (an error of
-    dps's own keeps its class), and the other workers go on. StopIteration is no error but the end of the data.
+    Hooks are called in list order, on the session's thread. A "run" is one push or step. An exception of a hook ends
+    the session: the caller gets a `dps.HookError` that names hook and method, and the other workers go on. An error of
+    dps's own keeps its class. StopIteration is no error: it means the end of the data.
+
+    Example:
+        ```python
+        class Best(dps.Hook):
+            loss = float("inf")  # the smallest one
+
+            def after_run(self, session, push, loss):
+                self.loss = min(self.loss, loss)
+
+        best = Best()
+        with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1), hooks=[best]) as session:
+            session.push({"w": np.ones(3)}, loss=0.5)
+        assert best.loss == 0.5
+        ```
     """
 
     last_step: int | None = None
@@ -23,19 +38,43 @@ class Hook:
     """How many examples one push stands for, where this hook was told."""
 
     def begin(self) -> None:
-        """Before the session opens."""
+        """Called before the session opens."""
 
     def after_create_session(self, session: Session) -> None:
-        """The session is open: values are restored or initialised. Once; after a rollback comes `rolled_back`."""
+        """Called once, when the session is open and values are restored or initialised.
+
+        Args:
+            session: The session, ready for use.
+        """
 
     def before_run(self, session: Session) -> None:
-        """A push is about to be sent."""
+        """Called before a push is sent.
+
+        Args:
+            session: The session.
+        """
 
     def after_run(self, session: Session, push: Push, loss: Any) -> None:
-        """A push has its result; `loss` is what the user passed, or None. Once for each push, in their order."""
+        """Called once for each push that has its result, in their order.
+
+        Args:
+            session: The session.
+            push: The push's result.
+            loss: What the program passed with the push, or None.
+        """
 
     def rolled_back(self, session: Session, step: int, lost: int) -> None:
-        """The run went back to a checkpoint at `step`; `lost` steps are gone."""
+        """Called when the run went back to a checkpoint.
+
+        Args:
+            session: The session.
+            step: The global step of the checkpoint.
+            lost: How many steps are undone.
+        """
 
     def end(self, session: Session) -> None:
-        """The loop ended well: no error, or no more data. The session still works."""
+        """Called when the loop ended well: without an error, or with no more data.
+
+        Args:
+            session: The session, which still works.
+        """

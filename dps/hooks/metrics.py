@@ -17,10 +17,20 @@ log = logging.getLogger("dps")
 
 
 class LogMetrics(Hook):
-    """Log step, loss, staleness and, with `batch` (examples in one push), examples/s every `steps` (100) or `seconds`.
+    """Log step, loss, staleness and what `session.summary` was given since the last line.
 
-    Examples are those of this session's pushes. Scalars that `session.summary` was given since the last line follow.
-    Raises ConfigError when steps and seconds are given.
+    Args:
+        steps: Log every so many global steps; 100 when neither is given.
+        seconds: Log every so many seconds.
+        batch: Examples in one push. When given, the line tells this session's examples/s too.
+
+    Raises:
+        ConfigError: Both steps and seconds are given, or a number that is not above 0.
+
+    Example:
+        ```python
+        hooks = [dps.LogMetrics(steps=100, batch=32), dps.StopAtStep(last_step=1000)]
+        ```
     """
 
     def __init__(self, steps: int | None = None, seconds: float | None = None, batch: int | None = None) -> None:

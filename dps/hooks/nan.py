@@ -18,7 +18,21 @@ log = logging.getLogger("dps")
 
 
 class NanGuard(Hook):
-    """End the loop when the loss is NaN or infinite: with NotFinite (a ValueError), or quietly with `fail=False`."""
+    """End the loop when a loss is NaN or infinite.
+
+    Args:
+        fail: True: the push raises `dps.NotFinite` (also a ValueError). False: a warning, and `should_stop` becomes
+            true.
+
+    Example:
+        ```pycon
+        >>> with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
+        ...                  hooks=[dps.NanGuard(fail=False)]) as session:
+        ...     push = session.push({"w": np.ones(3)}, loss=float("nan"))
+        ...     session.should_stop()
+        True
+        ```
+    """
 
     def __init__(self, fail: bool = True) -> None:
         self.fail = fail

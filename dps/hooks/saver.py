@@ -17,10 +17,25 @@ log = logging.getLogger("dps")
 
 
 class CheckpointSaver(Hook):
-    """Save at session creation, then every `steps` or `seconds` (600), and at the end when the last step is unsaved.
+    """Save checkpoints: when the session opens, then at intervals, and at the end when the last step is not saved.
 
-    Acts in the session that leads (`session.is_chief`) only. A session with a checkpoint_dir and without this hook
-    gets one. A disk that is full is one line in the log; training goes on.
+    Only the session that leads (`session.is_chief`) saves. A session with a checkpoint_dir and without this hook gets
+    one. When the disk refuses, the log has one line and training goes on.
+
+    Args:
+        steps: Save every so many global steps.
+        seconds: Save every so many seconds; 600 when neither is given.
+
+    Raises:
+        ConfigError: Both are given, or a number that is not above 0.
+
+    Example:
+        ```pycon
+        >>> with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1), checkpoint_dir="run",
+        ...                  hooks=[dps.CheckpointSaver(steps=100)]) as session:
+        ...     session.push({"w": np.ones(3)}).step
+        1
+        ```
     """
 
     def __init__(self, steps: int | None = None, seconds: float | None = None) -> None:

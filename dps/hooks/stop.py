@@ -13,11 +13,27 @@ if TYPE_CHECKING:
 
 
 class StopAtStep(Hook):
-    """Stop when the shared global step reaches `last_step`, or `num_steps` after its value at session creation.
+    """Make `should_stop` true when the global step, which all workers share, reaches a number.
 
-    `num_steps` is turned into a last step once: a rollback, or a second session with this hook, keeps it. A run that
-    was restored at or beyond the last step stops before its first push. Raises ConfigError unless exactly one is
-    given, as a whole number from 0.
+    A run that is restored at or beyond the last step stops before its first push. Give exactly one argument.
+
+    Args:
+        last_step: The global step.
+        num_steps: Steps after the global step at which the session opens. The last step is computed once: a rollback,
+            or a second session with this hook, keeps it.
+
+    Raises:
+        ConfigError: Both or none are given, or what is no whole number from 0.
+
+    Example:
+        ```pycon
+        >>> with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
+        ...                  hooks=[dps.StopAtStep(num_steps=5)]) as session:
+        ...     while not session.should_stop():
+        ...         push = session.push({"w": np.ones(3)})
+        >>> push.step
+        5
+        ```
     """
 
     def __init__(self, last_step: int | None = None, num_steps: int | None = None) -> None:

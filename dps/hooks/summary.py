@@ -19,18 +19,34 @@ log = logging.getLogger("dps")
 
 
 class SummarySaver(Hook):
-    """Add a row to `DIRECTORY/summaries.jsonl` every `steps` (100) or `seconds`, the first one after the first push.
+    """Add a row to `DIRECTORY/summaries.jsonl` at intervals, the first one after the first push.
 
     A row has wall_time (seconds since 1970, UTC), step, worker, loss, staleness, accepted, from the second row on
-    steps_per_s, with `batch` (examples in one push of this worker) examples_per_s, and what `session.summary` was
-    given since the last row. Starts and rollbacks are rows with `event`. What is no finite number is null.
+    steps_per_s, and what `session.summary` was given since the last row. Starts and rollbacks are rows with `event`. A
+    number that is not finite is null. Files only grow, also in a run that is started again. When the disk refuses, the
+    log has one line, training goes on, and later rows are tried.
 
-    `directory` None: the run's checkpoint_dir. `tensorboard`: event files beside it (needs dps[tensorboard]), which
-    TensorBoard reads; steps that a rollback undid disappear there. Only the session that leads writes; with
-    `all_workers` each one does, to DIRECTORY/worker-N. Files are only ever added to, also by a run that was started
-    again. A disk that cannot be written to is one line in the log; training goes on, and later rows are tried.
+    Args:
+        directory: The folder. None: the run's checkpoint_dir.
+        steps: A row every so many global steps; 100 when neither is given.
+        seconds: A row every so many seconds.
+        batch: Examples in one push of this worker. When given, rows have examples_per_s.
+        tensorboard: Whether to write event files for TensorBoard, too (needs dps[tensorboard]). Steps that a rollback
+            undid disappear there.
+        all_workers: Whether each worker writes, to DIRECTORY/worker-N. Else only the session that leads does.
 
-    Raises ConfigError for bad arguments, and when the session opens with no directory anywhere.
+    Raises:
+        ConfigError: Bad arguments; or, when the session opens, no directory anywhere.
+
+    Example:
+        ```pycon
+        >>> with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
+        ...                  hooks=[dps.SummarySaver("logs")]) as session:
+        ...     push = session.push({"w": np.ones(3)}, loss=0.5)
+        >>> import json, pathlib
+        >>> [json.loads(row).get("loss") for row in pathlib.Path("logs/summaries.jsonl").read_text().splitlines()]
+        [None, 0.5]
+        ```
     """
 
     def __init__(

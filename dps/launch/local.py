@@ -32,7 +32,7 @@ _running: LocalCluster | None = None
 
 
 class LocalCluster:
-    """Chief, ps and workers on this machine; only `stop`, or the end of the block, ends the ps and the chief.
+    """Chief, ps and workers on this machine. Only `stop`, or the end of the block, ends the ps and the chief.
 
     Starting another LocalCluster in this process stops the one before, so a notebook's cell may be run again. Its repr
     tells each task's state, the step and the chief's address.
@@ -40,24 +40,27 @@ class LocalCluster:
     Args:
         ps: How many ps.
         workers: How many workers.
-        processes: True: each task is a process (a ps or chief that dies is started once more). False: all are in this
-            process.
+        processes: True: each task is a process (a ps or chief that dies is started once more). In a script the cluster
+            is then made under `if __name__ == "__main__":`, as worker processes import the script to find the function.
+            False: all tasks are in this process.
         update: The update mode; an instance, or "async", "sync", "bounded:S". None: what the sessions say.
-        pin: Each ps and worker process keeps to processors of its own.
+        pin: Whether each ps and worker process keeps to processors of its own.
 
     Raises:
         ConfigError: Fewer than one ps or worker; `pin` where tasks cannot be pinned.
 
     Example:
-        In a script, worker processes import the script to find the function, so the cluster is made under the guard:
-
-        ```
-        def train(server): ...
+        ```python
+        def train(server):
+            with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
+                             hooks=[dps.StopAtStep(last_step=10)]) as session:
+                while not session.should_stop():
+                    session.push({"w": np.ones(3)})
+                return session.global_step
 
         if __name__ == "__main__":
-            with dps.LocalCluster(ps=2, workers=4) as local:
-                run = local.run(train)
-                run.wait()
+            with dps.LocalCluster(ps=1, workers=1, processes=False) as local:
+                assert local.run(train).results == [10]
         ```
     """
 
@@ -93,7 +96,12 @@ class LocalCluster:
     def start(self) -> Self:
         """Start chief and ps. Blocks until the chief listens.
 
-        Raises ConfigError in a worker process that imports the main script and comes here again.
+        Returns:
+            The cluster.
+
+        Raises:
+            ConfigError: A worker process that imports the main script comes here again; the lines that make the cluster
+                belong under `if __name__ == "__main__":`.
         """
         global _running
         if self.processes and (path := loading()):
@@ -112,7 +120,7 @@ class LocalCluster:
 
     @property
     def target(self) -> str:
-        """The chief's address."""
+        """The chief's address, which a client from anywhere connects to."""
         return self._started().target
 
     def _started(self) -> Processes | Threads:
@@ -122,10 +130,21 @@ class LocalCluster:
         return self._tasks
 
     def run(self, train: Callable[..., Any], *args: Any) -> LocalRun:
-        """Run `train(server, *args)` on every worker; returns at once. One run at a time: ConfigError for a second.
+        """Run `train(server, *args)` on every worker. Returns at once.
 
-        With processes, `train` is found by its path (a module's or a script's function) and `args` and results are
+        With processes, `train` is found by its path (a module's or a script's function), and arguments and results are
         plain values and arrays. A notebook's function needs dps[notebook].
+
+        Args:
+            train: A function of a `dps.Server`, which is the worker's.
+            args: More arguments.
+
+        Returns:
+            The run: what its workers do, and their results.
+
+        Raises:
+            ConfigError: The cluster is not started, the run before has not ended, or `train` cannot be found by a
+                worker.
         """
         tasks = self._started()
         if self._run is not None and not self._run.done():
@@ -139,11 +158,14 @@ class LocalCluster:
         return run
 
     def session(self, params: Any = None, **settings: Any) -> Session:
-        """This process as one more client.
+        """Open a session of this process, as one more client. Blocks as `dps.Session`.
 
         Args:
             params: As of `dps.Session`. None: a reader, which waits for the run's workers to bring variables.
             settings: As of `dps.Session`.
+
+        Returns:
+            The session.
 
         Raises:
             DpsError: A reader finds no variables, and all workers have ended, one of them with this failure.
@@ -163,7 +185,7 @@ class LocalCluster:
             clock.sleep(LOOK_S)
 
     def stop(self) -> None:
-        """End all tasks; a run that goes on is stopped first, as by its `stop`. Blocks; a second call does nothing."""
+        """End all tasks. A run that goes on is stopped first, as by its `stop`. Blocks; a second call does nothing."""
         global _running
         if _running is self:
             _running = None

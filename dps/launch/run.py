@@ -37,14 +37,24 @@ class Workers(Protocol):
 
 
 class LocalRun:
-    """A function running on every worker.
+    """A function running on every worker of a `dps.LocalCluster`, as `LocalCluster.run` returns it.
 
-    `history` grows while it runs: one row for each push of each worker, with `at`, the seconds since the run began.
-    Its repr tells what each worker does, the step and the chief's address.
+    `history` grows while it runs: one row for each push of each worker, with `at`, the seconds since the run began. Its
+    repr tells what each worker does, the step and the chief's address.
+
+    Example:
+        ```python
+        def train(server):
+            return server.task
+
+        with dps.LocalCluster(workers=2, processes=False) as local:
+            run = local.run(train)
+            assert run.wait(timeout=60).results == [0, 1]
+            assert run.states() == {"worker:0": "done", "worker:1": "done"}
+        ```
     """
 
     def __init__(self, name: str, count: int, workers: Workers) -> None:
-        """`name`: the function's. `count` workers."""
         self.history: list[dict[str, Any]] = []
         self._name, self._workers, self._target = name, workers, workers.target
         self._results: list[Any] = [None] * count
@@ -64,11 +74,19 @@ class LocalRun:
         return f"<LocalRun of {self._name} at {self._target}: {text}; {self.standing}>"
 
     def states(self) -> dict[str, str]:
-        """What each worker does: "running", "done", "failed" or, ended by `stop`, "stopped"."""
+        """What each worker does. Does not block.
+
+        Returns:
+            "running", "done", "failed" or, ended by `stop`, "stopped", by the workers' names.
+        """
         return {f"worker:{task}": state for task, state in enumerate(self._states)}
 
     def done(self) -> bool:
-        """Whether all workers have ended. Does not block."""
+        """Whether all workers have ended. Does not block.
+
+        Returns:
+            True when they have.
+        """
         return self._over.is_set()
 
     def wait(self, timeout: float | None = None, progress: bool | None = None) -> Self:
@@ -118,7 +136,13 @@ class LocalRun:
 
         Their sessions' `should_stop` becomes true, so that they can end by themselves. A worker that has not ended
         after `timeout` seconds is ended: its process is killed; a thread (`processes=False`) gets `dps.Cancelled` from
-        the next call of its session. After it `wait` returns, unless a worker had failed before.
+        the next call of its session. Afterwards `wait` returns, unless a worker had failed before.
+
+        Args:
+            timeout: Seconds that the workers have to end by themselves.
+
+        Returns:
+            The run.
 
         Raises:
             DeadlineExceeded: A thread computes on without a call of its session. Nothing can end a thread.

@@ -21,7 +21,25 @@ CHIEF = "chief:2220"
 
 @dataclass
 class SimulatedRun:
-    """What came of it. `results`: what `train` returned on each worker, None for one that did not end well."""
+    """What came of a simulation, as `dps.simulate` returns it.
+
+    Args:
+        seconds: How long it took, in virtual seconds.
+        results: What `train` returned on each worker; None for one that did not end well.
+        errors: The error of each task that ended with one, by task name.
+        exit_codes: The exit code of each task, by task name; None: it was killed, or still ran at the end.
+        trace: Everything that happened, in order.
+        history: A row for each push of each worker, as of LocalRun; `at` is its virtual second.
+
+    Example:
+        ```pycon
+        >>> def train(server):
+        ...     return server.task
+        >>> run = dps.simulate(train, workers=2)
+        >>> run.results, run.exit_codes["worker:1"]
+        ([0, 1], 0)
+        ```
+    """
 
     seconds: float
     """Virtual seconds."""
@@ -128,10 +146,43 @@ def simulate(
     until_s: float = 3600.0,
     **world: Any,
 ) -> SimulatedRun:
-    """Run `train(server, *args)` on every worker of a simulated cluster; the same again for the same seed.
+    """Run `train(server, *args)` on every worker of a simulated cluster: the same result for the same seed.
 
-    Computing takes the virtual time that `compute` says, each time a gradient is pushed. A user's own clocks,
-    threads and global randomness are outside of it.
+    Computing takes the virtual time that `compute` says, at each push of a gradient. The program's own clocks, threads
+    and global randomness are not simulated. Blocks until the simulation is over. Needs dps[sim].
+
+    Args:
+        train: A function of a `dps.Server`, which is the worker's.
+        args: More arguments.
+        ps: How many ps.
+        workers: How many workers.
+        seed: Chooses delays, losses and the order of what happens at once.
+        update: The update mode; an instance, or "async", "sync", "bounded:S". None: what the sessions say.
+        network: What the links are like. None: `dps.sim.Network()`.
+        compute: What a step of computing costs. None: no time.
+        faults: What fails, and when: `dps.sim.Kill`, `Pause`, `Partition`, `Slow`, `SlowDisk`, `DiskFull`.
+        until_s: The virtual second at which the simulation ends at the latest.
+        world: More arguments of `dps.sim.World`, such as `machines`.
+
+    Returns:
+        What came of it.
+
+    Raises:
+        ValueError: A fault that names a task which is not there.
+        MissingExtra: greenlet is not installed.
+
+    Example:
+        ```pycon
+        >>> def train(server):
+        ...     with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
+        ...                      hooks=[dps.StopAtStep(last_step=20)]) as session:
+        ...         while not session.should_stop():
+        ...             session.push({"w": np.ones(3)})
+        >>> run = dps.simulate(train, ps=2, workers=2, seed=7, compute=dps.sim.Compute(seconds=0.1),
+        ...                    faults=[dps.sim.Pause("worker:1", at=0.5, seconds=2.0)])
+        >>> len(run.history) >= 20, run.errors
+        (True, {})
+        ```
     """
     world.setdefault("piece_nbytes", 1 << 20)
     with SimulatedCluster(

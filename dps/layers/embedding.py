@@ -24,11 +24,30 @@ class EmbeddingPass:
 
 @dataclass(frozen=True)
 class Embedding:
-    """Row numbers (batch,) or (batch, fields) to (batch, fields * dim): the rows of a table side by side.
+    """Rows of a table, looked up by number: from (batch,) or (batch, fields) to (batch, fields * dim). The first layer.
 
-    The first layer of a network. Its parameter is "table" (rows, dim), which `initial` marks as sparse. For a large
-    table hand in only the rows that the batch needs, as `dps.Rows(rows, session.lookup("embedding_0/table", rows))`
-    with `rows = np.unique(ids)`. Its gradient is a `dps.Rows` with each row once.
+    Its parameter is "table" (rows, dim), which is sparse; it begins as normal with variance 1 / dim. Its gradient is a
+    `dps.Rows` with each row once. For a large table hand in only the rows that the batch needs, as `dps.Rows(rows,
+    session.lookup("embedding_0/table", rows))` with `rows = np.unique(ids)`.
+
+    Args:
+        rows: The rows of the table.
+        dim: The elements of a row.
+        fields: How many row numbers an example has.
+        name: The key of its parameter in the network's. None: "embedding_" and the layer's number.
+
+    Raises:
+        ValueError: Sizes below 1.
+
+    Example:
+        ```pycon
+        >>> network = dps.layers.Sequential([dps.layers.Embedding(100, 8, fields=2),
+        ...                                  dps.layers.Dense(16, 3, activation="identity")])
+        >>> params = {"embedding_0": {"table": np.ones((100, 8), np.float32)},
+        ...           "dense_1": {"w": np.ones((16, 3), np.float32), "b": np.zeros(3, np.float32)}}
+        >>> network.scores(params, np.array([[5, 7]]))
+        array([[16., 16., 16.]], dtype=float32)
+        ```
     """
 
     rows: int

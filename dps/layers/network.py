@@ -17,14 +17,29 @@ Layer: TypeAlias = Dense | Embedding
 
 
 class Sequential:
-    """Layers in a row, on one device. Belongs to one thread.
+    """Layers one after the other on one device, with softmax cross-entropy at the end. Belongs to one thread.
 
-    `device` is a string such as "/gpu:0" or "/cpu:0", or a `dps.Device`; None is what the enclosing `dps.device` scope
-    says, or the CPU. `dtype` is float32 or float64, for parameters, inputs and gradients alike. Numpy arrays go in and
-    come out; what is between stays on the device, in memory that is kept from step to step. On a GPU the kernels are
-    compiled when they are first used, some seconds in all.
+    Numpy arrays go in and come out. What is between stays on the device, in memory that is kept from step to step. On a
+    GPU the kernels are compiled when they are first used, some seconds in all.
 
-    Raises ValueError for layers that do not fit together and ConfigError where there is no such device.
+    Args:
+        layers: `Dense` and, in the first place, `Embedding`.
+        device: A string such as "/gpu:0" or "/cpu:0", or a `dps.Device`. None: what the enclosing `dps.device` scope
+            says, or the CPU.
+        dtype: "float32" or "float64", for parameters, inputs and gradients alike.
+
+    Raises:
+        ValueError: Layers that do not fit together.
+        ConfigError: There is no such device.
+
+    Example:
+        ```python
+        network = dps.layers.Sequential([dps.layers.Dense(4, 8), dps.layers.Dense(8, 3, activation="identity")])
+        x, labels = np.ones((5, 4), np.float32), np.array([0, 1, 2, 0, 1])
+        with dps.Session(server, network.initial_params(seed=1), optimizer=dps.optim.SGD(0.1)) as session:
+            loss, grads = network.loss_and_gradients(session.pull(), x, labels)
+            session.push(grads, loss=loss)
+        ```
     """
 
     def __init__(
@@ -37,16 +52,32 @@ class Sequential:
         self._place = place_for(device)
 
     def initial_params(self, seed: int = 0) -> dict[str, Any]:
-        """First values by layer and parameter, for `dps.Session`. The same for the same seed, whatever the device."""
+        """The first values of all parameters, for `dps.Session`.
+
+        Args:
+            seed: The same seed gives the same values on every device.
+
+        Returns:
+            New arrays by layer and parameter.
+        """
         rng = np.random.default_rng(seed)
         return {name: layer.initial(rng, self.dtype) for name, layer in zip(self.names, self.layers, strict=True)}
 
     def loss_and_gradients(self, params: Any, x: Any, labels: Any, out: Any = None) -> tuple[float, dict[str, Any]]:
-        """The mean softmax cross-entropy over the batch, and its gradients by `params`, for `session.push`. Blocks.
+        """The mean softmax cross-entropy over a batch, and its gradients, for `session.push`. Blocks.
 
-        `x` is (batch, n_in), or row numbers where an embedding comes first; `labels` (batch,) integers from 0. `out`
-        has arrays to write the gradients to, by layer and parameter: those of `session.gradients()`, or of a push that
-        is over; without it they are new. Raises ValueError for what does not fit, naming it.
+        Args:
+            params: The parameters, in the nesting of `initial_params`.
+            x: The inputs (batch, n_in), or row numbers where an embedding comes first.
+            labels: Integers (batch,) from 0.
+            out: Arrays to write the gradients to, by layer and parameter: those of `session.gradients()`, or of a push
+                that is over. None: new arrays.
+
+        Returns:
+            The loss, and the gradients in the nesting of `params`.
+
+        Raises:
+            ValueError: Something that does not fit; the message names it.
         """
         x = self.layers[0].checked(x, self.dtype)
         labels = arrays.whole_numbers(labels, "labels", ((len(x),),), self.layers[-1].n_out)
@@ -66,7 +97,18 @@ class Sequential:
         return float(loss[0]), {name: grads[name] for name in self.names}
 
     def scores(self, params: Any, x: Any) -> Any:
-        """What the last layer gives for `x`: (batch, n_out). Blocks."""
+        """What the last layer gives. Blocks.
+
+        Args:
+            params: As of `loss_and_gradients`.
+            x: As of `loss_and_gradients`.
+
+        Returns:
+            A new array (batch, n_out).
+
+        Raises:
+            ValueError: Something that does not fit; the message names it.
+        """
         x = self.layers[0].checked(x, self.dtype)
         scores = np.empty((len(x), self.layers[-1].n_out), self.dtype)
         with self._place.step():
@@ -75,7 +117,19 @@ class Sequential:
         return scores
 
     def accuracy(self, params: Any, x: Any, labels: Any) -> float:
-        """The share of `x` whose largest score is at its label. Blocks."""
+        """The share of examples whose largest score is at their label. Blocks.
+
+        Args:
+            params: As of `loss_and_gradients`.
+            x: As of `loss_and_gradients`.
+            labels: Integers (batch,) from 0.
+
+        Returns:
+            From 0 to 1.
+
+        Raises:
+            ValueError: Something that does not fit; the message names it.
+        """
         return float((self.scores(params, x).argmax(axis=1) == np.asarray(labels)).mean())
 
     def _forward(self, params: Any, x: Any, scores: Any) -> list[Any]:

@@ -127,7 +127,11 @@ class GpuPlace:
 
 
 def gpus() -> int:
-    """How many GPUs this process may use; 0 where there is none. Imports numba: about a second."""
+    """How many GPUs this process may use. Imports numba, which takes about a second.
+
+    Returns:
+        The number; 0 where there is none.
+    """
     from dps.kernels import device
 
     return device.gpus()

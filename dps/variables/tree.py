@@ -16,10 +16,24 @@ from dps.transport.dtypes import BFLOAT16, dtype_of, wire_name
 
 @record
 class Variable:
-    """A leaf with settings of its own: `dps.Variable(array, optimizer=..., trainable=True)`.
+    """A leaf of params with settings of its own.
 
-    `sparse` marks a table that is read and updated by rows (embedding): it gets memory of its own on its ps.
-    `device` pins it, as does a `dps.device` scope around its making.
+    Args:
+        value: The first value: an array of float16, bfloat16, float32, float64, integers or bool.
+        optimizer: The variable's own optimizer. None: the session's.
+        trainable: False: the variable gets no gradients.
+        sparse: The variable is a table that is read and updated by rows, such as an embedding. It gets memory of its
+            own on its ps.
+        device: The ps task that holds it, such as `dps.Device("/job:ps/task:1")`. By default what the enclosing
+            `dps.device` scopes say.
+
+    Example:
+        ```python
+        params = {
+            "table": dps.Variable(np.zeros((1000, 8), np.float32), sparse=True),
+            "out": dps.Variable(np.zeros(8, np.float32), optimizer=dps.optim.SGD(0.1)),
+        }
+        ```
     """
 
     value: Any
@@ -31,9 +45,18 @@ class Variable:
 
 @record
 class Rows:
-    """A gradient for some rows of a variable: `indices` (n,) integers, `values` (n, ...) of its dtype.
+    """A gradient for some rows of a variable.
 
-    The same row may come several times; its gradients are summed.
+    Args:
+        indices: Row numbers, integers of shape (n,). The gradients of a row that occurs several times are summed.
+        values: Their gradients, shape (n, ...), of the variable's dtype.
+
+    Example:
+        ```pycon
+        >>> rows = np.array([1, 3])
+        >>> session.push({"table": dps.Rows(rows, np.ones((2, 2), np.float32))}).step
+        1
+        ```
     """
 
     indices: Any

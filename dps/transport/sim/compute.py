@@ -9,9 +9,21 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A step takes `seconds`, plus or minus up to the share `jitter` of it, times the task's factor in `slow`.
+    """What a step of computing costs in virtual time.
 
-    `slow` names tasks ("worker:3", "ps:0"), or workers by their index (3).
+    Args:
+        seconds: The length of a step.
+        jitter: A step is longer or shorter by up to this share; from 0 to 1.
+        slow: Factors for slow tasks, by name ("worker:3", "ps:0") or, for workers, by index (3).
+
+    Raises:
+        ValueError: A number out of range.
+
+    Example:
+        ```pycon
+        >>> dps.sim.Compute(seconds=0.1, slow={3: 10.0}).step_s(seed=0, task="worker:3", step=0)
+        1.0
+        ```
     """
 
     seconds: float = 0.0
@@ -25,7 +37,16 @@ class Compute:
             )
 
     def step_s(self, seed: int | str, task: str, step: int) -> float:
-        """Virtual seconds of one step, counted from 0; the same for the same seed, task and step."""
+        """How long one step takes; the same for the same arguments.
+
+        Args:
+            seed: The world's seed.
+            task: The task's name.
+            step: The number of the step, from 0.
+
+        Returns:
+            Virtual seconds.
+        """
         factor = self.slow.get(task)
         if factor is None:
             job, _, index = task.partition(":")

@@ -11,7 +11,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """kill -9 at a time; started again after `restart_after` seconds, with None as the process itself was set up."""
+    """A process is killed, as by `kill -9`.
+
+    Args:
+        task: The task's name.
+        at: When, in virtual seconds.
+        restart_after: After how many seconds it is started again. None: as the process was set up; `dps.simulate`
+            starts a ps or chief once more, and a worker never.
+
+    Example:
+        ```pycon
+        >>> dps.sim.Kill("ps:1", at=3.0)
+        Kill(task='ps:1', at=3.0, restart_after=None)
+        ```
+    """
 
     task: str
     at: float
@@ -20,7 +33,19 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """SIGSTOP at a time, SIGCONT `seconds` later; what arrives meanwhile waits."""
+    """A process stands still, as after SIGSTOP, and goes on later. Messages for it wait.
+
+    Args:
+        task: The task's name.
+        at: When, in virtual seconds.
+        seconds: How long.
+
+    Example:
+        ```pycon
+        >>> dps.sim.Pause("worker:0", at=1.0, seconds=5.0)
+        Pause(task='worker:0', at=1.0, seconds=5.0)
+        ```
+    """
 
     task: str
     at: float
@@ -29,7 +54,20 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """No message passes between `tasks` and all others; with `one_way` only those from `tasks` are lost."""
+    """No message passes between some tasks and all others.
+
+    Args:
+        tasks: The name of a task, or several.
+        at: When, in virtual seconds.
+        seconds: How long.
+        one_way: Whether only messages from `tasks` are lost.
+
+    Example:
+        ```pycon
+        >>> dps.sim.Partition(("worker:0", "worker:1"), at=1.0, seconds=5.0).one_way
+        False
+        ```
+    """
 
     tasks: str | tuple[str, ...]
     at: float
@@ -39,7 +77,20 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A task computes `factor` times as slowly, and its links have `factor` times the delay."""
+    """A task computes more slowly, and its links have longer delays.
+
+    Args:
+        task: The task's name.
+        at: When, in virtual seconds.
+        seconds: How long.
+        factor: How many times as slowly.
+
+    Example:
+        ```pycon
+        >>> dps.sim.Slow("worker:2", at=1.0, seconds=5.0, factor=10.0).factor
+        10.0
+        ```
+    """
 
     task: str
     at: float
@@ -49,7 +100,19 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class SlowDisk:
-    """Each write to storage takes `write_s` virtual seconds."""
+    """Writes to storage take time.
+
+    Args:
+        at: When, in virtual seconds.
+        seconds: How long.
+        write_s: Virtual seconds of each write.
+
+    Example:
+        ```pycon
+        >>> dps.sim.SlowDisk(at=1.0, seconds=5.0, write_s=0.5).write_s
+        0.5
+        ```
+    """
 
     at: float
     seconds: float
@@ -58,7 +121,18 @@ class SlowDisk:
 
 @dataclass(frozen=True, slots=True)
 class DiskFull:
-    """Each write to storage fails with ENOSPC."""
+    """Writes to storage fail with ENOSPC.
+
+    Args:
+        at: When, in virtual seconds.
+        seconds: How long.
+
+    Example:
+        ```pycon
+        >>> dps.sim.DiskFull(at=1.0, seconds=5.0)
+        DiskFull(at=1.0, seconds=5.0)
+        ```
+    """
 
     at: float
     seconds: float

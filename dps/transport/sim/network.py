@@ -9,16 +9,36 @@ from math import inf, nextafter
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What links between processes are like; messages within a process are quick and never lost.
+    """What the links between processes are like. Messages within a process are quick and never lost.
 
-    A message leaves when its link (from one process to another) has sent what came before, at `bytes_per_s`, and
-    arrives `latency_s` x (1 to 1 + `jitter`) later, after what was sent before it on the same connection. `loss`,
-    `double` and `reorder` are the probabilities that it is lost, comes twice, or comes up to `reorder_delay_s` late
-    and out of order. A peer whose process ends is noticed after `detect_s`, one that falls silent after
-    `heartbeat_s`. At most `queue_messages` wait for a connection that is not up; the oldest give way.
+    A message leaves when its link has sent what came before, and arrives after what was sent before it on the same
+    connection. A link leads from one process to another.
 
-    `links` gives other properties to the way from one task to another, "*" is any task, and the names go before
-    the stars: `{("worker:0", "*"): dataclasses.replace(network, latency_s=0.1)}`.
+    Args:
+        latency_s: The least time from sending to arrival, in seconds.
+        jitter: The time is longer by up to this share of it.
+        bytes_per_s: What a link carries.
+        loss: The probability that a message is lost.
+        double: The probability that a message comes twice.
+        reorder: The probability that a message comes late and out of order.
+        reorder_delay_s: How late it comes at most.
+        detect_s: After how many seconds a peer is noticed whose process ended.
+        heartbeat_s: After how many seconds a peer is given up that is silent.
+        queue_messages: How many messages wait at most for a connection that is not up; the oldest are dropped.
+        links: Other properties for single links, by (from, to); "*" is any task. Names are looked up before the stars.
+
+    Raises:
+        ValueError: A number out of range.
+
+    Example:
+        ```pycon
+        >>> import dataclasses
+        >>> fast = dps.sim.Network(latency_s=20e-6)
+        >>> slow = dataclasses.replace(fast, latency_s=0.1)
+        >>> network = dataclasses.replace(fast, links={("worker:0", "*"): slow})
+        >>> network.between("worker:0", "ps:1").latency_s
+        0.1
+        ```
     """
 
     latency_s: float = 100e-6
@@ -44,7 +64,15 @@ class Network:
             raise ValueError(f"Network(bytes_per_s={self.bytes_per_s}): wanted more than 0")
 
     def between(self, source: str, target: str) -> Network:
-        """The properties of the way from one task to another."""
+        """The properties of one link.
+
+        Args:
+            source: The task that sends.
+            target: The task that receives.
+
+        Returns:
+            The entry of `links` that fits, or this network.
+        """
         if self.links:
             for key in ((source, target), (source, "*"), ("*", target)):
                 if key in self.links:

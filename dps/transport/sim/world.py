@@ -24,18 +24,35 @@ from dps.transport.sim.trace import Trace, TraceEvent
 
 
 class World:
-    """Everything that a simulation holds; `run` lets it happen. Belongs to one thread.
+    """Everything that a simulation holds. Processes are added to it, and `run` lets things happen.
 
-    Use it in a `with` block or `close` it: greenlets that still wait are never freed by themselves.
+    Belongs to one thread. Use it in a `with` block or `close` it: greenlets that still wait are never freed by
+    themselves.
 
-    `trace="all"` notes every message that arrives too. `preempt` is the probability that `Runtime.preempt` lets
-    others run, for up to `preempt_s` virtual seconds. `clock_offsets` makes the processes' monotonic clocks differ.
-    `faults` name processes that are there when `run` is called first; one that names nobody is a ValueError.
-    `storage` is shared by all processes and outlives them; it is a new MemoryStorage when none is given.
-    With `shared_memory` all processes are on one machine and one user's; else each is on its own. On one machine small
-    messages travel as datagrams between those who know each other, unless `datagrams` is false.
-    With `machines`, computing and messages need a core of theirs; None: no machine is ever short of cores.
-    `steps_at_one_instant` is how much may happen while the clock stands still before `run` raises SimulationError.
+    Args:
+        seed: Chooses delays, losses and the order of what happens at once.
+        network: What the links are like. None: `Network()`.
+        compute: What a step of computing costs. None: no time.
+        faults: What fails, and when. They name processes that are there when `run` is called first.
+        piece_nbytes: Large messages travel in pieces of this size.
+        trace: Whether to record what happens. "all": every message that arrives, too.
+        storage: The disk that all processes share; it outlives them. None: one in memory.
+        preempt: The probability that `Runtime.preempt` lets others run.
+        preempt_s: For how long at most, in virtual seconds.
+        clock_offsets: Whether the processes' monotonic clocks differ.
+        shared_memory: Whether all processes are on one machine and one user's. Else each is on its own.
+        datagrams: Whether, on one machine, small messages travel as datagrams between tasks that know each other.
+        machines: The cores that computing and messages need. None: there are always cores enough.
+        steps_at_one_instant: How much may happen while the clock stands still, before `run` raises SimulationError.
+
+    Example:
+        ```pycon
+        >>> with dps.sim.World(seed=7) as world:
+        ...     process = world.process("worker:0", lambda: 3)
+        ...     world.run(until_s=60.0)
+        >>> process.exit_code
+        3
+        ```
     """
 
     def __init__(
@@ -81,7 +98,7 @@ class World:
 
     @property
     def processes(self) -> dict[str, SimProcess]:
-        """By name, in the order in which they were added."""
+        """The processes by name, in the order in which they were added."""
         return self._supervisor.processes
 
     @property
@@ -95,26 +112,55 @@ class World:
         return self._trace.counts
 
     def core_s(self, name: str) -> float:
-        """Seconds of cores that were spent so far on the machine of a process; 0 without `machines`."""
+        """Seconds of cores that were spent so far on the machine of a process.
+
+        Args:
+            name: The process.
+
+        Returns:
+            Seconds; 0 without `machines`.
+        """
         return 0.0 if self._rack is None else self._rack.cores(name).used_s
 
     def trace_text(self, last: int | None = 200) -> str:
-        """The last lines of the trace; None: all."""
+        """The trace as text, one event a line.
+
+        Args:
+            last: How many of the last events; None: all.
+
+        Returns:
+            The lines.
+        """
         return self._trace.text(last)
 
     def process(self, name: str, main: Main, restarts: int = 0, restart_delay_s: float = 0.5) -> SimProcess:
-        """A process that begins now and ends when `main` returns its exit code (None is 0) or raises.
+        """Add a process, which begins now. It ends when `main` returns or raises.
 
-        `main` runs in a copy of the caller's context variables; `runtime()` is the process's own in there. After a
-        kill it is called again, up to `restarts` times. ValueError for a name that is taken.
+        Args:
+            name: The process's name, such as "ps:1".
+            main: Its program, which returns the exit code; None is 0. It runs in a copy of the caller's context
+                variables, and `runtime()` is the process's own in there.
+            restarts: How often it is started again after a kill.
+            restart_delay_s: After how many virtual seconds.
+
+        Returns:
+            The process, to be read.
+
+        Raises:
+            ValueError: The name is taken.
         """
         return self._supervisor.add(name, main, restarts, restart_delay_s)
 
     def run(self, until_s: float = 600.0, stop: Callable[[], bool] | None = None) -> None:
-        """Let things happen until nothing can, `stop()` is true, or the virtual time is `until_s`. May go on later.
+        """Let things happen until nothing can, or one of the arguments ends it. May be called again to go on.
 
-        Raises ValueError for a fault that names no process, SimulationError for a task that spins, and what functions
-        given to `at` and `stop` raise. What processes raise is kept in their `error`.
+        Args:
+            until_s: The virtual second at which to stop.
+            stop: Called after each event; True: stop.
+
+        Raises:
+            ValueError: A fault names no process.
+            SimulationError: A task does things without end while the clock stands still.
         """
         unchecked, self._unchecked = self._unchecked, []
         for fault in unchecked:
@@ -122,7 +168,12 @@ class World:
         self._scheduler.run(until_s, stop)
 
     def at(self, time_s: float, call: Callable[[], object]) -> None:
-        """Call a function at a virtual time, outside of all processes; it must not block."""
+        """Call a function at a virtual time, outside of all processes.
+
+        Args:
+            time_s: When, in virtual seconds.
+            call: The function; it must not block.
+        """
         self._scheduler.expected += 1
         self._scheduler.push(time_s, self._call, call)
 
@@ -131,17 +182,30 @@ class World:
         call()
 
     def kill(self, name: str, restart_after: float | None = None) -> None:
-        """kill -9, now. Nothing that its code still does has an effect, `finally` blocks included.
+        """Kill a process now, as by `kill -9`. Ignored where it does not run.
 
-        Started again after `restart_after` seconds; None: as its `restarts` say. Ignored where it does not run.
-        Raises ValueError for a name that no process has.
+        Nothing that its code still does has an effect, `finally` blocks included.
+
+        Args:
+            name: The process.
+            restart_after: After how many virtual seconds it is started again. None: as its `restarts` say.
+
+        Raises:
+            ValueError: No process has the name.
         """
         self._supervisor.kill(self._named(name, "kill"), restart_after)
 
     def pause(self, name: str, seconds: float) -> None:
-        """SIGSTOP for some seconds: what arrives waits. Peers see it as dead after the network's `heartbeat_s`.
+        """Stop a process for a while, as by SIGSTOP. Messages for it wait.
 
-        Raises ValueError for a name that no process has.
+        Peers take it for dead after the network's `heartbeat_s`.
+
+        Args:
+            name: The process.
+            seconds: Virtual seconds until it goes on.
+
+        Raises:
+            ValueError: No process has the name.
         """
         self._supervisor.pause(self._named(name, "pause"), seconds)
 
@@ -152,10 +216,16 @@ class World:
         seconds: float | None = None,
         one_way: bool = False,
     ) -> None:
-        """Lose all messages between `tasks` and `others` (None: everybody else), for some seconds or until `heal`.
+        """Cut the network between some tasks and others, now. Messages that are on their way are lost.
 
-        With `one_way` only those from `tasks` to `others` are lost; heartbeats fail all the same. Raises ValueError for
-        a name that no process has.
+        Args:
+            tasks: The name of a task, or several.
+            others: The tasks on the other side. None: all others.
+            seconds: How long, in virtual seconds. None: until `heal`.
+            one_way: Whether only messages from `tasks` are lost.
+
+        Raises:
+            ValueError: No process has a name.
         """
         cut = Cut(self._all_named(tasks), None if others is None else self._all_named(others), one_way)
         self._supervisor.note("network", "partition", **_cut_detail(cut))

@@ -1,0 +1,191 @@
+"""What stands on the API pages says all of its parameters, and its examples run."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import griffe
+import numpy as np
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+import dps
+
+ROOT = Path(__file__).parents[1]
+API = ROOT / "docs" / "api"
+
+WITHOUT_EXAMPLE = {
+    "dps.cluster.placement.Policy": "a protocol: dps.placement has classes that follow it",
+    "dps.cluster.placement.Load": "a protocol: dps.placement.nbytes follows it",
+    "dps.cluster.partition.Partitioner": "a protocol: dps.partition has classes that follow it",
+    **{
+        f"dps.errors.{name}": "dps raises it; dps.DpsError shows how to catch one"
+        for name in dps.__all__
+        if isinstance(getattr(dps, name), type) and issubclass(getattr(dps, name), dps.DpsError) and name != "DpsError"
+    },
+}
+"""Classes whose docstrings need no example, and why."""
+
+MADE_BY_DPS = {"dps.reply.Reply", "dps.launch.run.LocalRun"}
+"""Classes that programs only get, so that their constructors are nobody's business."""
+
+Documented = griffe.Class | griffe.Function
+
+
+@cache
+def package() -> Any:
+    """dps as the API pages read it."""
+    return griffe.load("dps", extensions=griffe.load_extensions(ROOT / "docs" / "building" / "records.py"))
+
+
+def entries() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every `:::` of the API pages, with its options."""
+    for page in sorted(API.glob("*.md")):
+        for name, rest in re.findall(r"^::: dps\.(\S+)\n((?: .*\n)*)", page.read_text() + "\n", re.M):
+            yield name, (yaml.safe_load(rest) or {}).get("options", {})
+
+
+def found(name: str) -> Any:
+    """The object that a dotted path below `dps` names, where it is defined."""
+    at = package()
+    for part in name.split("."):
+        at = at[part]
+        while at.is_alias:
+            at = at.final_target
+    return at
+
+
+def members_of(shown: Any, options: dict[str, Any]) -> Iterator[Any]:
+    """What the page shows below an entry."""
+    chosen = options.get("members")
+    hidden = [pattern[1:] for pattern in options.get("filters", ["!^_"])]
+    for name, member in shown.members.items():
+        if chosen is None and any(re.search(pattern, name) for pattern in hidden):
+            continue
+        if (chosen is None or name in chosen) and not member.is_alias:
+            yield member
+
+
+@cache
+def documented() -> dict[str, Documented]:
+    """All classes and functions on the API pages, by where they are defined."""
+    shown: dict[str, Documented] = {}
+
+    def add(thing: Any, options: dict[str, Any]) -> None:
+        if thing.is_class or thing.is_function:
+            shown[thing.path] = thing
+        if not thing.is_function:
+            for member in members_of(thing, options) if thing.is_class or "members" in options else ():
+                add(member, {})
+
+    for name, options in entries():
+        thing = found(name)
+        if not thing.is_attribute:
+            add(thing, options)
+    return shown
+
+
+def overrides(thing: Documented) -> bool:
+    """Whether a method without a docstring has that of the method which it overrides."""
+    owner = thing.parent
+    return isinstance(owner, griffe.Class) and any(thing.name in base.members for base in owner.mro())
+
+
+NAMES = sorted(documented())
+
+
+def sections(thing: Documented) -> dict[str, Any]:
+    assert thing.docstring is not None, f"{thing.path} has no docstring"
+    return {section.kind.value: section.value for section in thing.docstring.parse("google", warnings=False)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_docstring_tells_of_every_parameter_result_and_use(name: str) -> None:
+    thing = documented()[name]
+    if thing.docstring is None and overrides(thing):
+        return
+    told = sections(thing)
+    parameters = [] if name in MADE_BY_DPS else thing.parameters
+    wanted = [parameter.name for parameter in parameters if parameter.name not in ("self", "cls")]
+    of = [item.name for item in told.get("parameters", [])]
+    assert sorted(name.strip("*") for name in of) == sorted(name.strip("*") for name in wanted), f"{name}: Args"
+    assert thing.docstring is not None
+    text = thing.docstring.value
+    if isinstance(thing, griffe.Function):
+        gives = str(thing.returns) != "None" and not (set(thing.labels) & {"property", "cached"})
+        assert gives == bool({"returns", "yields"} & set(told)), f"{name} returns {thing.returns}"
+    else:
+        assert name in WITHOUT_EXAMPLE or "\nExample:\n" in text, f"{name} has no example"
+    first = text.splitlines()[0]
+    assert first.endswith((".", ":")), f"{name}: the first line is a sentence, got {first!r}"
+
+
+def test_the_reasons_for_no_example_are_of_classes_that_have_none() -> None:
+    for name in WITHOUT_EXAMPLE:
+        thing = documented()[name]
+        assert thing.docstring is not None and "\nExample:\n" not in thing.docstring.value
+
+
+# -- the examples run ----------------------------------------------------------------------------------------------
+
+
+def examples() -> Iterator[tuple[str, str, str]]:
+    """(where, language, code) of each block of each example."""
+    for name, thing in sorted(documented().items()):
+        if thing.docstring is None or "\nExample:\n" not in thing.docstring.value:
+            continue
+        text = thing.docstring.value.split("\nExample:\n")[1]
+        blocks = re.findall(r"^    ```(\w+)\n(.*?)^    ```$", text, re.M | re.S)
+        assert blocks, f"{name}: an example is a block between ```python or ```pycon and ```"
+        for language, code in blocks:
+            yield name, language, re.sub("^    ", "", code, flags=re.M)
+
+
+def needs(code: str, name: str) -> bool:
+    """Whether an example uses a name that it does not make itself."""
+    return bool(re.search(rf"\b{name}\b", code)) and not re.search(rf"as {name}:|^(>>> )?{name} =", code, re.M)
+
+
+def run(where: str, language: str, code: str, names: dict[str, Any]) -> None:
+    if language == "python":
+        exec(compile(code, where, "exec"), names)
+        return
+    test = doctest.DocTestParser().get_doctest(code, names, where, where, 0)
+    said: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=said.append, clear_globs=False)
+    assert not said, "".join(said)
+
+
+@pytest.mark.parametrize(("where", "language", "code"), list(examples()), ids=[name for name, _, _ in examples()])
+def test_the_example_runs(
+    where: str, language: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `np` and `dps`; `server`, a local one; and `session`, open over "w", three zeros, and "table", 4 rows."""
+    assert language in ("python", "pycon"), f"{where}: wanted ```python or ```pycon"
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"np": np, "dps": dps, "__name__": "__main__"}
+    if not (needs(code, "server") or needs(code, "session")):
+        run(where, language, code, names)
+        return
+    with dps.Server.create_local_server() as server:
+        names["server"] = server
+        if not needs(code, "session"):
+            run(where, language, code, names)
+            return
+        table = np.repeat(np.arange(4, dtype=np.float32)[:, None], 2, 1)
+        params = {"w": np.zeros(3, np.float32), "table": dps.Variable(table, sparse=True)}
+        with dps.Session(server, params, optimizer=dps.optim.SGD(0.5)) as session:
+            names["session"] = session
+            run(where, language, code, names)
+
+
+def test_every_example_that_is_there_is_run() -> None:
+    written = sum(
+        "\nExample:\n" in (thing.docstring.value if thing.docstring else "") for thing in documented().values()
+    )
+    assert len({name for name, _, _ in examples()}) == written
