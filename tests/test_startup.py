@@ -132,6 +132,7 @@ def installed_bytes(package: str) -> int:
     )
 
 
+@pytest.mark.slow
 def test_import_dps_costs_little_more_than_its_dependencies(tmp_path: Path) -> None:
     assert import_ratio(with_bytecode(str(tmp_path))) <= IMPORT_RATIO
 

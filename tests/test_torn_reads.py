@@ -110,6 +110,7 @@ def between_processes(transport: str, how: str, shared: bool, seconds: float, fo
 LANES = [("tcp", "pull", False), ("ipc", "pull", False), ("tcp", "pull", True), ("ipc", "view", True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transport", "how", "shared"), LANES)
 def test_readers_in_another_process_see_whole_versions(transport: str, how: str, shared: bool, tmp_path: Path) -> None:
     pushes, reads, found = between_processes(transport, how, shared, SECONDS, tmp_path)
@@ -117,6 +118,7 @@ def test_readers_in_another_process_see_whole_versions(transport: str, how: str,
     assert pushes > 10 and reads > 10
 
 
+@pytest.mark.slow
 def test_without_leases_reads_out_of_shared_memory_are_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "leases_on", False)
     assert any(between_processes("tcp", "view", True, 2.0, tmp_path)[2] for _ in range(5))

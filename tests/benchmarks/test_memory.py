@@ -104,6 +104,7 @@ def test_a_ps_may_hold_more_for_readers_in_place_and_for_a_second_worker() -> No
         assert not bad["holds"]
 
 
+@pytest.mark.slow
 def test_memory_of_a_small_run(capsys: pytest.CaptureFixture[str]) -> None:
     memory.main(["--workers", "1", "--forms", "in place", "--size", "1m", "--loops", "3", "--json"])
     found = json.loads(capsys.readouterr().out)

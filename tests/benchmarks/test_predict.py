@@ -84,6 +84,7 @@ def test_growth_has_all_points_up_to_the_most() -> None:
     assert all(row["bound"] == "workers" for row in rows)
 
 
+@pytest.mark.slow
 def test_a_small_run_compares_and_draws(tmp_path: Path) -> None:
     out, picture = tmp_path / "prediction.json", tmp_path / "prediction.svg"
     flags = ["--transports", "tcp", "--sizes", "4k", "--rounds", "1", "--seconds", "0.02", "--pushes", "5"]
