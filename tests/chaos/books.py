@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tests.chaos import model
 from tests.chaos.evidence import Evidence, Saved
-from tests.chaos.ledger import Entry, Opened, RolledBack, Saw, Sent, Settled, Values
+from tests.chaos.ledger import Entry, NothingNew, Opened, RolledBack, Saw, Sent, Settled, Values
 
+E = TypeVar("E", Saw, NothingNew)
 Counts = dict[str, float]
 """By variable: how many of a worker's pushes are in its values."""
 
@@ -102,11 +104,12 @@ def base(evidence: Evidence, epoch: int) -> Saved | None:
     return next((saved for saved in reversed(evidence.saved) if saved.epoch < epoch), None)
 
 
-def seen(evidence: Evidence, entries: Sequence[Entry]) -> list[tuple[Saw, Account]]:
-    """Each time that a worker saw values, and what its book said at that moment of the values' run epoch."""
-    found, own = [], Book(evidence.case.mode == "sync")
+def seen(evidence: Evidence, entries: Sequence[Entry], kind: type[E]) -> list[tuple[E, Account]]:
+    """The entries of one kind, each with the account of its run epoch at that moment."""
+    found: list[tuple[E, Account]] = []
+    own = Book(evidence.case.mode == "sync")
     for entry in entries:
         own.take(entry)
-        if isinstance(entry, Saw):
+        if isinstance(entry, kind):
             found.append((entry, own.account(entry.epoch)))
     return found

@@ -10,7 +10,7 @@ from tests.chaos.books import Book, base, book, counted, counts, seen
 from tests.chaos.cases import FILL, KILL
 from tests.chaos.ending import judge_end
 from tests.chaos.evidence import Evidence, Saved
-from tests.chaos.ledger import Led, NothingNew, Opened, RolledBack, Settled, of
+from tests.chaos.ledger import Led, NothingNew, Opened, RolledBack, Saw, Settled, of
 
 SHOWN = 3
 """So many complaints of one kind are told, and how many more there are."""
@@ -43,7 +43,7 @@ def judge_what_workers_saw(evidence: Evidence) -> list[str]:
     found = []
     for task, entries in evidence.ledgers.items():
         starts: dict[int, dict[str, float]] = {}
-        for saw, account in seen(evidence, entries):
+        for saw, account in seen(evidence, entries, Saw):
             if saw.epoch not in starts:
                 starts[saw.epoch] = _start(evidence, saw.epoch, task)
             own = counts({name: saw.values[name] for name in counted(evidence)})
@@ -60,7 +60,8 @@ def judge_what_workers_saw(evidence: Evidence) -> list[str]:
                     )
         found += [
             f"worker:{task} in epoch {entry.epoch}: if_newer_than said that nothing changed after a push"
-            for entry in of(NothingNew, entries)
+            for entry, account in seen(evidence, entries, NothingNew)
+            if not account.pending
         ]
     return found
 

@@ -214,6 +214,15 @@ def test_nothing_new_after_an_accepted_push_is_found() -> None:
     complaint(found, "if_newer_than said that nothing changed")
 
 
+def test_nothing_is_new_after_a_push_for_a_step_that_is_not_complete() -> None:
+    found = Evidence(case("sync", pushes="rows"), {0: [], 1: []}, code=1)
+    for step, right in ((0, True), (1, False)):
+        worker = Writer().send()
+        worker.entries += [Settled(3.0, 1, True, step, 1, 7), NothingNew(4.0, 1)]
+        found.ledgers[0] = worker.entries
+        assert (not [text for text in judge(found) if "if_newer_than" in text]) == right
+
+
 def test_a_stall_is_told_and_its_exit_code_is_not_asked_for() -> None:
     found = evidence()
     found.code, found.recovery_s, found.stalled = None, None, "no training within 15 s of the fault: worker:1"
