@@ -236,7 +236,12 @@ class Supervisor:
         while self.workers_alive() and now() < deadline:
             self.turn(0.1)
         for name in self.workers_alive():
-            self.children[name].end(KILL_S)
+            self.children[name].tell_to_end()
+        deadline = now() + KILL_S
+        while self.workers_alive() and now() < deadline:
+            self.turn(0.05)
+        for name in self.workers_alive():
+            self.children[name].end(0.0)
 
     def _interrupt(self, count: int) -> None:
         """Ctrl-C: once, the workers drain; twice, everything is killed."""
