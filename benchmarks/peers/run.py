@@ -129,7 +129,7 @@ RATIOS = [
     *(Ratio("W3 resnet, same host, copied", "w3_sgd", COPIED, peer, copied) for peer, copied, _ in STEP),
     *(Ratio("W3 resnet, same host, in place", "w3_sgd", PLACE, peer, place) for peer, _, place in STEP),
     *(Ratio("W3 resnet, sockets", "w3_sgd", SOCKET, p, w) for p, w in (*((t, 1.6) for t in TORCH_TCP), ("tf", 2.5))),
-    *(Ratio("W2 resnet, sockets, applied", f"w2_{opt}_resnet", "dps socket applied", p)
+    *(Ratio(f"W2 resnet, {opt}, sockets, applied", f"w2_{opt}_resnet", "dps socket applied", p)
       for opt in ("sgd", "adagrad") for p in TORCH_TCP),
     *(Ratio("W2 resnet, same host, copied", "w2_sgd_resnet", COPIED, peer, 1.8) for peer in ("torch", "ray")),
     *(Ratio("W2 resnet, same host, in place", "w2_sgd_resnet", PLACE, peer, 3.0) for peer in ("torch", "ray")),
@@ -252,11 +252,11 @@ def table(path: Path) -> str:
 
 
 def _ratios(seconds: dict[tuple[str, str], float]) -> Iterator[str]:
-    yield f"{'work':34} {'against':16} {'times':>7} {'wanted':>7}"
+    yield f"{'work':36} {'against':16} {'times':>7} {'wanted':>7}"
     for ratio in RATIOS:
         ours, theirs = seconds.get((ratio.ours, ratio.key)), seconds.get((ratio.peer, ratio.key))
         wanted = "-" if ratio.wanted is None else f"{ratio.wanted:.1f}"
-        line = f"{ratio.work:34} {ratio.peer:16}"
+        line = f"{ratio.work:36} {ratio.peer:16}"
         if ours is None or theirs is None:
             missing = ratio.ours if ours is None else ratio.peer
             yield f"{line} {'-':>7} {wanted:>7}  no figure of {missing}"

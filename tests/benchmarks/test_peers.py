@@ -99,6 +99,11 @@ def test_ray_has_namespaces_of_its_own_where_these_can_be_had(monkeypatch: pytes
             assert command[len(prefix)].endswith("ray/bin/python")
 
 
+def test_no_ratio_is_shown_twice_under_one_name() -> None:
+    shown = [(ratio.work, ratio.peer) for ratio in run.RATIOS]
+    assert len(set(shown)) == len(shown)
+
+
 def test_a_ratio_without_a_goal_is_shown_as_one() -> None:
     seconds = {("dps socket", "w4_repeated_pull"): 1.0, ("torch tcp", "w4_repeated_pull"): 2.5}
     (found,) = (text for text in run._ratios(seconds) if text.startswith("W4 pull, repeated") and "2.50" in text)
