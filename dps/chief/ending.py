@@ -220,8 +220,8 @@ class Ending:
             self._stop_all(0, "")
 
     def fail(self, reason: str) -> None:
-        """The run cannot go on; everybody is told why."""
-        if self._epochs.over == FAILED:
+        """The run cannot go on; everybody is told why. Once everybody was told of an end, that one stays."""
+        if self._epochs.over == FAILED or self.farewell.message is not None:
             return
         log.error("%s: %s", self._node.name, reason)
         self._node.runtime.record("failed", reason=reason)

@@ -123,6 +123,8 @@ class Epochs:
             first = self._sessions.bringer()
             if first is not None:
                 self._adopt(first)
+            else:
+                self.lock.release()  # whoever wanted a checkpoint_dir was refused or is gone
         if self.phase == OPEN and self.run is not None and (self._sessions.waiting() or self._goes_on(served)):
             self._begin(self.run)
         if self.phase == RUN:
@@ -140,6 +142,7 @@ class Epochs:
             if run is not None:
                 self._take(run)
         except (DpsError, ValueError) as error:
+            self._take(None)
             self._lead.refuse(session, error)
             self.advance()
 
@@ -165,6 +168,8 @@ class Epochs:
             if not same_run:  # else the run has written there before
                 storage.check_writable(checkpoint_dir)
             self.seen(read_journal(storage, checkpoint_dir, self._members, same_run))
+        else:
+            self.lock.release()  # a session that is gone may have wanted one
         return Run(plan.without_empty(), settings, checkpoint_dir, trained=known)
 
     def _take(self, run: Run | None) -> None:

@@ -320,6 +320,19 @@ def test_a_restarted_chief_to_which_nobody_comes_fails_after_a_minute() -> None:
     assert led.chief.epochs.phase == FAILED and "no task of the run came" in led.chief.ending.reason
 
 
+def test_what_is_missed_after_everybody_was_told_of_the_end_does_not_change_how_it_ended() -> None:
+    led = Led().gather()
+    led.lose("ps", 0)
+    led.desk.pass_time(46.0)
+    for task in (0, 1):
+        led.tell(Leave("worker", task, "ended with exit code 0"), "leave")
+    stopped(led)
+    led.desk.pass_time(4.5)  # by now ps:0 has been away for too long
+    assert led.tell(Register("ps", 0, "ps:0", 1, 0, {}), "late") == StopTask(0, "")
+    led.desk.pass_time(1.0)
+    assert led.ended == [(0, "")] and led.chief.epochs.phase == END
+
+
 @pytest.mark.parametrize("twice", [False, True])
 def test_a_failure_is_told_to_those_that_wait_and_its_first_reason_stays(twice: bool) -> None:
     led = Led().gather()

@@ -69,6 +69,25 @@ def test_a_run_that_was_refused_gives_the_lock_back_to_whoever_wants_something_e
     assert phase(run) == (OPEN, 1) and LOCK not in files(run)
 
 
+def test_a_session_that_is_refused_after_the_lock_was_taken_leaves_none() -> None:
+    storage = MemoryStorage()
+    storage.write("run/journal.json", [b"no journal"])
+    run = led(storage).gather()
+    assert isinstance(run.open(0), CheckpointError)
+    assert phase(run) == (OPEN, 0) and list(files(run)) == ["run/journal.json"]
+
+
+def test_a_lock_from_elsewhere_is_not_waited_for_any_longer_once_the_session_that_wanted_it_is_gone() -> None:
+    storage = led().train(0).killed()
+    second = led(storage, 2, boot="another machine").gather()
+    second.open(0)
+    second.lose("worker", 0)
+    second.desk.pass_time(2.0)
+    assert "run.lock" not in second.chief.epochs.text()
+    second.desk.pass_time(2 * SILENT_S)
+    assert holder(second) == "1"
+
+
 def test_a_lock_from_elsewhere_is_waited_for_and_broken_when_nobody_writes_to_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

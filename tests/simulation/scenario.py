@@ -45,6 +45,12 @@ class Scenario:
             return "tokens"
         return self.mode if self.patience_s is None else next(n for n, mode in AT_ONCE.items() if mode == self.mode)
 
+    @property
+    def replay(self) -> str:
+        """The call that runs it again."""
+        made = f"crowded({self.seed // 20})" if self.network.links else f"scenario({self.name!r}, {self.seed})"
+        return f"run({made})"
+
 
 def update_of(mode: str, workers: int, draw: random.Random) -> Update:
     """The update mode; sync also with backup workers and with several batches a worker, async with its options; tokens
@@ -110,6 +116,13 @@ def scenario(mode: str, seed: int, stops: bool = True) -> Scenario:
     return Scenario(mode, seed, ps, workers, 6, network, faults, killed, checkpointed, update)
 
 
+def crowded(seed: int) -> Scenario:
+    """One ps, no faults, and a worker that sends slowly: others' pushes are applied while its own still arrives."""
+    network = Network(latency_s=1e-3)
+    network = replace(network, links={("worker:0", "*"): replace(network, bytes_per_s=1e3)})
+    return Scenario("async", 20 * seed + 3, 1, 3, 12, network, [], set(), False, Async())
+
+
 def stopped(tasks: list[str], checkpointed: bool, draw: random.Random) -> list[Fault]:
     """Pauses, most longer than heartbeats last. Without checkpoints those of a ps alone are shorter."""
     if draw.random() < 0.6:
@@ -158,7 +171,8 @@ def run(
     history = History(chosen.workers, chosen.pushes, names=NAMES[:variables], steps=at_once)
     rows, parts = variables == len(NAMES) and chosen.seed % 8 in (1, 5, 6), 2 if chosen.seed % 8 == 5 else 1
     slow = chosen.mode == "async" and chosen.seed % 4 == 3
-    network = replace(chosen.network, bytes_per_s=1e4) if slow else chosen.network
+    crowd = bool(chosen.network.links)
+    network = replace(chosen.network, bytes_per_s=1e4) if slow and not crowd else chosen.network
     cluster = SimulatedCluster(
         train, history, chosen.checkpointed, chosen.seed % 5 == 0, compression, deltas, rows, parts, ps=chosen.ps,
         workers=chosen.workers, seed=chosen.seed, update=chosen.update, network=network, faults=chosen.faults,
@@ -171,6 +185,7 @@ def run(
         patch.object(rowlists, "KEPT_BY_PS", kept), patch.object(runtime, "SMALL_NBYTES", small), cluster,
         patch.object(stepping, "PATIENCE_S", chosen.patience_s or stepping.PATIENCE_S),
         patch.object(ahead, "PIECES", (ahead.PIECES, 0, 1000, 0)[chosen.seed % 4]),
+        patch.object(ahead, "MOST_SKIPPED", 0 if crowd else ahead.MOST_SKIPPED),
         patch.object(pushing, "PIECES", 0 if chosen.seed % 4 else pushing.PIECES),
         patch.object(store, "LARGE", 0 if chosen.seed % 4 == 2 else store.LARGE),
         patch.object(foreseen, "BLOCK", 1 if chosen.seed % 2 else foreseen.BLOCK),
@@ -180,6 +195,6 @@ def run(
         if keep is not None:
             keep.append(cluster)
         if found:
-            found.append(f"replay: run(scenario({chosen.name!r}, {chosen.seed})); {chosen}")
+            found.append(f"replay: {chosen.replay}; {chosen}")
             found.append(cluster.world.trace_text(last=200))
     return found

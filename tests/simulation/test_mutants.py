@@ -31,7 +31,7 @@ from dps.ps import (
 )
 from dps.ps import stepping as ps_stepping
 from dps.reply import Push
-from tests.simulation.scenario import Scenario, run, scenario, with_a_killed_chief, with_a_lost_ps
+from tests.simulation.scenario import Scenario, crowded, run, scenario, with_a_killed_chief, with_a_lost_ps
 
 SEEDS = 400
 
@@ -117,7 +117,7 @@ def test_a_push_counted_before_it_is_whole_everywhere_is_caught(monkeypatch: pyt
     caught("sync", "has the set")
 
 
-@pytest.mark.parametrize(("mode", "first"), [("async", 0), ("at once", 95)])
+@pytest.mark.parametrize(("mode", "first"), [("async", 25), ("at once", 95)])
 def test_a_missing_lease_is_caught(mode: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.Store, "leases_on", False)
     caught(mode, "differ", first)
@@ -125,7 +125,7 @@ def test_a_missing_lease_is_caught(mode: str, first: int, monkeypatch: pytest.Mo
 
 def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead.Ahead, "holds", True)
-    caught("async", "differ")
+    caught("async", "differ", 40)
 
 
 def test_a_step_made_ahead_that_is_published_for_another_set_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_a_rollback_that_restores_nothing_is_caught(monkeypatch: pytest.MonkeyPa
         store.step = manifest.step
 
     monkeypatch.setattr(server, "restore", only_the_step)
-    caught("async", "cells")
+    caught("async", "cells", 30)
 
 
 def test_a_push_that_is_said_to_have_survived_a_rollback_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_a_push_that_is_said_to_have_survived_a_rollback_is_caught(monkeypatch: 
 
     settle: Callable[..., Push] = pushing.PushOp.settle
     monkeypatch.setattr(pushing.PushOp, "settle", accepted)
-    caught("async", "was acknowledged and is not on")
+    caught("async", "was acknowledged and is not on", 30)
 
 
 def test_a_checkpoint_that_is_cut_at_different_steps_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_a_checkpoint_that_is_cut_at_different_steps_is_caught(monkeypatch: pyte
 
     monkeypatch.setattr(sync.SyncMode, "cut", at_once)
     monkeypatch.setattr(saving, "KEPT", 4)
-    caught("sync", "was copied at step")
+    caught("sync", "was copied at step", 40)
 
 
 def test_a_reader_that_is_let_in_one_step_too_far_ahead_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,12 +261,12 @@ def test_a_push_at_once_ahead_of_others_that_are_staged_is_caught(monkeypatch: p
             return step(self, message, sender)
 
     monkeypatch.setattr(modes.AsyncMode, "step", hasty)
-    caught("at once", "applied twice")
+    caught("at once", "applied twice", 55)
 
 
 def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(early.Early, "drop", lambda self: self._answer.send_all())
-    caught("async", "differ", 700)
+    caught("async", "differ", of=lambda _, seed: crowded(seed))
 
 
 def test_a_chief_that_does_not_ask_what_the_ps_serve_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

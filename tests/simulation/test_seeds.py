@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.scenario import Scenario, run, scenario, with_a_killed_chief, with_a_lost_ps
+from tests.simulation.scenario import Scenario, crowded, run, scenario, with_a_killed_chief, with_a_lost_ps
 
 SEEDS = int(os.environ.get("DPS_SEEDS", "200"))
 CHUNK = 50
@@ -27,6 +27,13 @@ def test_no_promise_is_broken_under_faults(mode: str, first: int) -> None:
 def test_no_promise_is_broken_where_tokens_are_queued() -> None:
     for seed in range(FIRST, FIRST + max(SEEDS // 5, 10)):
         found = run(scenario("tokens", seed))
+        assert not found, "\n".join(found)
+
+
+@pytest.mark.timeout(600)
+def test_no_promise_is_broken_where_pushes_are_applied_while_another_one_arrives() -> None:
+    for seed in range(FIRST, FIRST + max(SEEDS // 20, 10)):
+        found = run(crowded(seed))
         assert not found, "\n".join(found)
 
 
