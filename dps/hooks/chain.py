@@ -47,8 +47,8 @@ class Chain:
 
     def knows(self) -> dict[str, int | None]:
         """The lowest `last_step` and the first `batch` of the hooks; None for what none of them knows."""
-        steps = [hook.last_step for hook in self.hooks if hook.last_step is not None]
-        batches = [hook.batch for hook in self.hooks if hook.batch is not None]
+        steps = [hook.last_step for hook in self.hooks if type(hook.last_step) is int]
+        batches = [hook.batch for hook in self.hooks if type(hook.batch) is int]  # a program's hook may mean its data
         return {"last_step": min(steps, default=None), "batch": batches[0] if batches else None}
 
     def _where(self, hook: Hook, method: str) -> str:

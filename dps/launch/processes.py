@@ -13,7 +13,7 @@ from typing import Any
 from dps import update
 from dps.errors import TaskLost
 from dps.launch.child import Child
-from dps.launch.failures import Failure
+from dps.launch.failures import Failure, failure_of
 from dps.launch.functions import path_of, sources
 from dps.launch.outcome import describe
 from dps.launch.progress import aside
@@ -83,7 +83,7 @@ class Processes:
         os.close(orders)
         result, failure = None, None
         heard = False
-        with contextlib.suppress(EOFError):
+        try:
             while True:
                 report = receive(reports)
                 if "progress" in report:
@@ -93,6 +93,10 @@ class Processes:
                 else:
                     heard, result = True, report.get("result")
                     failure = Failure(report["error"], report["trace"]) if "error" in report else None
+        except EOFError:
+            pass
+        except Exception as error:  # the run would wait for this worker for ever
+            heard, failure = True, failure_of(error)
         os.close(reports)
         code = child.process.wait()
         if not heard:

@@ -8,6 +8,7 @@ import pytest
 
 import dps
 from dps.errors import ConfigError, HookError
+from dps.hooks.chain import Chain
 from tests.hooks.loops import EXACT, loop, ones, session
 from tests.in_process import cluster
 
@@ -144,3 +145,13 @@ def test_closing_without_a_block_is_a_good_end_and_a_second_time_nothing() -> No
         assert noted.notes == [(None, True), "end"]
         with pytest.raises(ValueError, match="closed"):
             s.push(ones())
+
+
+def test_what_hooks_of_a_program_call_batch_and_last_step_is_their_own() -> None:
+    class Own(dps.Hook):
+        def __init__(self) -> None:
+            self.batch: Any = [1, 2]
+            self.last_step: Any = "never"
+
+    chain = Chain([Own(), dps.StopAtStep(last_step=7), dps.LogMetrics(batch=32)], lambda: "worker:0", print)
+    assert chain.knows() == {"last_step": 7, "batch": 32}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import threading
 from typing import Any
@@ -13,7 +14,9 @@ from dps.errors import DeadlineExceeded, DpsError
 from dps.launch import progress
 from dps.launch.failures import Failure, failure_of
 from dps.launch.functions import show_sources, sources
+from dps.launch.processes import Processes
 from dps.launch.run import LocalRun
+from dps.launch.values import send
 
 
 class Told:
@@ -215,3 +218,17 @@ def test_a_traceback_shows_the_lines_of_code_that_is_in_no_file() -> None:
     except ValueError as error:
         failure = failure_of(error)
     assert "raise ValueError('no data')" in failure.trace
+
+
+def test_a_worker_whose_reports_cannot_be_read_has_failed_and_holds_up_nobody() -> None:
+    class Gone:
+        class process:
+            wait = staticmethod(lambda: 0)
+
+    run, _ = run_of(1)
+    (orders_out, orders), (reports, reports_in) = os.pipe(), os.pipe()
+    send(reports_in, {"progress": {"step": 1}})
+    os.close(reports_in)
+    Processes._listen(object.__new__(Processes), Gone(), 0, {}, orders, reports, run)  # type: ignore[arg-type]
+    os.close(orders_out)
+    assert run.states() == {"worker:0": "failed"} and "KeyError" in run.failed
