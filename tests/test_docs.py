@@ -299,6 +299,8 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
+        if file.parent == DOCS / "notebooks":  # a page that the build makes of a notebook
+            file = ROOT / "notebooks" / f"{file.stem}.ipynb"
         assert file.exists(), f"{name_of(page)} links to {target}"
         if anchor and file.suffix == ".md" and file.parent != DOCS / "api":
             assert anchor in anchors(file), f"{name_of(page)} links to {target}"
@@ -316,7 +318,16 @@ def test_every_page_is_in_the_navigation_and_every_decision_in_its_index() -> No
 
     walk(nav)
     decisions = {f"decisions/{file}" for file in re.findall(r"\]\((\d{4}-[^)]+)\)", read(DOCS / "decisions/index.md"))}
-    assert named | decisions == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}  # made by the build
+    assert named | decisions == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} | notebooks
+
+
+def test_the_gallery_has_every_example_and_every_notebook() -> None:
+    text = read(DOCS / "gallery.md")
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        assert f'--8<-- "examples/{path.name}"' in text, f"the gallery does not show examples/{path.name}"
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        assert f"](notebooks/{path.stem}.md)" in text, f"the gallery does not name notebooks/{path.name}"
 
 
 def test_every_module_is_in_the_architecture_page() -> None:

@@ -1,0 +1,62 @@
+"""Pages of the site that are made when it is built: the notebooks, with their outputs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Called by mkdocs with the files of the site: adds a page for each notebook, and its pictures."""
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        text, pictures = page_of(json.loads(path.read_text(encoding="utf-8")), path.stem)
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
+        for name, data in pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=data))
+    return files
+
+
+def page_of(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown, and the pictures that the page shows, by file name."""
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(linked(source))
+        elif cell["cell_type"] == "code":
+            parts.append(fenced(source, "python"))
+            for output in cell.get("outputs", []):
+                parts += shown(output, name, pictures)
+    note = f"*The notebook `notebooks/{name}.ipynb`, with the outputs of one run.*"
+    return "\n\n".join([*parts, note]) + "\n", pictures
+
+
+def linked(markdown: str) -> str:
+    """Links of a notebook lead from its own folder, those of its page from docs/notebooks."""
+    markdown = markdown.replace("](../docs/", "](../").replace(".ipynb)", ".md)")
+    return re.sub(r"\]\(\.\./examples/(\w+)\.py\)", r"](../gallery.md#\1)", markdown)
+
+
+def shown(output: dict[str, Any], name: str, pictures: dict[str, bytes]) -> list[str]:
+    """An output of a cell: a picture, or text."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        file = f"{name}-{len(pictures)}.png"
+        pictures[file] = base64.b64decode("".join(data["image/png"]))
+        return [f"![What the cell above draws]({file})"]
+    text = "".join(output.get("text") or data.get("text/plain") or "")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip()
+    return [fenced(text, "text")] if text else []
+
+
+def fenced(text: str, language: str) -> str:
+    return f"````{language}\n{text.rstrip()}\n````"
