@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import os
 import sys
@@ -11,11 +12,14 @@ from typing import Any
 
 from dps import __version__
 from dps.config import THREADS, parse_threads
-from dps.errors import ConfigError, DeadlineExceeded, DpsError
+from dps.errors import ConfigError, DeadlineExceeded, DpsError, MissingExtra
 from dps.role import DEFAULT_CHIEF, EXIT_CODES, Parser, guarded
 
 ANSWER_S = 3.0
 """How long `dps status` waits for each answer."""
+SHELLS = ("bash", "zsh")
+FILES = {"bash": "_shtab_compgen_files", "zsh": "_files"}
+"""How each shell completes an argument that is a file, in the words of shtab."""
 COLUMNS = ("step", "version", "MB", "applied", "dropped", "refused")
 
 
@@ -42,7 +46,10 @@ def parser() -> Parser:
     launch.add_argument("--pin", action="store_true", help="keep each ps and worker on processors of its own")
     launch.add_argument("--threads", default="", help="how many share an update on a ps, or auto (the default)")
     launch.add_argument("--device", default="", help="default device on each ps, as gpu:0")
-    launch.add_argument("program", help="FILE or package.module, run on every worker; then -- and its arguments")
+    program = launch.add_argument(
+        "program", help="FILE or package.module, run on every worker; then -- and its arguments"
+    )
+    program.complete = FILES  # type: ignore[attr-defined]
     launch.set_defaults(run=run_launch)
     status = commands.add_parser("status", help="what a running cluster does")
     status.add_argument("--chief", default=DEFAULT_CHIEF, help=f"the chief's address (default {DEFAULT_CHIEF})")
@@ -63,6 +70,9 @@ def parser() -> Parser:
     simulate.set_defaults(run=run_simulate)
     commands.add_parser("bench", help="pull, push, step, rows, sync steps and loops beside this machine's limits")
     commands.add_parser("warm", help="compile the kernels of a ps ahead of its first run").set_defaults(run=run_warm)
+    completion = commands.add_parser("completion", help="print what makes a shell complete dps commands (Tab)")
+    completion.add_argument("shell", choices=SHELLS)
+    completion.set_defaults(run=run_completion)
     keys = commands.add_parser("keys", help="keys for clusters beyond this machine (not there yet)")
     keys.add_argument("rest", nargs="*")
     keys.set_defaults(run=run_keys)
@@ -184,6 +194,17 @@ def run_simulate(args: argparse.Namespace) -> int:
     for name, error in run.errors.items():
         print(f"{name}: {error}")
     return 1 if run.errors else 0
+
+
+def run_completion(args: argparse.Namespace) -> int:
+    try:
+        shtab = importlib.import_module("shtab")
+    except ImportError:
+        raise MissingExtra(
+            "dps completion needs shtab, which is not installed; pip install 'dps[completion]'"
+        ) from None
+    print(shtab.complete(parser(), shell=args.shell))
+    return 0
 
 
 def run_keys(args: argparse.Namespace) -> int:

@@ -131,3 +131,37 @@ def test_simulate_runs_a_function_and_prints_what_came_of_it(
     assert lines[1:] == ["worker:0 returned -3.0", "worker:1 returned -3.0"]
     assert exit_code("simulate", f"{file}:fail") == 1
     assert "worker:0: OSError: disk" in capsys.readouterr().out
+
+
+def completed_by_bash(script: str, *words: str) -> set[str]:
+    """What bash offers for the last of these words."""
+    typed = " ".join(f"'{word}'" for word in words)
+    code = (
+        f"{script}\nCOMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _shtab_dps; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    return set(subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_bash_completes_commands_flags_and_programs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("shtab")
+    assert exit_code("completion", "bash") == 0
+    script = capsys.readouterr().out
+    assert completed_by_bash(script, "dps", "la") == {"launch"}
+    assert completed_by_bash(script, "dps", "launch", "--wo") == {"--workers"}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trainer.py").touch()
+    assert completed_by_bash(script, "dps", "launch", "tr") == {"trainer.py"}
+    assert exit_code("completion", "zsh") == 0
+    assert capsys.readouterr().out.startswith("#compdef dps")
+
+
+def test_completion_names_the_extra_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert exit_code("completion", "bash") == 2
+    wanted = "dps: dps completion needs shtab, which is not installed; pip install 'dps[completion]'\n"
+    assert capsys.readouterr().err == wanted
+    assert exit_code("completion", "fish") == 2
