@@ -163,7 +163,7 @@ class Epochs:
         checkpoint_dir = str(settings.get("checkpoint_dir") or "")
         if checkpoint_dir:
             same_run = self.restarted or known
-            if not self.lock.take(checkpoint_dir, same_run):
+            if not self.lock.take(checkpoint_dir, same_run, goes_on=known):
                 return None
             if not same_run:  # else the run has written there before
                 storage.check_writable(checkpoint_dir)
@@ -234,7 +234,7 @@ class Epochs:
         self._take(run)
         if checkpoint_dir:
             try:
-                self.lock.take(checkpoint_dir, same_run=True)
+                self.lock.take(checkpoint_dir, restarted=True, goes_on=True)
                 self.seen(read_journal(storage, checkpoint_dir, self._members))
                 if has_ended(storage, checkpoint_dir, newest.epoch):
                     self._lead.finish()

@@ -37,16 +37,16 @@ class Locking:
         """Who may have the lock that `take` could not have yet; "" while nobody is waited for."""
         return self._lock.text if self._lock is not None and self._looking else ""
 
-    def take(self, checkpoint_dir: str, same_run: bool) -> bool:
+    def take(self, checkpoint_dir: str, restarted: bool, goes_on: bool) -> bool:
         """Take the lock; whether the run may use the folder now. False: `again` is called soon.
 
-        `same_run`: another chief led the run before this one. The run goes on meanwhile, also where the disk is full;
-        the lock is taken as soon as it can be. Raises Taken where another run has it, CheckpointError where the file
-        system refuses.
+        `restarted`: another chief led the run before this one, and may have left its lock. `goes_on`: that run trains
+        on meanwhile, also where the disk is full; the lock is taken as soon as it can be. Raises Taken where another
+        run has it, CheckpointError where the file system refuses.
         """
-        if self._lock is None or self._dir != checkpoint_dir or (same_run and self._looking):
+        if self._lock is None or self._dir != checkpoint_dir or (goes_on and self._looking):
             self.release()
-            self._lock, self._dir = self._made(checkpoint_dir, same_run), checkpoint_dir
+            self._lock, self._dir = self._made(checkpoint_dir, restarted), checkpoint_dir
             self._node.after(BEAT_S, lambda lock=self._lock: self._beat(lock))  # type: ignore[misc]
         try:
             held = self._lock.take(self._node.runtime.now())
@@ -54,12 +54,12 @@ class Locking:
             self.release()
             raise
         except CheckpointError as error:
-            if not same_run:
+            if not goes_on:
                 self.release()
                 raise
             self._note(str(error))
             held = True
-        if held or same_run:
+        if held or goes_on:
             self._looking = False
             return True
         if not self._looking:
@@ -68,11 +68,11 @@ class Locking:
             self._node.after(LOOK_S, lambda lock=self._lock: self._look(lock))  # type: ignore[misc]
         return False
 
-    def _made(self, checkpoint_dir: str, same_run: bool) -> RunLock:
+    def _made(self, checkpoint_dir: str, restarted: bool) -> RunLock:
         runtime, process = self._node.runtime, f"{self._node.incarnation:x}"
         host, boot, pid, keeper = runtime.place
         owner = Owner(process, process, host, boot, pid, keeper, self._node.address, moment(runtime.wall()))
-        return RunLock(runtime.storage, checkpoint_dir, owner, same_run, runtime.lives)
+        return RunLock(runtime.storage, checkpoint_dir, owner, restarted, runtime.lives)
 
     def release(self) -> None:
         """The run is over, or is another's: give the lock back."""

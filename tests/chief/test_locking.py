@@ -116,6 +116,16 @@ def test_a_lock_from_elsewhere_that_changes_while_it_is_waited_for_refuses_the_s
     assert isinstance(second.answered(0), Taken) and holder(second) == "1" and phase(second) == (OPEN, 0)
 
 
+def test_a_restarted_chief_waits_for_a_lock_from_elsewhere_where_nobody_trains_meanwhile() -> None:
+    storage = led().train(0).killed()
+    again = led(storage, 2, boot="another machine", restarted=True).gather()
+    again.desk.address = "127.0.0.1:3"
+    before = dict(storage._files)
+    assert isinstance(again.open(0), Waiting) and phase(again) == (OPEN, 0) and files(again) == before
+    again.desk.pass_time(SILENT_S + 1.0)
+    assert phase(again) == (CONFIGURE, 2) and holder(again) == "2"
+
+
 def test_a_restarted_chief_takes_its_lock_up_again_also_on_a_full_disk() -> None:
     full: list[bool] = []
 

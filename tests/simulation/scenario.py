@@ -117,9 +117,12 @@ def scenario(mode: str, seed: int, stops: bool = True) -> Scenario:
 
 
 def crowded(seed: int) -> Scenario:
-    """One ps, no faults, and a worker that sends slowly: others' pushes are applied while its own still arrives."""
+    """One ps, no faults, and a worker that sends slowly: others' pushes are applied while its own still arrives. With
+    odd seeds it receives slowly, too: they are applied while values still leave for it."""
     network = Network(latency_s=1e-3)
-    network = replace(network, links={("worker:0", "*"): replace(network, bytes_per_s=1e3)})
+    slow = replace(network, bytes_per_s=1e3)
+    links = {("worker:0", "*"): slow, **({("*", "worker:0"): slow} if seed % 2 else {})}
+    network = replace(network, links=links)
     return Scenario("async", 20 * seed + 3, 1, 3, 12, network, [], set(), False, Async())
 
 

@@ -117,10 +117,14 @@ def test_a_push_counted_before_it_is_whole_everywhere_is_caught(monkeypatch: pyt
     caught("sync", "has the set")
 
 
-@pytest.mark.parametrize(("mode", "first"), [("async", 25), ("at once", 95)])
-def test_a_missing_lease_is_caught(mode: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.Store, "leases_on", False)
-    caught(mode, "differ", first)
+    caught("async", "differ", of=lambda _, seed: crowded(seed))
+
+
+def test_a_missing_lease_is_caught_where_pushes_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store.Store, "leases_on", False)
+    caught("at once", "differ", 200)
 
 
 def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +265,7 @@ def test_a_push_at_once_ahead_of_others_that_are_staged_is_caught(monkeypatch: p
             return step(self, message, sender)
 
     monkeypatch.setattr(modes.AsyncMode, "step", hasty)
-    caught("at once", "applied twice", 55)
+    caught("at once", "applied twice", 100)
 
 
 def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
