@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import DpsError
@@ -15,10 +17,9 @@ def leave(chief: str, task: int, reason: str, code: int) -> None:
     """Tell the chief that a worker's program is over. Blocks up to 1 s; a chief that is away is left alone.
 
     `reason` goes on after the task's name, as "ended with exit code 7"; `code` is negative for a signal."""
-    caller = Caller(runtime(), f"worker:{task}")
-    try:
-        caller.ask(Ref(chief, CHIEF), Leave("worker", task, reason, code), TELL_S)
-    except DpsError:
-        pass
-    finally:
-        caller.close()
+    with contextlib.suppress(DpsError):
+        caller = Caller(runtime(), f"worker:{task}")
+        try:
+            caller.ask(Ref(chief, CHIEF), Leave("worker", task, reason, code), TELL_S)
+        finally:
+            caller.close()

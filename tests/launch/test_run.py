@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dps.errors import DeadlineExceeded, DpsError
-from dps.launch import progress
+from dps.errors import DeadlineExceeded, DpsError, OutOfDescriptors
+from dps.launch import leaving, progress
 from dps.launch.failures import Failure, failure_of
 from dps.launch.functions import show_sources, sources
 from dps.launch.processes import Processes
@@ -232,3 +232,11 @@ def test_a_worker_whose_reports_cannot_be_read_has_failed_and_holds_up_nobody() 
     Processes._listen(object.__new__(Processes), Gone(), 0, {}, orders, reports, run)  # type: ignore[arg-type]
     os.close(orders_out)
     assert run.states() == {"worker:0": "failed"} and "KeyError" in run.failed
+
+
+def test_a_launcher_without_a_descriptor_left_goes_on_when_a_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OutOfDescriptors("no descriptor is left")
+
+    monkeypatch.setattr(leaving, "Caller", refuse)
+    leaving.leave("127.0.0.1:2220", 0, "ended with exit code 1", 1)
