@@ -186,6 +186,17 @@ def test_every_block_says_what_language_it_is_and_why_it_is_skipped() -> None:
             assert not block.note.startswith("skip: ") or len(block.note) > 15, f"{name_of(page)}:{block.line}: why?"
 
 
+WIDTH = 88
+"""Characters of code that the site shows without a scroll bar."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_code_fits_the_width_of_the_site(page: Path) -> None:
+    for block in (block for block in blocks(page) if block.language in ("python", "bash")):
+        for number, line in enumerate(block.text.splitlines(), block.line + 1):
+            assert len(line) <= WIDTH, f"{name_of(page)}:{number} has {len(line)} characters"
+
+
 # -- names, flags, codes and messages are those of the code --------------------------------------------------------
 
 

@@ -12,6 +12,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
+WIDE = "---\nhide: [toc]\n---"
+"""At the head of a page: its text takes the room of the table of contents, as a notebook's code is wide."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -37,7 +39,7 @@ def page_of(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, bytes]]
             for output in cell.get("outputs", []):
                 parts += shown(output, name, pictures)
     note = f"*The notebook `notebooks/{name}.ipynb`, with the outputs of one run.*"
-    return "\n\n".join([*parts, note]) + "\n", pictures
+    return "\n\n".join([WIDE, *parts, note]) + "\n", pictures
 
 
 def linked(markdown: str) -> str:
