@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,8 @@ class Membership:
         self.given_up: list[str] = []
         self.failed: list[str] = []
         """Workers whose program ended with an error; they are finished, too."""
+        self.has_ended: Callable[[int], bool] = lambda incarnation: False
+        """Whether an earlier chief wrote down that an incarnation has ended."""
 
     def came(self, name: str) -> bool:
         """A worker is there, or was. One that had been given up before is expected again: whether that is so."""
@@ -121,18 +123,24 @@ class Membership:
         }  # fmt: skip
 
     def take_up(self, notes: Mapping[str, Any]) -> None:
-        """Go on where another chief wrote these `notes`. Whoever was seen to finish by this chief has finished."""
-        finished = self.finished
+        """Go on where another chief wrote these `notes`. Whoever was seen to finish by this chief has finished, and
+        what has ended by the journal has: it is written before the ps are told."""
+        finished, given_up = self.finished, self.given_up
         self.version = int(notes["version"]) + 1
         self.next_incarnation = max(self.next_incarnation, int(notes["next"]))
         self.live = {incarnation: Live(*rest) for incarnation, *rest in notes["live"]}
         self.joined, self.finished = list(notes["joined"]), list(notes["finished"])
         self.given_up, self.failed = list(notes["given_up"]), list(notes["failed"])
+        ended = {self.live.pop(incarnation).name for incarnation in list(self.live) if self.has_ended(incarnation)}
         seen, self._came = self._came, set(notes["came"])
         for name in seen:
             self.came(name)
         for name in finished:
             self.done_elsewhere(name)
+        there = {live.name for live in self.live.values()}
+        for name in given_up:
+            if name not in there and (name in ended or name not in self.known_to_have_come()):
+                self.give_up(name)
 
     def incarnation_of(self, session: int) -> int | None:
         """The live incarnation of a session."""

@@ -95,6 +95,7 @@ def read_journal(storage: Storage, checkpoint_dir: str, members: Membership, sam
         return max(epochs, default=0)
     members.next_incarnation = max(members.next_incarnation, state.next_incarnation)
     if same_run and state.settings.get("ended") is False:
+        members.has_ended = state.has_ended
         took_part = [name for name in state.members if name.startswith("worker:")]
         members.joined = list(dict.fromkeys([*members.joined, *took_part]))
         for name in state.settings.get("came", ()):

@@ -155,3 +155,37 @@ def test_the_highest_epoch_that_any_checkpoint_names_is_never_used_again() -> No
 def test_the_settings_of_a_run_are_data() -> None:
     settings: dict[str, Any] = {"update": {"mode": "async"}}
     assert Run(PLAN, settings, DIR).settings is settings
+
+
+def test_what_the_journal_knows_of_ends_counts_where_the_ps_were_told_less() -> None:
+    storage, before = MemoryStorage(), Membership(["worker:0", "worker:1", "worker:2", "worker:3"])
+    for name in ("worker:0", "worker:1", "worker:2"):
+        before.admit(int(name[-1]), name, int(name[-1]), worker=True)
+    told = before.notes()
+    before.end(1, lost=False)
+    before.end(2, lost=True)
+    before.give_up("worker:3")
+    write_journal(storage, DIR, 1, before, ended=False)
+
+    after = Membership(before.expected)
+    read_journal(storage, DIR, after)
+    after.take_up(told)
+    assert list(after.live) == [3] and after.waiting() == []
+    assert (after.finished, after.given_up) == (["worker:0"], ["worker:1", "worker:3"])
+
+
+def test_what_the_ps_were_told_counts_where_the_journal_could_not_be_written() -> None:
+    storage, before = MemoryStorage(), Membership(["worker:0", "worker:1", "worker:2"])
+    before.end(before.admit(0, "worker:0", 0, worker=True), lost=False)
+    before.end(before.admit(1, "worker:1", 1, worker=True), lost=True)
+    before.give_up("worker:2")
+    write_journal(storage, DIR, 1, before, ended=False)
+    for task in (0, 1):
+        before.admit(task, f"worker:{task}", task, worker=True)
+    before.came("worker:2")
+
+    after = Membership(before.expected)
+    read_journal(storage, DIR, after)
+    after.take_up(before.notes())
+    assert list(after.live) == [3, 4] and after.waiting() == ["worker:2"]
+    assert (after.finished, after.given_up) == ([], [])
