@@ -152,7 +152,9 @@ class Server:
         if own.hosts_chief:
             from dps.chief.server import ChiefActor
 
-            self._chief_actor = ChiefActor(*expected, wire, self._end_chief, owned, restarted, self._where())
+            self._chief_actor = ChiefActor(
+                *expected, wire, self._end_chief, owned, restarted, self._where(), config.launched.is_set()
+            )
             self._node.host(CHIEF, self._chief_actor)
         if self.job == "ps":
             from dps.ps.server import PsActor  # numba comes with it, and only a ps needs it

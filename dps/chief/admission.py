@@ -19,9 +19,6 @@ from dps.protocol import CloseSession, OpenSession
 
 log = logging.getLogger("dps")
 
-GRACE_S = 1.0
-"""How long a node may be disconnected before it counts as lost."""
-
 
 class Admission:
     """Between the sessions, the members of the run and its epochs."""
@@ -42,7 +39,7 @@ class Admission:
         self._epochs.seen(message.epoch)
         self._epochs.losses.joins(message.session, message.epoch, message.step)
         if message.address:
-            self._node.watch(message.address, GRACE_S)
+            self._node.watch(message.address, self._cluster.grace_s(message.job))
         if self._differs(session):
             return
         self._end_refused(session, sender)
@@ -112,7 +109,7 @@ class Admission:
             else:
                 self._sessions.take_up(live)
                 if live.address:
-                    self._node.watch(live.address, GRACE_S)
+                    self._node.watch(live.address, self._cluster.grace_s(live.name.partition(":")[0]))
 
     def ask_again(self) -> None:
         """Sessions that asked before this chief knew of their incarnations."""

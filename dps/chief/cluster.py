@@ -8,6 +8,11 @@ from typing import Any
 
 from dps.cluster.command import start_command
 
+GRACE_S = 1.0
+"""How long a node may be disconnected before it counts as lost."""
+LAUNCHED_GRACE_S = 5.0
+"""The same for a worker under a launcher. The launcher tells how a process ended, and its word is to come first."""
+
 
 @dataclass
 class KnownNode:
@@ -90,6 +95,12 @@ class Cluster:
         self._away_since: dict[int, float] = {}
         self.where = ""
         """How a task finds this cluster, for the command that starts it; "" where that is not for people to do."""
+        self.launched = False
+        """Whether a launcher has started the tasks, and tells of those that end."""
+
+    def grace_s(self, job: str) -> float:
+        """How long a node of a job may be disconnected before it counts as lost, in seconds."""
+        return LAUNCHED_GRACE_S if self.launched and job == "worker" else GRACE_S
 
     def needs(self, task: int) -> bool:
         """Whether the run cannot go on without this ps."""

@@ -9,7 +9,7 @@ from typing import Any
 from dps.actors.actor import Actor
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
-from dps.chief.admission import GRACE_S, Admission
+from dps.chief.admission import Admission
 from dps.chief.agreement import Agreement
 from dps.chief.cluster import Cluster
 from dps.chief.ending import Ending
@@ -66,12 +66,13 @@ class ChiefActor(Actor):
         owned: bool = False,
         restarted: bool = False,
         where: str = "",
+        launched: bool = False,
     ) -> None:
         """`ps`, `workers`: expected task indices; workers may be empty (those that join). `owned`: only a stop from
-        outside ends the run. `restarted`: an earlier chief of the run died; this one ends if nobody comes. `where`: as
-        of `Cluster`."""
+        outside ends the run. `restarted`: an earlier chief of the run died; this one ends if nobody comes. `where`,
+        `launched`: as of `Cluster`."""
         self.cluster = Cluster(ps, workers)
-        self.cluster.where = where
+        self.cluster.where, self.cluster.launched = where, launched
         self.members = Membership([f"worker:{t}" for t in workers])
         self.sessions = Sessions()
         self.agreement = Agreement(update_mode)
@@ -135,7 +136,7 @@ class ChiefActor(Actor):
         self.ending.came(f"{job}:{task}")
         if job == "worker" and self.members.came(f"worker:{task}"):
             self.epochs.members_changed()
-        self.node.watch(message.address, GRACE_S)
+        self.node.watch(message.address, cluster.grace_s(job))
         self.node.answer(sender, Registered(task, cluster.to_wire()))
         if job == "ps":
             cluster.ps_back(task)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dps
-from dps.chief.admission import GRACE_S
+from dps.chief.cluster import GRACE_S
 from dps.launch.simulate import SimulatedRun, simulate
 from dps.server import Server
 from dps.transport.sim import Compute, Kill, Network
