@@ -14,7 +14,6 @@ from dps import config, descriptors
 from dps import update as update_modes
 from dps.actors.system import Node
 from dps.cluster.address import check_address
-from dps.cluster.command import start_command
 from dps.cluster.device import Device
 from dps.cluster.environment import arguments_found, server_arguments
 from dps.cluster.filters import DeviceFilters
@@ -179,6 +178,8 @@ class Server:
 
     def _start_the_chief(self) -> str:
         """The command that starts the chief, or the worker that hosts it; "" as of `_where`."""
+        from dps.cluster.command import start_command
+
         where, lead = self._where(), self.cluster.chief_task() if self.cluster else None
         return where and start_command(lead.job if lead else "chief", lead.index if lead else None, where)
 

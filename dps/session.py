@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dps import config, telemetry
-from dps.cluster.advice import advice
 from dps.cluster.placement import describe
 from dps.connection import Connection
 from dps.errors import DeadlineExceeded, DpsError
@@ -211,6 +210,8 @@ class Session:
             log.debug("%s: the plan\n%s", self.name, describe(held))
             return
         log.info("%s: the plan\n%s", self.name, describe(held))
+        from dps.cluster.advice import advice
+
         text = advice([(spec.name, spec.shape, spec.dtype) for spec in plan.variables], held)
         if text is not None:
             log.warning("%s: %s", self.name, text)
