@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -13,9 +12,6 @@ from dps.errors import ConfigError
 
 stop_requested = threading.Event()
 """Set by the first Ctrl-C (or SIGTERM): training loops drain, `session.should_stop()` is true."""
-
-TEARDOWN = signal.SIGUSR1
-"""What a launcher sends to chief and ps to have them end at once. SIGTERM ends them in order, whoever sends it."""
 
 launched = threading.Event()
 """Set in a task that a launcher started: it starts the others, too, and only its chief says who is missing."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dps import config, descriptors
 from dps.errors import ConfigError, DpsError
+from dps.launch.outcome import TEARDOWN
 
 if TYPE_CHECKING:
     from dps.server import Server
@@ -265,7 +266,7 @@ def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
 
 def end(server: Server, signals: list[int]) -> None:
     """What a chief or ps does for the signals it has got: ends in order for the first, at once for a second one."""
-    if config.TEARDOWN in signals:
+    if TEARDOWN in signals:
         server.end_now()
     elif len(signals) == 1:
         server.end_in_order(f"was told to end ({signal.Signals(signals[0]).name})")
@@ -287,7 +288,7 @@ def stop_on_signal() -> list[int]:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN if "DPS_LAUNCHED" in os.environ else stop)
-    signal.signal(config.TEARDOWN, stop)
+    signal.signal(TEARDOWN, stop)
     unblock()
     return seen
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from dps import config, descriptors
+from dps import config
 from dps import update as update_modes
 from dps.actors.system import Node
 from dps.cluster.address import check_address
@@ -137,6 +137,8 @@ class Server:
         if not self.runtime.simulated:
             jobs = {self.job} | ({"chief"} if own.hosts_chief else set())
             counts = len(expected[0]), len(expected[1])
+            from dps import descriptors
+
             descriptors.check(self.name, sum(descriptors.needed(job, *counts) for job in jobs))
         try:
             self._node = Node(self.runtime, own.bind, self.name, self._process)

@@ -27,7 +27,6 @@ from dps.reply import Push, Reply, Version
 from dps.server import Server
 from dps.settings import check_timeout, run_settings
 from dps.stepping import Stepping
-from dps.surplus import Surplus, surplus_of
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.turns import Turns, one_at_a_time
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from dps.compress import Compressor
     from dps.compressing import Compression, Traffic
     from dps.hooks.hook import Hook
+    from dps.surplus import Surplus
 
 log = logging.getLogger("dps")
 
@@ -197,6 +197,8 @@ class Session:
         self._pulls = Pulls(connection, self._waiter, self._pushes)
         self._stepping = Stepping(connection, self._pushes, self._pulls)
         self._lookups = Lookups(connection)
+        from dps.surplus import surplus_of
+
         self._surplus = surplus_of(values.values(), self.runtime)
         self._hooks.call("after_create_session", self)
         if telemetry.on_opened:

@@ -6,10 +6,19 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import wraps
 from threading import get_ident
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
-P = ParamSpec("P")
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+    class Used(Protocol):
+        """Has turns of its own."""
+
+        _turns: Turns
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
+    U = TypeVar("U", bound=Used)
 
 
 class Turns:
@@ -62,15 +71,6 @@ class Turns:
         following = self.of(call, lambda: next(values, end))
         while (value := following()) is not end:
             yield value  # type: ignore[misc]
-
-
-class Used(Protocol):
-    """Has turns of its own."""
-
-    _turns: Turns
-
-
-U = TypeVar("U", bound=Used)
 
 
 def one_at_a_time(method: Callable[Concatenate[U, P], T]) -> Callable[Concatenate[U, P], T]:

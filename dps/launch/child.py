@@ -9,7 +9,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from dps.config import TEARDOWN, environment
+from dps.config import environment
+from dps.launch.outcome import TEARDOWN
 from dps.launch.starter import started
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 
-from dps.config import TEARDOWN
-
 LOST = 3
 FAILED = 1
 KNOWN = (0, FAILED, 2, LOST, 4, 5, 130)
 """The exit codes that dps gives. A program that ends with another one has failed."""
 LEFT = 143
 """A ps that was ended by SIGTERM while the run went on."""
+TEARDOWN = signal.SIGUSR1
+"""What a launcher sends to chief and ps to have them end at once. SIGTERM ends them in order, whoever sends it."""
 TOLD = (0, -signal.SIGTERM, -TEARDOWN)
 """How tasks end that the launcher ends."""
 NAMED = 3
