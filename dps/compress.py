@@ -3,15 +3,15 @@
 A session chooses one for all of its variables, or one for each by patterns of names. It compresses, the ps restores
 arrays of the variable's dtype, and from there on an update knows nothing of it.
 
-    compressor          bytes of a float32   what is lost
-    Float16()           2                    all but 11 bits; numbers beyond 65504 are cut off there
-    Bfloat16()          2                    all but 8 bits; the range is that of float32
-    Int8()              1                    all but 255 steps for each 1,024 elements; made up for later by feedback
-    TopK(0.01)          0.08                 all but the largest; sent later by feedback
-    RandomK(0.01)       0.04                 all but a random few; sent later by feedback
+    compressor      bytes of a float32   what is lost
+    Float16()       2                    all but 11 bits; numbers beyond 65504
+    Bfloat16()      2                    all but 8 bits; the range is that of float32
+    Int8()          1                    all but 255 steps of 1,024 elements; sent later
+    TopK(0.01)      0.08                 all but the largest; sent later
+    RandomK(0.01)   0.04                 all but a random few; sent later
 
-Feedback: what a push leaves out is kept in the session and added to the next gradient (Seide et al. 2014; Karimireddy
-et al. 2019), so that nothing is lost, only late.
+Sent later, by feedback: what a push leaves out is kept in the session and added to the next gradient (Seide et al.
+2014; Karimireddy et al. 2019), so that nothing is lost, only late.
 """
 
 from __future__ import annotations

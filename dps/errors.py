@@ -33,7 +33,7 @@ class DpsError(Exception):
     Example:
         ```python
         try:
-            dps.Session("127.0.0.1:1", {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1), timeout=0.1)
+            dps.Session("127.0.0.1:1", timeout=0.1)
         except dps.DpsError as error:
             assert "127.0.0.1:1" in str(error)
         ```

@@ -80,7 +80,8 @@ class Server:
         >>> chief = dps.Server(None, "chief", 0, ps=1, workers=1)
         >>> with chief, dps.Server(None, "ps", 0, chief=chief.address):
         ...     with dps.Server(None, "worker", 0, chief=chief.address) as worker:
-        ...         with dps.Session(worker, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1)) as session:
+        ...         params, sgd = {"w": np.zeros(3)}, dps.optim.SGD(0.1)
+        ...         with dps.Session(worker, params, optimizer=sgd) as session:
         ...             session.push({"w": np.ones(3)}).step
         1
         ```

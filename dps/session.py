@@ -749,7 +749,8 @@ class Session:
         Example:
             ```python
             params = {"w": np.zeros(3, np.float32)}
-            with dps.Session(server, params, optimizer=dps.optim.SGD(0.1), checkpoint_dir="run") as session:
+            with dps.Session(server, params, optimizer=dps.optim.SGD(0.1),
+                         checkpoint_dir="run") as session:
                 session.push({"w": np.ones(3, np.float32)})
                 name = session.save()
                 session.push({"w": np.ones(3, np.float32)})

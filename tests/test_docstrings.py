@@ -184,6 +184,11 @@ def test_the_example_runs(
             run(where, language, code, names)
 
 
+def test_examples_fit_the_width_of_the_site() -> None:
+    for where, _, code in examples():
+        assert max(map(len, code.splitlines())) <= 88, f"{where}: a line of the example is longer than 88 characters"
+
+
 def test_every_example_that_is_there_is_run() -> None:
     written = sum(
         "\nExample:\n" in (thing.docstring.value if thing.docstring else "") for thing in documented().values()

@@ -108,7 +108,7 @@ class Greedy:
     Example:
         ```pycon
         >>> policy = dps.placement.Greedy(2)
-        >>> [policy(name, (rows,), "float32") for name, rows in (("a", 100), ("b", 10), ("c", 10))]
+        >>> [policy(name, (rows,), "float32") for name, rows in zip("abc", (100, 10, 10))]
         [0, 1, 1]
         ```
     """

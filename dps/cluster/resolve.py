@@ -46,7 +46,8 @@ def resolve(
 
     Example:
         ```pycon
-        >>> cluster, task = dps.resolve({"DPS_CLUSTER": '{"ps": ["a:2222"], "worker": ["b:2230"]}'}, job="ps", task=0)
+        >>> environ = {"DPS_CLUSTER": '{"ps": ["a:2222"], "worker": ["b:2230"]}'}
+        >>> cluster, task = dps.resolve(environ, job="ps", task=0)
         >>> cluster.jobs, str(task)
         (['ps', 'worker'], 'ps:0')
         ```

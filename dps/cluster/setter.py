@@ -129,7 +129,7 @@ def replica_device_setter(
     Example:
         ```pycon
         >>> setter = dps.replica_device_setter(ps_tasks=2, ps_strategy=dps.placement.Greedy(2))
-        >>> [str(setter.variable(name, (rows, 4))) for name, rows in (("a", 100), ("b", 10), ("c", 10))]
+        >>> [str(setter.variable(name, (rows, 4))) for name, rows in zip("abc", (100, 10, 10))]
         ['/job:ps/task:0', '/job:ps/task:1', '/job:ps/task:1']
         ```
     """

@@ -21,8 +21,8 @@ class Task:
 
     Example:
         ```pycon
-        >>> cluster, task = dps.resolve({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": '
-        ...                                           '{"type": "worker", "index": 1}}'})
+        >>> cluster = dps.ClusterSpec({"ps": ["a:2222"], "worker": ["b:2230", "c:2230"]})
+        >>> task = cluster.tasks()[2]
         >>> str(task), task.job, task.index
         ('worker:1', 'worker', 1)
         ```

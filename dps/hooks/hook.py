@@ -26,7 +26,8 @@ class Hook:
                 self.loss = min(self.loss, loss)
 
         best = Best()
-        with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1), hooks=[best]) as session:
+        with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
+                         hooks=[best]) as session:
             session.push({"w": np.ones(3)}, loss=0.5)
         assert best.loss == 0.5
         ```

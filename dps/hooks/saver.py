@@ -31,7 +31,8 @@ class CheckpointSaver(Hook):
 
     Example:
         ```pycon
-        >>> with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1), checkpoint_dir="run",
+        >>> with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
+        ...                  checkpoint_dir="run",
         ...                  hooks=[dps.CheckpointSaver(steps=100)]) as session:
         ...     session.push({"w": np.ones(3)}).step
         1

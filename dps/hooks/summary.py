@@ -44,7 +44,8 @@ class SummarySaver(Hook):
         ...                  hooks=[dps.SummarySaver("logs")]) as session:
         ...     push = session.push({"w": np.ones(3)}, loss=0.5)
         >>> import json, pathlib
-        >>> [json.loads(row).get("loss") for row in pathlib.Path("logs/summaries.jsonl").read_text().splitlines()]
+        >>> rows = pathlib.Path("logs/summaries.jsonl").read_text().splitlines()
+        >>> [json.loads(row).get("loss") for row in rows]
         [None, 0.5]
         ```
     """

@@ -178,7 +178,8 @@ def simulate(
         ...                      hooks=[dps.StopAtStep(last_step=20)]) as session:
         ...         while not session.should_stop():
         ...             session.push({"w": np.ones(3)})
-        >>> run = dps.simulate(train, ps=2, workers=2, seed=7, compute=dps.sim.Compute(seconds=0.1),
+        >>> run = dps.simulate(train, ps=2, workers=2, seed=7,
+        ...                    compute=dps.sim.Compute(seconds=0.1),
         ...                    faults=[dps.sim.Pause("worker:1", at=0.5, seconds=2.0)])
         >>> len(run.history) >= 20, run.errors
         (True, {})

@@ -39,7 +39,8 @@ class Dense:
 
     Example:
         ```pycon
-        >>> network = dps.layers.Sequential([dps.layers.Dense(784, 10, activation="identity", name="out")])
+        >>> layer = dps.layers.Dense(784, 10, activation="identity", name="out")
+        >>> network = dps.layers.Sequential([layer])
         >>> network.initial_params(seed=1)["out"]["w"].shape
         (784, 10)
         ```

@@ -44,7 +44,8 @@ class Embedding:
         >>> network = dps.layers.Sequential([dps.layers.Embedding(100, 8, fields=2),
         ...                                  dps.layers.Dense(16, 3, activation="identity")])
         >>> params = {"embedding_0": {"table": np.ones((100, 8), np.float32)},
-        ...           "dense_1": {"w": np.ones((16, 3), np.float32), "b": np.zeros(3, np.float32)}}
+        ...           "dense_1": {"w": np.ones((16, 3), np.float32),
+        ...                       "b": np.zeros(3, np.float32)}}
         >>> network.scores(params, np.array([[5, 7]]))
         array([[16., 16., 16.]], dtype=float32)
         ```

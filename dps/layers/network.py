@@ -34,9 +34,13 @@ class Sequential:
 
     Example:
         ```python
-        network = dps.layers.Sequential([dps.layers.Dense(4, 8), dps.layers.Dense(8, 3, activation="identity")])
+        network = dps.layers.Sequential([
+            dps.layers.Dense(4, 8),
+            dps.layers.Dense(8, 3, activation="identity"),
+        ])
         x, labels = np.ones((5, 4), np.float32), np.array([0, 1, 2, 0, 1])
-        with dps.Session(server, network.initial_params(seed=1), optimizer=dps.optim.SGD(0.1)) as session:
+        params = network.initial_params(seed=1)
+        with dps.Session(server, params, optimizer=dps.optim.SGD(0.1)) as session:
             loss, grads = network.loss_and_gradients(session.pull(), x, labels)
             session.push(grads, loss=loss)
         ```
