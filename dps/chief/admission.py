@@ -131,7 +131,7 @@ class Admission:
 
     def _closed_elsewhere(self, message: CloseSession) -> None:
         """A session of the chief that was here before this one is done: its worker needs nothing more."""
-        self._epochs.restarted = True
+        self._epochs.closed_elsewhere(message.checkpoint_dir, message.step)
         if self._epochs.run is None and message.checkpoint_dir:
             try:
                 read_journal(self._node.runtime.storage, message.checkpoint_dir, self._members)

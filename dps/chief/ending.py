@@ -95,6 +95,10 @@ class Ending:
         if run is not None and run.trained and run.checkpoint_dir and not trained and self._members.finished:
             self.fail(f"the last checkpoint could not be written: {self._epochs.text()}; {self._lost_after(run)}")
             return
+        if unsaved := self._epochs.unsaved():
+            why = "its ps was lost with the chief"
+            self.fail(f"the last checkpoint could not be written: {why}; the steps after {unsaved} are lost")
+            return
         self._epochs.stop(END)
         if not trained or now is None or now.checkpoints is None:
             self._stop_all(*self._verdict(), self._linger_s())

@@ -18,7 +18,7 @@ from dps.chief.locking import Locking
 from dps.chief.losses import Losses
 from dps.chief.members import Membership
 from dps.chief.phase import GATHER, INITIALISE, OPEN, RUN
-from dps.chief.run import Run, has_ended, read_journal, step_of
+from dps.chief.run import Run, has_ended, newest_name, read_journal, step_of
 from dps.chief.sessions import Session, Sessions
 from dps.chief.takeover import Takeover
 from dps.errors import Aborted, CheckpointError, ConfigError, DpsError
@@ -84,6 +84,8 @@ class Epochs:
         self.over = ""
         """END or FAILED since the run is over."""
         self._lost_dir = False
+        self._elsewhere = "", 0
+        """checkpoint_dir and highest step of the sessions that closed and had been let in by another chief."""
 
     @property
     def phase(self) -> str:
@@ -325,6 +327,19 @@ class Epochs:
         """Another run has the checkpoint_dir; this one leaves it alone."""
         self._lost_dir = True
         self._lead.fail(f"another run has taken this run's checkpoint_dir: {reason}")
+
+    def closed_elsewhere(self, checkpoint_dir: str, step: int) -> None:
+        """A session that another chief let in has closed, at this step."""
+        self.restarted = True
+        self._elsewhere = checkpoint_dir or self._elsewhere[0], max(step, self._elsewhere[1])
+
+    def unsaved(self) -> str:
+        """The checkpoint after which steps are lost, of a run that ends before this chief leads it; "" for none."""
+        checkpoint_dir, step = self._elsewhere
+        if self.run is not None or not checkpoint_dir:
+            return ""
+        newest = newest_name(self._node.runtime.storage, checkpoint_dir)
+        return "" if step_of(newest) >= step else newest or "the start"
 
     def session_gone(self, number: int) -> None:
         """Without the session that was to send the first values they come from another."""

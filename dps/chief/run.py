@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,6 +112,15 @@ def has_ended(storage: Storage, checkpoint_dir: str, epoch: int) -> bool:
     """Whether an earlier chief wrote down that the run ended in this run epoch, with all that is to be saved."""
     state = Journal(storage, checkpoint_dir).load()
     return state is not None and state.run_epoch == epoch and state.settings.get("ended") is True
+
+
+def newest_name(storage: Storage, checkpoint_dir: str) -> str:
+    """The newest checkpoint that has a manifest, whose shards nobody looks at; "" for none that can be read."""
+    with contextlib.suppress(CheckpointError):
+        for name in candidates(storage, checkpoint_dir):
+            with contextlib.suppress(CheckpointError):
+                return load(storage, checkpoint_dir, name, verify=False).name
+    return ""
 
 
 def step_of(name: str) -> int:

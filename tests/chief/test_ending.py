@@ -8,7 +8,7 @@ from dps.actors.messages import Done
 from dps.chief.ending import LAST_SAVE_TRIES
 from dps.chief.phase import END, FAILED, RUN
 from dps.errors import CheckpointError, TaskLost
-from dps.protocol import CutShard, Leave, Register, StopTask
+from dps.protocol import CloseSession, CutShard, Leave, Register, StopTask
 from tests.chief.led import Led
 
 
@@ -331,6 +331,20 @@ def test_what_is_missed_after_everybody_was_told_of_the_end_does_not_change_how_
     assert led.tell(Register("ps", 0, "ps:0", 1, 0, {}), "late") == StopTask(0, "")
     led.desk.pass_time(1.0)
     assert led.ended == [(0, "")] and led.chief.epochs.phase == END
+
+
+@pytest.mark.parametrize(("step", "code"), [(0, 0), (1, 3)])
+def test_steps_that_were_lost_with_chief_and_ps_before_the_only_session_closed_fail_the_run(
+    step: int, code: int
+) -> None:
+    first = Led(workers=1, checkpoint_dir="run").train(0)
+    again = Led(workers=1, checkpoint_dir="run", storage=first.killed(), restarted=True).gather()
+    again.tell(CloseSession(0, "", "worker", 0, "run", step), ("close", 0))
+    stopped(again)
+    again.desk.pass_time(10.0)
+    assert [code for code, _ in again.ended] == [code]
+    lost = "the last checkpoint could not be written: its ps was lost with the chief; the steps after "
+    assert again.ended[0][1].startswith(lost if code else "")
 
 
 @pytest.mark.parametrize("twice", [False, True])
