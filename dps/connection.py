@@ -385,7 +385,7 @@ class Connection:
         try:
             if self._over() is None:
                 checkpoint_dir = str(self.settings.get("checkpoint_dir") or "")
-                message = CloseSession(self.number, error, self.job, self.task, checkpoint_dir, self.step)
+                message = CloseSession(self.number, error, self.job, self.task, checkpoint_dir, self.step, self.epoch)
                 self.caller.ask(self.chief, message, timeout_s)
         except DpsError as problem:
             log.debug("%s: could not say goodbye: %s", self.name, problem)

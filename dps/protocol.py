@@ -526,8 +526,8 @@ class Initialised(Message, kind=64):
 
 
 class CloseSession(Message, kind=65):
-    """A session ends; `error` is "" when its program ended well; `step`: how far it got. The rest is for a chief that
-    was restarted."""
+    """A session ends; `error` is "" when its program ended well; `step`: how far it got, in the run epoch `epoch`.
+    The rest is for a chief that was restarted."""
 
     session: int
     error: str
@@ -535,6 +535,7 @@ class CloseSession(Message, kind=65):
     task: int
     checkpoint_dir: str
     step: int = 0
+    epoch: int = 0
 
 
 class AskState(Message, kind=66):

@@ -122,7 +122,7 @@ class Admission:
     def close(self, message: CloseSession) -> None:
         """A session's program is done with it."""
         session = self._sessions.known.get(message.session)
-        self._epochs.losses.closed(message.session, message.step)
+        self._epochs.losses.closed(message.session, message.epoch, message.step)
         news = self._sessions.close(message.session, bool(message.error))
         if session is not None:
             self.end(session, lost=False, failed=bool(message.error))

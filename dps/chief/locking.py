@@ -56,7 +56,7 @@ class Locking:
         except CheckpointError as error:
             if not goes_on:
                 self.release()
-                raise
+                raise CheckpointError(f"the run cannot begin: {error}") from error
             self._note(str(error))
             held = True
         if held or goes_on:

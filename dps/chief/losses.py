@@ -45,12 +45,11 @@ class Losses:
             self._now.silent = set(sessions)
             self._ended, self._now = self._now, None
 
-    def closed(self, session: int, step: int) -> None:
-        """A session has closed, at this step."""
-        if self._ended is not None and session in self._ended.silent:
-            self._ended.heard(session, step)
-        elif self._now is not None:
-            self._now.heard(session, step)
+    def closed(self, session: int, epoch: int, step: int) -> None:
+        """A session has closed, at this step of this run epoch."""
+        for reached in (self._ended, self._now):
+            if reached is not None:
+                reached.heard(session, step if reached.epoch == epoch else 0)
 
     def joins(self, session: int, epoch: int, step: int) -> None:
         """A session comes that has got as far as this step in this run epoch."""

@@ -28,10 +28,10 @@ def test_it_is_certain_when_all_sessions_have_come_back() -> None:
 def test_a_session_that_closed_before_the_end_or_after_it_counts() -> None:
     losses = Losses()
     losses.trains(3, 40)
-    losses.closed(1, 48)
+    losses.closed(1, 3, 48)
     losses.over([2, 3])
     losses.joins(2, 3, 46)
-    losses.closed(3, 47)
+    losses.closed(3, 3, 47)
     assert told(losses) == (48, True)
 
 
@@ -64,3 +64,15 @@ def test_another_chiefs_epoch_is_certain_only_where_its_step_ps_tells() -> None:
     assert told(losses) == (47, False)
     losses.counted(3, 48)
     assert told(losses) == (48, True)
+
+
+def test_a_session_that_closes_in_the_epoch_after_says_nothing_of_the_one_before() -> None:
+    """It took part in the first without ever hearing of it, and then made 60 steps in the second."""
+    losses = over(1, 2)
+    losses.joins(1, 3, 47)
+    losses.joins(2, 0, 0)
+    losses.trains(4, 40)
+    losses.closed(2, 4, 60)
+    assert told(losses) == (47, True)
+    losses.over([1])
+    assert losses.reached == 60

@@ -46,6 +46,11 @@ def test_what_seeds_have_found_stays_mended(mode: str, seed: int, what: str) -> 
     assert not run(scenario(mode, seed, stops=False))
 
 
+def test_a_session_that_closes_in_one_run_epoch_loses_no_steps_in_the_one_before() -> None:
+    """It had been let in before, and never heard of it."""
+    assert not run(scenario("bounded", 26))
+
+
 def test_a_step_that_is_decided_has_what_was_pushed_though_its_session_has_begun_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

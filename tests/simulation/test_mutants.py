@@ -275,7 +275,7 @@ def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: 
 
 def test_a_chief_that_does_not_ask_what_the_ps_serve_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover.Takeover, "came", lambda self, task, address: None)
-    caught("async", "and its last checkpoint is", of=with_a_killed_chief)
+    caught("async", "chief ended with 3", 30, of=with_a_killed_chief)
 
 
 def test_a_chief_that_forgets_to_take_up_the_sessions_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ def test_an_epoch_that_begins_without_being_written_down_is_caught(monkeypatch: 
 
 
 def test_an_announced_loss_that_forgets_sessions_that_have_closed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses.Losses, "closed", lambda self, session, step: None)
+    monkeypatch.setattr(losses.Losses, "closed", lambda self, session, epoch, step: None)
     caught("async", "steps lost in epoch", 36, of=with_a_lost_ps)
 
 
