@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import dps
 from dps import optim
 from dps.kernels import cuda, device, layers_cuda
-from dps.ps.device_memory import DeviceMemory
-from dps.ps.gradients import Update
-from dps.ps.optimizers import Bound, initial_slots
-from dps.ps.store import Store
+from dps.ps.store.device_memory import DeviceMemory
+from dps.ps.store.gradients import Update
+from dps.ps.store.optimizers import Bound, initial_slots
+from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
 

@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "ClusterSpec": "dps.cluster.spec", "Device": "dps.cluster.device", "device": "dps.cluster.device",
     "replica_device_setter": "dps.cluster.setter", "resolve": "dps.cluster.resolve",
-    "Server": "dps.server", "Session": "dps.session", "FOREVER": "dps.session",
+    "Server": "dps.server", "Session": "dps.client.session", "FOREVER": "dps.client.session",
     "Variable": "dps.variables.tree", "Rows": "dps.variables.tree",
     "Async": "dps.update", "SyncReplicas": "dps.update", "Bounded": "dps.update",
     "Push": "dps.reply", "Reply": "dps.reply", "Version": "dps.reply",
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from dps import compress as compress
     from dps import layers as layers
     from dps import optim as optim
+    from dps.client.session import FOREVER as FOREVER
+    from dps.client.session import Session as Session
     from dps.cluster import partition as partition
     from dps.cluster import placement as placement
     from dps.cluster.device import Device as Device
@@ -79,8 +81,6 @@ if TYPE_CHECKING:
     from dps.reply import Reply as Reply
     from dps.reply import Version as Version
     from dps.server import Server as Server
-    from dps.session import FOREVER as FOREVER
-    from dps.session import Session as Session
     from dps.transport import sim as sim
     from dps.update import Async as Async
     from dps.update import Bounded as Bounded

@@ -171,7 +171,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
 def chief_from_stdin(job: str) -> str:
     """The chief's address, a line on stdin, which is empty after it. Blocks; what the task needs is loaded first."""
     with config.loading():
-        for name in ("dps.server", "dps.transport.real", "dps.ps.server" if job == "ps" else "dps.session"):
+        for name in ("dps.server", "dps.transport.real", "dps.ps.server" if job == "ps" else "dps.client.session"):
             importlib.import_module(name)
     with open(0, closefd=False) as stdin:
         chief = stdin.readline().strip()

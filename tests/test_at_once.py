@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import dps
-from dps import stepping
 from dps.actors.caller import Caller
+from dps.client import stepping
+from dps.client.lanes import Lane
 from dps.errors import Unavailable
-from dps.lanes import Lane
 from dps.protocol import NOWHERE, Look, Shown, Step
 from dps.ps.shard import Shard
 from dps.reply import Push
@@ -278,7 +278,7 @@ def test_what_ctrl_c_leaves_behind_is_given_back(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_done_to_the_arrays_of_one_view_is_not_seen_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dps import session as sessions
+    from dps.client import session as sessions
 
     monkeypatch.setattr(sessions, "local_leases", lambda connection: None)  # as in a process of its own
     with trained() as s:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dps import packing
+from dps.client import packing
 from dps.cluster.partition import split_rows
-from dps.ps.unpacking import unpack
+from dps.ps.intake.unpacking import unpack
 from dps.variables.packed import PackedGradient
 from dps.variables.plan import Part
 

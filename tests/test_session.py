@@ -538,7 +538,7 @@ def test_a_conditional_pull_has_the_values_of_now_also_of_shards_that_are_not_ne
 def test_an_interrupt_amid_a_push_to_several_ps_leaves_no_gap(
     update: str, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dps import pushing
+    from dps.client import pushing
 
     one, params = np.ones(3, np.float32), {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
     settings: Any = {"optimizer": dps.optim.SGD(1.0), "shared_memory": shared, "update": update, "timeout": 10}

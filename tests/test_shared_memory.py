@@ -272,7 +272,7 @@ def test_memory_that_cannot_be_read_any_more_is_given_up_with_one_warning(
 def test_a_ps_that_cannot_read_the_workers_memory_gets_the_gradient_over_the_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from dps.ps.borrowed import Borrowed
+    from dps.ps.intake.borrowed import Borrowed
 
     def unreachable(self: Borrowed, parts: list[object], nbytes: int) -> Any:
         raise Unavailable("no such process here")

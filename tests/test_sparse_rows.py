@@ -16,7 +16,7 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import ProtocolError, Unavailable
 from dps.protocol import DENSE, LISTED, PARTS, PS, ROWS, Lookup, Push, Rows, RowsUnknown, SharedRows
-from dps.ps import rowlists
+from dps.ps.intake import rowlists
 from dps.transport.current import runtime
 from dps.transport.shared import SharedMemory
 from dps.variables.rowlists import LEAST
@@ -375,7 +375,7 @@ def test_where_the_ps_has_no_memory_left_rows_come_over_the_socket(monkeypatch: 
 
 
 def test_where_memory_cannot_be_reached_any_more_rows_go_over_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dps.ps.borrowed import Borrowed
+    from dps.ps.intake.borrowed import Borrowed
 
     def unreachable(self: Any, *_: Any) -> Any:
         raise Unavailable("no such process here")

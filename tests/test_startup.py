@@ -40,7 +40,7 @@ with dps.Server.from_env() as server, dps.Session(
 IMPORTS = {
     "chief": "import dps.role, logging, dps.server, dps.transport.real, dps.chief.server",
     "ps": "import dps.role, logging, dps.server, dps.transport.real, dps.ps.server, dps.ps.warm; dps.ps.warm.start()",
-    "worker": "import dps.role, logging, runpy, dps.server, dps.transport.real, dps.session, dps.optim",
+    "worker": "import dps.role, logging, runpy, dps.server, dps.transport.real, dps.client.session, dps.optim",
 }
 """What each kind of task has loaded at its first step."""
 
@@ -147,9 +147,9 @@ def test_a_cluster_steps_soon_after_as_many_bare_processes_have_loaded_and_its_w
 
 LATER = {
     "_hashlib", "dataclasses", "ipaddress", "numba", "numpy.typing", "pathlib", "safetensors", "shutil", "tomllib",
-    "dps.checkpoint", "dps.chief", "dps.cluster.resolve", "dps.cluster.slurm", "dps.compress", "dps.compressing",
-    "dps.hooks.files", "dps.hooks.saver", "dps.kernels", "dps.launch", "dps.monitor", "dps.packing", "dps.ps",
-    "dps.role", "dps.transport.sim", "dps.variables.unpacking",
+    "dps.checkpoint", "dps.chief", "dps.cluster.resolve", "dps.cluster.slurm", "dps.compress", "dps.client.compressing",
+    "dps.hooks.files", "dps.hooks.saver", "dps.kernels", "dps.launch", "dps.monitor", "dps.client.packing", "dps.ps",
+    "dps.role", "dps.transport.sim", "dps.client.unpacking",
 }  # fmt: skip
 """What a first step of a worker needs not."""
 LARGE = {"numba", "numpy", "zmq", "msgpack", "asyncio", "concurrent", "dataclasses", "json", "logging", "tomllib"}

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 import dps
-from dps import stepping
 from dps.actors.caller import Caller
+from dps.client import stepping, transfers
+from dps.client.lanes import Lane
+from dps.client.pushes import Pushes
 from dps.errors import TaskLost, Unavailable
-from dps.lanes import Lane
 from dps.protocol import Step, Stepped
-from dps.pushes import Pushes
-from dps.variables import transfers
 from tests.in_process import cluster, on_all
 from tests.interrupting import interrupted_at
 
@@ -336,7 +335,7 @@ def test_values_that_came_with_a_push_are_those_of_the_next_pull(made: list[bool
 def test_values_that_came_with_a_push_are_seen_where_they_are(
     made: list[bool], asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dps import session as sessions
+    from dps.client import session as sessions
 
     monkeypatch.setattr(sessions, "local_leases", lambda connection: None)  # as in a process of its own
     with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0)) as s:

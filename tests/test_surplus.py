@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 import dps
-from dps import config, surplus
+from dps import config
+from dps.client import surplus
 from dps.transport.current import runtime
 
 HELD = """
 import numpy as np
-from dps import config, surplus
+from dps import config
+from dps.client import surplus
 from dps.transport.current import runtime
 assert config.keep_large_blocks()
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dps
-from dps.ps.store import Store
+from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from tests.in_process import cluster, on_all
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import dps
+from dps.client.arrived import Arrived
+from dps.client.transfers import PullTransfer
 from dps.transport.real import RealRuntime
-from dps.variables.arrived import Arrived
-from dps.variables.transfers import PullTransfer
 from tests.in_process import cluster
 
 SHAPES = {"a": (300, 400), "b": (7,), "c": (1000, 100)}

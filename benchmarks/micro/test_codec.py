@@ -9,13 +9,13 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from dps import optim
+from dps.client.assembly import Assembly
+from dps.client.dense import gather
 from dps.cluster.placement import RoundRobin
 from dps.monitor import works
 from dps.protocol import Lookup, Pull, Push
 from dps.transport.message import Message
 from dps.transport.wire import Envelope, decode, encode
-from dps.variables.assembly import Assembly
-from dps.variables.dense import gather
 from dps.variables.layout import check_gradients
 from dps.variables.plan import Plan
 from dps.variables.planning import plan_of

@@ -10,7 +10,7 @@ from dps.hooks.timer import Timer
 from dps.reply import Push
 
 if TYPE_CHECKING:
-    from dps.session import Session
+    from dps.hooks.loop import Loop
 
 log = logging.getLogger("dps")
 
@@ -37,12 +37,12 @@ class StepCounter(Hook):
         self._timer = Timer(100 if steps is None and seconds is None else steps, seconds)
         self.steps_per_s: float | None = None
 
-    def after_run(self, session: Session, push: Push, loss: Any) -> None:
+    def after_run(self, session: Loop, push: Push, loss: Any) -> None:
         if self._timer.due(push.step):
             since = self._timer.fired(push.step)
             if since is not None and since[1] > 0:
                 self.steps_per_s = since[0] / since[1]
                 log.info("%s: step %d, %.1f steps/s", session.name, push.step, self.steps_per_s)
 
-    def rolled_back(self, session: Session, step: int, lost: int) -> None:
+    def rolled_back(self, session: Loop, step: int, lost: int) -> None:
         self._timer.fired(step)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dps.reply import Push
-
-if TYPE_CHECKING:
-    from dps.session import Session
 
 
 class Hook:
@@ -41,21 +38,21 @@ class Hook:
     def begin(self) -> None:
         """Called before the session opens."""
 
-    def after_create_session(self, session: Session) -> None:
+    def after_create_session(self, session: Any) -> None:
         """Called once, when the session is open and values are restored or initialised.
 
         Args:
             session: The session, ready for use.
         """
 
-    def before_run(self, session: Session) -> None:
+    def before_run(self, session: Any) -> None:
         """Called before a push is sent.
 
         Args:
             session: The session.
         """
 
-    def after_run(self, session: Session, push: Push, loss: Any) -> None:
+    def after_run(self, session: Any, push: Push, loss: Any) -> None:
         """Called once for each push that has its result, in their order.
 
         Args:
@@ -64,7 +61,7 @@ class Hook:
             loss: What the program passed with the push, or None.
         """
 
-    def rolled_back(self, session: Session, step: int, lost: int) -> None:
+    def rolled_back(self, session: Any, step: int, lost: int) -> None:
         """Called when the run went back to a checkpoint.
 
         Args:
@@ -73,7 +70,7 @@ class Hook:
             lost: How many steps are undone.
         """
 
-    def end(self, session: Session) -> None:
+    def end(self, session: Any) -> None:
         """Called when the loop ended well: without an error, or with no more data.
 
         Args:

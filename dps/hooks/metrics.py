@@ -11,7 +11,7 @@ from dps.hooks.timer import Timer
 from dps.reply import Push
 
 if TYPE_CHECKING:
-    from dps.session import Session
+    from dps.hooks.loop import Loop
 
 log = logging.getLogger("dps")
 
@@ -37,7 +37,7 @@ class LogMetrics(Hook):
         self._timer = Timer(100 if steps is None and seconds is None else steps, seconds)
         self.batch, self._pushes, self._seen = batch, 0, 0
 
-    def after_run(self, session: Session, push: Push, loss: Any) -> None:
+    def after_run(self, session: Loop, push: Push, loss: Any) -> None:
         self._pushes += 1
         if not self._timer.due(push.step):
             return
@@ -50,6 +50,6 @@ class LogMetrics(Hook):
         self._pushes, self._seen = 0, session.scalars.count
         log.info("%s: step %d%s, staleness %d", session.name, push.step, text, push.staleness)
 
-    def rolled_back(self, session: Session, step: int, lost: int) -> None:
+    def rolled_back(self, session: Loop, step: int, lost: int) -> None:
         self._timer.fired(step)
         self._pushes = 0

@@ -12,7 +12,7 @@ from dps.hooks.scalars import as_number
 from dps.reply import Push
 
 if TYPE_CHECKING:
-    from dps.session import Session
+    from dps.hooks.loop import Loop
 
 log = logging.getLogger("dps")
 
@@ -37,7 +37,7 @@ class NanGuard(Hook):
     def __init__(self, fail: bool = True) -> None:
         self.fail = fail
 
-    def after_run(self, session: Session, push: Push, loss: Any) -> None:
+    def after_run(self, session: Loop, push: Push, loss: Any) -> None:
         if loss is None or math.isfinite(number := as_number(loss, "loss")):
             return
         if self.fail:

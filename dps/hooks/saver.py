@@ -11,7 +11,7 @@ from dps.hooks.timer import Timer
 from dps.reply import Push
 
 if TYPE_CHECKING:
-    from dps.session import Session
+    from dps.hooks.loop import Loop
 
 log = logging.getLogger("dps")
 
@@ -42,22 +42,22 @@ class CheckpointSaver(Hook):
     def __init__(self, steps: int | None = None, seconds: float | None = None) -> None:
         self._timer = Timer(steps, seconds if steps is not None or seconds is not None else 600.0)
 
-    def after_create_session(self, session: Session) -> None:
+    def after_create_session(self, session: Loop) -> None:
         self._timer.fired(session.global_step)
         self._save(session)
 
-    def after_run(self, session: Session, push: Push, loss: Any) -> None:
+    def after_run(self, session: Loop, push: Push, loss: Any) -> None:
         if self._timer.due(push.step):
             self._timer.fired(push.step)
             self._save(session)
 
-    def rolled_back(self, session: Session, step: int, lost: int) -> None:
+    def rolled_back(self, session: Loop, step: int, lost: int) -> None:
         self._timer.fired(step)
 
-    def end(self, session: Session) -> None:
+    def end(self, session: Loop) -> None:
         self._save(session)
 
-    def _save(self, session: Session) -> None:
+    def _save(self, session: Loop) -> None:
         """Nothing is written for a step that is saved already; at the very end the chief tries again."""
         if session.is_chief:
             try:

@@ -9,7 +9,7 @@ from dps.hooks.hook import Hook
 from dps.reply import Push
 
 if TYPE_CHECKING:
-    from dps.session import Session
+    from dps.hooks.loop import Loop
 
 
 class StopAtStep(Hook):
@@ -44,15 +44,15 @@ class StopAtStep(Hook):
                 raise ConfigError(f"got {name}={value!r}, wanted a whole number from 0")
         self.last_step, self._num_steps = last_step, num_steps
 
-    def after_create_session(self, session: Session) -> None:
+    def after_create_session(self, session: Loop) -> None:
         if self.last_step is None:
             assert self._num_steps is not None
             self.last_step = session.global_step + self._num_steps
         self._check(session, session.global_step)
 
-    def after_run(self, session: Session, push: Push, loss: Any) -> None:
+    def after_run(self, session: Loop, push: Push, loss: Any) -> None:
         self._check(session, push.step)
 
-    def _check(self, session: Session, step: int) -> None:
+    def _check(self, session: Loop, step: int) -> None:
         if self.last_step is not None and step >= self.last_step:
             session.request_stop()

@@ -13,7 +13,7 @@ from dps.hooks.timer import Timer
 from dps.reply import Push
 
 if TYPE_CHECKING:
-    from dps.session import Session
+    from dps.hooks.loop import Loop
 
 log = logging.getLogger("dps")
 
@@ -69,7 +69,7 @@ class SummarySaver(Hook):
         self._files: list[SummaryFile] = []
         self._pushes, self._seen, self._failing = 0, 0, False
 
-    def after_create_session(self, session: Session) -> None:
+    def after_create_session(self, session: Loop) -> None:
         folder = self._directory or session.checkpoint_dir
         if not folder:
             raise ConfigError("SummarySaver has no directory and the run no checkpoint_dir; give one of them")
@@ -84,7 +84,7 @@ class SummarySaver(Hook):
             self._files.append(EventFile(runtime.storage, f"{folder}/{name}"))
         self._event(session, "started", session.global_step, {})
 
-    def after_run(self, session: Session, push: Push, loss: Any) -> None:
+    def after_run(self, session: Loop, push: Push, loss: Any) -> None:
         self._pushes += 1
         if not self._timer.due(push.step):
             return
@@ -101,15 +101,15 @@ class SummarySaver(Hook):
         self._pushes, self._seen = 0, session.scalars.count
         self._write(session, row)
 
-    def rolled_back(self, session: Session, step: int, lost: int) -> None:
+    def rolled_back(self, session: Loop, step: int, lost: int) -> None:
         self._timer.fired(step)
         self._pushes = 0
         self._event(session, "rolled back", step, {"lost": lost})
 
-    def _event(self, session: Session, what: str, step: int, more: dict[str, Any]) -> None:
+    def _event(self, session: Loop, what: str, step: int, more: dict[str, Any]) -> None:
         self._write(session, {"step": step, "worker": session.name, "event": what, **more})
 
-    def _write(self, session: Session, row: dict[str, Any]) -> None:
+    def _write(self, session: Loop, row: dict[str, Any]) -> None:
         if not (self._all_workers or session.is_chief):
             return
         try:

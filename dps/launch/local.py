@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dps import update
+from dps.client.session import Session
 from dps.errors import ConfigError, DeadlineExceeded, DpsError
 from dps.launch.asking import has_variables
 from dps.launch.functions import loading
@@ -17,7 +18,6 @@ from dps.launch.processes import Processes
 from dps.launch.run import LocalRun
 from dps.launch.supervisor import Supervisor
 from dps.launch.threads import Threads
-from dps.session import Session
 from dps.transport.current import runtime
 from dps.update import parse
 

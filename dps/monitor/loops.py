@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.session import Session
+from dps.client.session import Session
 from dps.transport.limits import seconds
 from dps.transport.wire import Array
 

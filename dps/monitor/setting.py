@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dps import config
+from dps.client.session import Session
 from dps.monitor import works
 from dps.monitor.loops import LOCAL, Loop, loop_of
 from dps.monitor.works import IN_PLACE, OPTIMIZERS, Table
 from dps.server import Server
-from dps.session import Session
 from dps.transport import limits
 from dps.transport.current import runtime
 from dps.update import Async, SyncReplicas
@@ -246,7 +246,7 @@ def kernel(optimizer: str, nbytes: int) -> Call:
     """The update of `nbytes` of float32 in place, alone: what a ps cannot do without."""
     import numpy as np
 
-    from dps.ps.optimizers import apply, initial_slots
+    from dps.ps.store.optimizers import apply, initial_slots
 
     # Arrays of a power of two right behind each other take 2.7 times as long; a ps has each in pages of its own.
     chosen, count, page = OPTIMIZERS[optimizer], nbytes // 4, 1 << 10

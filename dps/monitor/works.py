@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from dps import optim
+from dps.client.session import Session
 from dps.errors import ConfigError
 from dps.monitor import loops
 from dps.reply import Version
-from dps.session import Session
 from dps.transport.limits import read
 from dps.variables.tree import Rows, Variable
 

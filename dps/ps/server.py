@@ -39,15 +39,15 @@ from dps.protocol import (
     Stats,
     Step,
 )
-from dps.ps.credit import CREDIT_TIMEOUT_S, Credits
-from dps.ps.memory import check_device
-from dps.ps.modes import AsyncMode, BoundedMode
-from dps.ps.parts import unknown_list
-from dps.ps.saving import restore
+from dps.ps.intake.credit import CREDIT_TIMEOUT_S, Credits
+from dps.ps.intake.parts import unknown_list
+from dps.ps.intake.staging import Staged
+from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
+from dps.ps.modes.stepping import as_push
+from dps.ps.modes.sync import SyncMode
+from dps.ps.serving.saving import restore
 from dps.ps.shard import Mode, Shard
-from dps.ps.staging import Staged
-from dps.ps.stepping import as_push
-from dps.ps.sync import SyncMode
+from dps.ps.store.memory import check_device
 from dps.ps.warm import warm
 from dps.transport.endpoint import Memory
 from dps.transport.message import Message

@@ -30,17 +30,17 @@ from dps.protocol import (
     Stepped,
     Values,
 )
-from dps.ps.borrowed import Borrowed
-from dps.ps.early import Early
-from dps.ps.lending import Lending
-from dps.ps.lookups import Lookups
-from dps.ps.notices import Notices
-from dps.ps.packing import Packing
-from dps.ps.room import Wait
-from dps.ps.saving import Saving
-from dps.ps.sending import Sending, cut
-from dps.ps.staging import Ledger, Staged
-from dps.ps.store import Lease, Store
+from dps.ps.intake.borrowed import Borrowed
+from dps.ps.intake.staging import Ledger, Staged
+from dps.ps.serving.early import Early
+from dps.ps.serving.lending import Lending
+from dps.ps.serving.lookups import Lookups
+from dps.ps.serving.notices import Notices
+from dps.ps.serving.packing import Packing
+from dps.ps.serving.room import Wait
+from dps.ps.serving.saving import Saving
+from dps.ps.serving.sending import Sending, cut
+from dps.ps.store.store import Lease, Store
 from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.variables.packed import PackedLayout

@@ -16,12 +16,12 @@ import numpy as np
 from dps import optim
 from dps.kernels import headers
 from dps.protocol import RUN
-from dps.ps.arena import HERE_NBYTES, STREAM_NBYTES
-from dps.ps.combine import mean
-from dps.ps.gradients import Update, is_finite
-from dps.ps.rowlists import checked, row_gradient
-from dps.ps.staging import Staged
-from dps.ps.store import Store
+from dps.ps.intake.rowlists import checked, row_gradient
+from dps.ps.intake.staging import Staged
+from dps.ps.modes.combine import mean
+from dps.ps.store.arena import HERE_NBYTES, STREAM_NBYTES
+from dps.ps.store.gradients import Update, is_finite
+from dps.ps.store.store import Store
 from dps.transport.real import real_runtime
 from dps.variables.plan import Arena, Part, ShardLayout
 

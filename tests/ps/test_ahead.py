@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 
 from dps import optim, update
+from dps.client.transfers import About, run_pieces, shared_message
 from dps.errors import ProtocolError
 from dps.protocol import APPLIED, REFUSED, RUN, Credit, Members, Push, Pushed, PushMissing
-from dps.ps import ahead, arena
-from dps.ps.credit import CREDIT_TIMEOUT_S
-from dps.ps.modes import AsyncMode
+from dps.ps.intake.credit import CREDIT_TIMEOUT_S
+from dps.ps.modes.asynchronous import AsyncMode
 from dps.ps.server import PsActor
 from dps.ps.shard import Shard
+from dps.ps.store import ahead, arena
 from dps.transport.current import runtime
 from dps.update import Async
 from dps.variables.plan import VariableSpec, make_plan
-from dps.variables.transfers import About, run_pieces, shared_message
 from tests.ps.test_modes import Desk, sender
 
 SPECS = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dps.protocol import APPLIED, NO_BASE, REFUSED, Pull, Pushed, Values
-from dps.ps import store
+from dps.ps.store import store
 from dps.update import Async
 from tests.ps.test_ahead import Ps, after, push
 from tests.ps.test_modes import sender
@@ -20,7 +20,7 @@ FIRST = Pushed(1, APPLIED, 1, 0, 1, "", credit=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large shard, and nothing applied ahead."""
     monkeypatch.setattr(store, "LARGE", 0)
-    monkeypatch.setattr("dps.ps.ahead.PIECES", 1 << 30)
+    monkeypatch.setattr("dps.ps.store.ahead.PIECES", 1 << 30)
 
 
 class Watched(Ps):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from dps.errors import Unavailable
 from dps.protocol import SharedRows
-from dps.ps.answers import KEPT, MOST_NBYTES, Answers
+from dps.ps.serving.answers import KEPT, MOST_NBYTES, Answers
 from dps.transport.current import runtime
 
 

@@ -10,7 +10,7 @@ import pytest
 from dps.actors.messages import Waiting
 from dps.errors import Aborted, ProtocolError, Unavailable
 from dps.protocol import APPLIED, NOWHERE, Look, Push, Pushed, Shown, Step, Stepped
-from dps.ps.modes import AsyncMode
+from dps.ps.modes.asynchronous import AsyncMode
 from dps.transport.current import runtime
 from dps.update import Async, Bounded, Update
 from tests.ps.test_modes import sender

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dps.ps.clocks import Clocks
+from dps.ps.modes.clocks import Clocks
 
 
 def two(bound: int) -> Clocks:

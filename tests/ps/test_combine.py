@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 
 from dps.protocol import EMPTY, PARTS, RUN
-from dps.ps.combine import mean
-from dps.ps.gradients import Mean, RowGradient
-from dps.ps.rowlists import checked, row_gradient
-from dps.ps.staging import Staged
+from dps.ps.intake.rowlists import checked, row_gradient
+from dps.ps.intake.staging import Staged
+from dps.ps.modes.combine import mean
+from dps.ps.store.gradients import Mean, RowGradient
 from dps.variables.plan import VariableSpec, make_plan
 from tests.variables.models import SGD
 

@@ -8,10 +8,10 @@ import pytest
 
 from dps.actors.messages import Waiting
 from dps.protocol import APPLIED, Credit
-from dps.ps import store
-from dps.ps.credit import CREDIT_TIMEOUT_S, SLOW
-from dps.ps.pace import SLOW_NBYTES_S, WINDOW_S
-from dps.ps.sync import SyncMode
+from dps.ps.intake.credit import CREDIT_TIMEOUT_S, SLOW
+from dps.ps.modes.sync import SyncMode
+from dps.ps.serving.pace import SLOW_NBYTES_S, WINDOW_S
+from dps.ps.store import store
 from dps.update import SyncReplicas
 from tests.ps.test_ahead import Ps, after, push
 from tests.ps.test_modes import sender
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A large shard, nothing applied ahead, and a clock that stands still unless it is moved."""
     now = [100.0]
     monkeypatch.setattr(store, "LARGE", 0)
-    monkeypatch.setattr("dps.ps.ahead.PIECES", 1 << 30)
+    monkeypatch.setattr("dps.ps.store.ahead.PIECES", 1 << 30)
     monkeypatch.setattr(type(Ps(1).desk.runtime), "now", lambda self: now[0])
     return now
 
@@ -115,7 +115,7 @@ def test_a_push_that_keeps_its_pace_is_waited_for(clock: list[float], monkeypatc
     ps = Ps(1, 2)
     ask(ps, 1)
     ask(ps, 2)
-    monkeypatch.setattr("dps.ps.pace.SLOW_NBYTES_S", 16 / WINDOW_S)
+    monkeypatch.setattr("dps.ps.serving.pace.SLOW_NBYTES_S", 16 / WINDOW_S)
     for piece in push(1, 1.0)[:4]:
         ps.bring(1, piece)  # 16 bytes
         assert slow(ps, clock, 1) == []

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from dps.config import AUTO
-from dps.ps import crew as crews
-from dps.ps.crew import Crew, crew_of
+from dps.ps.store import crew as crews
+from dps.ps.store.crew import Crew, crew_of
 
 COME_S = 10
 

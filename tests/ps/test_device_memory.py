@@ -19,11 +19,11 @@ import dps
 from dps import optim
 from dps.errors import ConfigError
 from dps.kernels import device
-from dps.ps.device_memory import DeviceMemory
-from dps.ps.gradients import RowGradient, Update
-from dps.ps.memory import gpu_index
 from dps.ps.server import PsActor
-from dps.ps.store import Store
+from dps.ps.store.device_memory import DeviceMemory
+from dps.ps.store.gradients import RowGradient, Update
+from dps.ps.store.memory import gpu_index
+from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from tests.in_process import cluster, on_all

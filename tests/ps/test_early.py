@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from dps import optim
+from dps.client.transfers import About, run_pieces
 from dps.protocol import APPLIED, NO_BASE, REFUSED, Pull, Pushed, Values
-from dps.ps import early, sending, store
-from dps.ps.modes import BoundedMode
+from dps.ps.modes.asynchronous import BoundedMode
+from dps.ps.serving import early, sending
+from dps.ps.store import store
 from dps.update import Bounded
 from dps.variables.plan import VariableSpec, make_plan
-from dps.variables.transfers import About, run_pieces
 from tests.ps.test_ahead import LAYOUT, Ps, after, push
 from tests.ps.test_modes import sender
 
@@ -23,7 +24,7 @@ PULL = 70
 
 @pytest.fixture(autouse=True)
 def pieces_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dps.ps.ahead.PIECES", 0)
+    monkeypatch.setattr("dps.ps.store.ahead.PIECES", 0)
     monkeypatch.setattr(sending, "piece_size", lambda nbytes, smallest: 16)
 
 
@@ -152,7 +153,7 @@ def test_in_bounded_mode_nobody_reads_before_the_push_counts() -> None:
 
 
 def test_over_a_fast_connection_values_leave_when_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dps.ps.modes.FAST_NBYTES_S", 0.0)
+    monkeypatch.setattr("dps.ps.modes.asynchronous.FAST_NBYTES_S", 0.0)
     ps = Waited()
     ps.asks()
     *first, last = push(1, 2.0)

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 
 from dps import optim, update
+from dps.client.transfers import About, shared_message
 from dps.protocol import APPLIED, DROPPED, REFUSED, Decide, Members, Pushed, PushHeld, PushStatus, Report
-from dps.ps import ahead, foreseen
-from dps.ps.notices import Notices
+from dps.ps.modes import foreseen
+from dps.ps.modes.sync import HELD_S, SyncMode
 from dps.ps.server import PsActor
+from dps.ps.serving.notices import Notices
 from dps.ps.shard import Shard
-from dps.ps.store import Store
-from dps.ps.sync import HELD_S, SyncMode
+from dps.ps.store import ahead
+from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.transport.endpoint import Memory
 from dps.update import SyncReplicas
 from dps.variables.plan import VariableSpec, make_plan
-from dps.variables.transfers import About, shared_message
 from tests.ps.test_modes import Desk, sender
 
 SIZE = 4

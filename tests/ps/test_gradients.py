@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
-from dps.ps.gradients import Pieces
+from dps.ps.store.gradients import Pieces
 
 PIECE = np.zeros(4, np.float32).nbytes
 

@@ -10,10 +10,10 @@ import pytest
 
 from dps import optim
 from dps.errors import ConfigError
-from dps.ps import optimizers
-from dps.ps.gradients import Mean
-from dps.ps.halves import HalvesMemory
-from dps.ps.memory import memory_of
+from dps.ps.store import optimizers
+from dps.ps.store.gradients import Mean
+from dps.ps.store.halves import HalvesMemory
+from dps.ps.store.memory import memory_of
 from dps.variables.plan import Arena, Part
 
 DTYPES: dict[str, Any] = {"<f2": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dps.protocol import REFUSED, Pushed
-from dps.ps.lending import REMEMBERED, Lending
-from dps.ps.store import Store
+from dps.ps.serving.lending import REMEMBERED, Lending
+from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.update import Async
 from tests.ps.test_modes import LAYOUT, Ps, sender

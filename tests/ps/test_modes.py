@@ -10,15 +10,15 @@ import pytest
 from dps import update
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
+from dps.client.transfers import About, run_pieces
 from dps.errors import Aborted
 from dps.protocol import APPLIED, DROPPED, REFUSED, Members, NotNewer, Pull, Pushed, Values
-from dps.ps.modes import AsyncMode, BoundedMode
+from dps.ps.intake.staging import Staged
+from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
 from dps.ps.shard import Shard
-from dps.ps.staging import Staged
 from dps.transport.current import runtime
 from dps.update import Async, Bounded, Update
 from dps.variables.plan import VariableSpec, make_plan
-from dps.variables.transfers import About, run_pieces
 from tests.variables.models import SGD
 
 PLAN = make_plan([VariableSpec("w", (2,), "<f8", SGD)], (0,), lambda *_: 0, None)

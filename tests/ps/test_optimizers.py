@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dps import optim
-from dps.ps.optimizers import apply, apply_rows, initial_slots
+from dps.ps.store.optimizers import apply, apply_rows, initial_slots
 
 STEPS = 20
 N = 103

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from dps.ps.quorum import Decision, Grant, Member, Quorum
+from dps.ps.modes.quorum import Decision, Grant, Member, Quorum
 
 
 class Steps:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps.protocol import APPLIED, DROPPED, REFUSED
-from dps.ps.quorum import Decision, Grant, Member, Quorum
+from dps.ps.modes.quorum import Decision, Grant, Member, Quorum
 
 Report = tuple[int, int, int, int, str]
 """ps, incarnation, number, local step, refusal."""

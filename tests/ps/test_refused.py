@@ -12,9 +12,9 @@ from hypothesis import given, settings
 
 from dps import optim
 from dps.config import AUTO
-from dps.ps import arena, crew
-from dps.ps.gradients import Mean, RowGradient, Update
-from dps.ps.store import Store
+from dps.ps.store import arena, crew
+from dps.ps.store.gradients import Mean, RowGradient, Update
+from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.ps import store as stores
-from dps.ps.gradients import Update
-from dps.ps.pace import WINDOW_S
-from dps.ps.room import MOST_S, ROOM_S, Copy, Room, Wait
-from dps.ps.store import Lease, Store
+from dps.ps.serving.pace import WINDOW_S
+from dps.ps.serving.room import MOST_S, ROOM_S, Copy, Room, Wait
+from dps.ps.store import store as stores
+from dps.ps.store.gradients import Update
+from dps.ps.store.store import Lease, Store
 from dps.transport.current import runtime
 from tests.ps.test_store import plan, run_of
 
@@ -24,7 +24,7 @@ class Sent:
     def __init__(self, patch: pytest.MonkeyPatch, large: bool = True) -> None:
         self.now = 50.0
         patch.setattr(stores, "LARGE", 0 if large else 1 << 30)
-        patch.setattr("dps.ps.pace.SLOW_NBYTES_S", PACE)
+        patch.setattr("dps.ps.serving.pace.SLOW_NBYTES_S", PACE)
         patch.setattr(type(runtime()), "now", lambda _: self.now)
         self.store = Store(plan().layouts[0], runtime())
         self.room = Room(self.store)

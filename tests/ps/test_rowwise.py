@@ -9,9 +9,9 @@ import pytest
 
 from dps import optim
 from dps.kernels import device
-from dps.ps.gradients import Mean, RowGradient, Update
-from dps.ps.saving import named
-from dps.ps.store import Store
+from dps.ps.serving.saving import named
+from dps.ps.store.gradients import Mean, RowGradient, Update
+from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
 

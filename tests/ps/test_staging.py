@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from dps.client.transfers import About, run_pieces
 from dps.errors import ProtocolError
 from dps.protocol import APPLIED, DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, RUN, SHARED, WINDOW, Push, Pushed
-from dps.ps import rowlists
-from dps.ps.borrowed import Borrowed
-from dps.ps.gradients import Pieces, RowGradient
-from dps.ps.parts import unknown_list
-from dps.ps.staging import KEEPS, Ledger, Staged
-from dps.ps.store import Store
+from dps.ps.intake import rowlists
+from dps.ps.intake.borrowed import Borrowed
+from dps.ps.intake.parts import unknown_list
+from dps.ps.intake.staging import KEEPS, Ledger, Staged
+from dps.ps.store.gradients import Pieces, RowGradient
+from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
-from dps.variables.transfers import About, run_pieces
 from tests.variables.models import SGD
 
 SPECS = [

@@ -29,8 +29,8 @@ from dps.protocol import (
     Stepped,
     Token,
 )
+from dps.ps.modes.sync import SyncMode
 from dps.ps.server import PsActor
-from dps.ps.sync import SyncMode
 from dps.transport.current import runtime
 from dps.update import SyncReplicas, to_wire
 from dps.variables.plan import VariableSpec, make_plan

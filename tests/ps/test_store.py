@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from dps import optim
-from dps.ps.gradients import RowGradient, Update
-from dps.ps.store import Store
+from dps.ps.store.gradients import RowGradient, Update
+from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import Plan, VariableSpec, make_plan
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.ps.quorum import Decision, Grant, Member, Quorum
+from dps.ps.modes.quorum import Decision, Grant, Member, Quorum
 from tests.ps.sync_replicas_model import SyncReplicasModel
 
 

@@ -11,10 +11,10 @@ import pytest
 import dps
 from dps import config
 from dps.errors import ConfigError
-from dps.ps import arena, crew
-from dps.ps import store as stores
-from dps.ps.gradients import Pieces, Update
-from dps.ps.store import Store
+from dps.ps.store import arena, crew
+from dps.ps.store import store as stores
+from dps.ps.store.gradients import Pieces, Update
+from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
 from tests.in_process import bind

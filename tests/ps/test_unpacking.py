@@ -12,9 +12,9 @@ from hypothesis import given, settings
 
 from dps.errors import ProtocolError
 from dps.protocol import DENSE, PACKED, PARTS, Push
-from dps.ps.borrowed import Borrowed
-from dps.ps.staging import Staged
-from dps.ps.unpacking import unpack
+from dps.ps.intake.borrowed import Borrowed
+from dps.ps.intake.staging import Staged
+from dps.ps.intake.unpacking import unpack
 from dps.transport.current import runtime
 from dps.variables.packed import Packed
 from dps.variables.plan import Part, VariableSpec, make_plan

@@ -33,10 +33,10 @@ import numpy as np
 from dps import optim
 from dps.kernels.jit import compiled_here
 from dps.ps import warm
-from dps.ps.gradients import Update
-from dps.ps.rowlists import checked, row_gradient
-from dps.ps.store import Store
-from dps.ps.staging import Staged
+from dps.ps.store.gradients import Update
+from dps.ps.intake.rowlists import checked, row_gradient
+from dps.ps.store.store import Store
+from dps.ps.intake.staging import Staged
 from dps.transport.current import runtime
 from dps.variables.plan import Arena, Part, ShardLayout
 
@@ -90,8 +90,8 @@ import hashlib, sys
 import numpy as np
 from dps import optim
 from dps.kernels.jit import compiled_here
-from dps.ps.gradients import Update
-from dps.ps.store import Store
+from dps.ps.store.gradients import Update
+from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import Arena, Part, ShardLayout
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dps.protocol import NO_BASE, Pull, Values
-from dps.ps import sending as shards
-from dps.ps.pace import SHORTEST_S, Rates
+from dps.ps.serving import sending as shards
+from dps.ps.serving.pace import SHORTEST_S, Rates
 from dps.transport.current import runtime
 from tests.ps.test_ahead import LAYOUT, Ps
 from tests.ps.test_modes import sender

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from dps import pushing, stepping
+from dps.client import pushing, stepping
 from dps.launch.simulate import SimulatedCluster
-from dps.ps import ahead, foreseen, rowlists, store
+from dps.ps.intake import rowlists
+from dps.ps.modes import foreseen
+from dps.ps.store import ahead, store
 from dps.transport.sim import Compute, Kill, Network, Partition, Pause, runtime
 from dps.transport.sim.faults import DiskFull, Fault, SlowDisk
 from dps.update import Async, Bounded, SyncReplicas, Update

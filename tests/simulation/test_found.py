@@ -10,7 +10,7 @@ import pytest
 import dps
 from dps.launch.simulate import SimulatedCluster
 from dps.protocol import Decide
-from dps.ps.sync import SyncMode
+from dps.ps.modes.sync import SyncMode
 from dps.transport.sim import Network, Pause
 from tests.simulation.scenario import run, scenario
 

@@ -8,28 +8,17 @@ from typing import Any
 
 import pytest
 
-from dps import pushing, stepping, waiting
 from dps.chief import admission, epochs, journaling, losses, takeover
 from dps.chief.run import write_journal
+from dps.client import pushing, stepping, waiting
 from dps.errors import CheckpointError
-from dps.ps import (
-    ahead,
-    answers,
-    clocks,
-    early,
-    foreseen,
-    modes,
-    quorum,
-    rowlists,
-    saving,
-    server,
-    shard,
-    staging,
-    store,
-    sync,
-    tokens,
-)
-from dps.ps import stepping as ps_stepping
+from dps.ps import server, shard
+from dps.ps.intake import rowlists, staging
+from dps.ps.modes import asynchronous as modes
+from dps.ps.modes import clocks, foreseen, quorum, sync, tokens
+from dps.ps.modes import stepping as ps_stepping
+from dps.ps.serving import answers, early, saving
+from dps.ps.store import ahead, store
 from dps.reply import Push
 from tests.simulation.scenario import Scenario, crowded, run, scenario, with_a_killed_chief, with_a_lost_ps
 

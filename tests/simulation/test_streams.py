@@ -71,7 +71,7 @@ def pushed_meanwhile(server: Any, count: int) -> list[tuple[float, float]]:
 
 
 def test_what_others_push_meanwhile_is_never_seen_in_half() -> None:
-    from dps.ps.early import Early
+    from dps.ps.serving.early import Early
 
     dropped: list[Early] = []
     drop = Early.drop

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from dps.client.arrived import Arrived
+from dps.client.recycled import Taken
 from dps.errors import ProtocolError
 from dps.protocol import Pull, Values
 from dps.transport.message import changed
-from dps.variables.arrived import Arrived
 from dps.variables.plan import Plan, VariableSpec, make_plan
-from dps.variables.recycled import Taken
 from tests.variables.models import SGD, plans
 from tests.variables.test_transfers import pieces_of, pull, run_of
 

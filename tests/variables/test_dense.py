@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from dps.client.dense import Whole, fit, gather, gather_pieces, is_whole
 from dps.transport.dtypes import BFLOAT16, dtype_of
-from dps.variables.dense import Whole, fit, gather, gather_pieces, is_whole
 from dps.variables.layout import split
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from dps.variables.tree import Rows

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dps.client.transfers import PullTransfer, PushTransfer
 from dps.errors import Unavailable
 from dps.protocol import APPLIED, DROPPED, REFUSED, RUN, Pull, Push, Pushed, PushStatus, Values
-from dps.variables.transfers import PullTransfer, PushTransfer
 from tests.variables.test_transfers import PS, Wire, pieces_of, run_of, small
 
 LENT = [8, 3, [[1, 2]]]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from dps.client.pieces import own_pieces
+from dps.client.transfers import About
 from dps.protocol import RUN
-from dps.ps.staging import Staged
+from dps.ps.intake.staging import Staged
 from dps.variables.layout import split
-from dps.variables.pieces import own_pieces
 from dps.variables.plan import Plan, VariableSpec, make_plan
-from dps.variables.transfers import About
 from tests.variables.models import SGD, plans, values_of
 
 ABOUT = About(1, 4, 2, 7, 3)

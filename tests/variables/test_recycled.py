@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dps.client import recycled
+from dps.client.assembly import Assembly
+from dps.client.recycled import Recycled, Taken
 from dps.kernels.headers import Headers
-from dps.variables import recycled
-from dps.variables.assembly import Assembly
 from dps.variables.plan import Plan, ShardLayout, VariableSpec, make_plan
-from dps.variables.recycled import Recycled, Taken
 from dps.variables.tree import Nesting, nested
 from tests.variables.models import SGD
 

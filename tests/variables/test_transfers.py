@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.ref import Ref
 from dps.actors.requests import Request, Requests
+from dps.client.transfers import About, PullTransfer, PushTransfer, run_pieces
 from dps.errors import Aborted, ProtocolError
 from dps.protocol import (
     APPLIED,
@@ -29,7 +30,6 @@ from dps.protocol import (
 )
 from dps.transport.message import Message
 from dps.variables.plan import Plan, VariableSpec, make_plan
-from dps.variables.transfers import About, PullTransfer, PushTransfer, run_pieces
 from tests.variables.models import SGD, plans, values_of
 
 PS = Ref("127.0.0.1:1", "ps")

@@ -1,0 +1,1 @@
+"""What a training loop holds: the session, its pulls and pushes. Outside of this package only `session` is imported."""

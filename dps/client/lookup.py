@@ -1,0 +1,274 @@
+"""Rows of a variable, asked from all ps that have some of them at once."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dps.actors.requests import Request
+from dps.client.connection import Connection
+from dps.client.lanes import Lane
+from dps.client.transfers import Transfer, copy_steadily
+from dps.errors import DpsError, Unavailable
+from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
+from dps.transport.dtypes import wire_name
+from dps.transport.message import Message, changed
+from dps.transport.wire import Array
+from dps.variables.layout import check_rows
+from dps.variables.plan import Part, VariableSpec
+from dps.variables.rowlists import RowList
+
+NOTHING = np.empty(0)
+RECYCLED_NBYTES = 1 << 16
+"""Results from this size on lie in memory that is used again when nobody has them any more."""
+
+
+class Lookups:
+    """The lookups of one session: which of them may still read a ps's memory, and memory for their results."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._recycled = _Recycled()
+        self._open: set[int] = set()
+        self._last = 0
+
+    def start(self, name: str, rows: Any, out: Array | None) -> LookupOp:
+        """Ask for rows. Raises ValueError for what is no variable, no row of it, or no array to hold the rows."""
+        plan = self.connection.plan
+        if name not in plan.by_name:
+            raise ValueError(f"no variable {name!r}; there are {list(plan.by_name)[:10]}")
+        spec = plan.variables[plan.by_name[name]]
+        if not spec.shape:
+            raise ValueError(f"{name} is a scalar; it has no rows")
+        indices = np.asarray(rows)
+        if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
+            raise ValueError(f"rows are integers of shape (n,), got {indices.dtype} {indices.shape}")
+        found = self.connection.row_lists.of(indices)
+        lowest, highest = found.ends()
+        if lowest < 0 or highest >= spec.shape[0]:
+            check_rows(spec, indices)
+        shape = (len(found.asked), *spec.shape[1:])
+        fits = isinstance(out, np.ndarray) and out.shape == shape and wire_name(out.dtype) == spec.dtype
+        if out is not None and not fits:
+            got = f"{getattr(out, 'dtype', type(out))} {getattr(out, 'shape', '')}"
+            raise ValueError(f"out is {got}; wanted an array of {np.dtype(spec.dtype)} {shape}")
+        operation = LookupOp(self, spec, found, self.array(shape, spec.dtype) if out is None else out)
+        operation.start()
+        return operation
+
+    def array(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """Memory for rows, its contents undefined."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if nbytes < RECYCLED_NBYTES:
+            return np.empty(shape, dtype)
+        return self._recycled.take(nbytes).view(dtype).reshape(shape)
+
+    def roll_back(self) -> None:
+        """Under a new incarnation nothing is read that the last one asked for."""
+        self._open.clear()
+
+    def read_to(self) -> int:
+        """All answers up to this request number are read, or never will be."""
+        return min(self._open) - 1 if self._open else self._last
+
+    def opened(self, number: int) -> None:
+        """A request may be answered with memory to read."""
+        self._open.add(number)
+        self._last = max(self._last, number)
+
+    def closed(self, number: int) -> None:
+        """That memory is read, or nobody wants it any more."""
+        self._open.discard(number)
+
+
+class _Recycled:
+    """Memory for rows: what nobody refers to any more is used again. Fresh memory costs as much as the copy into it."""
+
+    KEPT = 4
+    _OWN_REFERENCES = 3  # the list's, the loop's and getrefcount's
+
+    def __init__(self) -> None:
+        self._made: list[Array] = []
+
+    def take(self, nbytes: int) -> Array:
+        """So many bytes, undefined, for the caller to keep for as long as he likes."""
+        size = -(-nbytes // 4096) * 4096
+        for made in self._made:
+            if len(made) == size and sys.getrefcount(made) <= self._OWN_REFERENCES:
+                return made[:nbytes]
+        found: Array = np.empty(size, np.uint8)
+        self._made = [*self._made[1 - self.KEPT :], found]
+        return found[:nbytes]
+
+
+class LookupOp:
+    """One lookup: its rows come part by part, each once, and are put in the caller's order where they are not yet."""
+
+    def __init__(self, lookups: Lookups, spec: VariableSpec, rows: RowList, out: Array) -> None:
+        self._lookups, self._spec, self._out = lookups, spec, out
+        self._parts: list[_PartLookup] = []
+        self._incarnation = -1
+        plan = lookups.connection.plan
+        self._of_variable = plan.parts_of[plan.by_name[spec.name]]
+        self.sent, self._which = rows.to_read(len(self._of_variable))
+        self._in_place = self._which is None and out.flags.c_contiguous
+        self._distinct: Array | None = None
+
+    def start(self) -> None:
+        """Send what is not sent yet; after a rollback all of it again."""
+        connection = self._lookups.connection
+        if self._incarnation == connection.caller.incarnation:
+            return
+        for part in self._parts:
+            part.drop()
+        self._incarnation = connection.caller.incarnation
+        found = [(part, *self.sent.range_of(part)) for part in self._of_variable]
+        asked = [(part, first, last) for part, first, last in found if first < last]
+        whole = len(asked) == 1
+        self._parts = [_PartLookup(self, self._lookups, part, first, last, whole) for part, first, last in asked]
+        connection.caller.flush()
+
+    @property
+    def complete(self) -> bool:
+        return self._incarnation == self._lookups.connection.caller.incarnation and all(
+            part.complete for part in self._parts
+        )
+
+    def requests(self) -> Sequence[Request]:
+        return self._parts
+
+    def waits_for(self) -> list[str]:
+        return [part.waits_for for part in self._parts if not part.complete]
+
+    def raise_error(self) -> None:
+        for part in self._parts:
+            if part.error is not None:
+                raise part.error
+
+    def drop(self) -> None:
+        """Nobody wants it any more."""
+        for part in self._parts:
+            part.drop()
+        self._out, self._parts = NOTHING, []
+
+    def target(self) -> Array:
+        """Where the rows go as they come, shape (rows, elements of one): the result itself where they are it."""
+        n, size = len(self.sent.rows), math.prod(self._spec.shape[1:])
+        if self._in_place:
+            return self._out.reshape(n, size)
+        if self._distinct is None:
+            self._distinct = self._lookups.array((n, size), self._spec.dtype)
+        return self._distinct
+
+    def put_all(self, rows: Array) -> None:
+        """All rows are there, in memory that is read now: into the result, in the caller's order."""
+        if self._which is None:
+            self._out[...] = rows.reshape(self._out.shape)
+        else:
+            np.take(rows.reshape(len(rows), *self._out.shape[1:]), self._which, axis=0, out=self._out, mode="clip")
+        self._distinct = None
+
+    def result(self) -> Array:
+        """The rows in the caller's order; complete operations only."""
+        if self._distinct is not None:
+            self.put_all(self._distinct)
+        found, self._out, self._parts = self._out, NOTHING, []
+        return found  # the caller's alone: a transfer and its request would keep it, and its memory from further use
+
+
+class _PartLookup(Transfer):
+    """The rows of one part: asked from its ps, over the socket or out of its memory."""
+
+    def __init__(self, operation: LookupOp, lookups: Lookups, part: Part, first: int, last: int, whole: bool) -> None:
+        connection = lookups.connection
+        super().__init__(connection.caller, part.ps, connection.abort)
+        self._operation, self._lookups, self._part = operation, lookups, part
+        self._first, self._count, self._whole = first, last - first, whole
+        self._lane: Lane = connection.lanes[part.ps]
+        self._dtype = np.dtype(connection.plan.variables[part.variable].dtype)
+        self._nbytes = self._count * part.row_size * self._dtype.itemsize
+        self._counter = -1
+        self._got: dict[int, int] = {}
+        rows = operation.sent
+        told = rows.is_told(part, connection.caller.incarnation)
+        shared = self._lane.on and 0 < self._nbytes >= connection.runtime.shared_nbytes
+        self._message = Lookup(
+            connection.epoch, connection.local_step if connection.sync else 0, part.index, rows.number,
+            lookups.read_to(), shared, () if told else (rows.within(part),),
+        )  # fmt: skip
+        self._caller.open(connection.refs[part.ps], self._message, self, 0.25 + self._nbytes / 100e6)
+        lookups.opened(self.number)
+
+    def again(self) -> Message:
+        return self._message
+
+    def feed(self, message: Message) -> bool:
+        over = self._over(message)
+        if over:
+            self._lookups.closed(self.number)
+        return over
+
+    def _over(self, message: Message) -> bool:
+        common = self._common(message)
+        if common is not None:
+            return common
+        if isinstance(message, RowsUnknown):
+            self._change(changed(self._message, arrays=(self._operation.sent.within(self._part),)))
+            return False
+        if isinstance(message, SharedRows):
+            return self._read(message)
+        return isinstance(message, Rows) and len(message.arrays) == 1 and self._take(message, message.arrays[0])
+
+    def _change(self, message: Lookup) -> None:
+        self._message = message
+        self._caller.send(self, message)
+
+    def _read(self, message: SharedRows) -> bool:
+        """Out of the ps's memory; where that fails the rows are asked for over the socket, under the same number."""
+        try:
+            memory = self._lane.attach(message.memory)
+            if len(memory) < self._nbytes:
+                raise Unavailable(f"the ps's memory has {len(memory)} bytes for an answer of {self._nbytes}")
+        except DpsError as error:
+            self._lane.give_up(error)
+            self._change(changed(self._message, shared=False))
+            return False
+        rows = self._steady(memory[: self._nbytes]).view(self._dtype).reshape(self._count, self._part.row_size)
+        if self._whole:
+            self._operation.put_all(rows)
+        else:
+            self._operation.target()[self._first : self._first + self._count] = rows
+        return True
+
+    def _steady(self, memory: Array) -> Array:
+        """The memory itself; in the simulator a copy, see `copy_steadily`."""
+        runtime = self._caller.runtime
+        if not runtime.simulated:
+            return memory
+        copied = np.empty_like(memory)
+        copy_steadily(runtime, copied, memory)
+        return copied
+
+    def _take(self, message: Rows, rows: Array) -> bool:
+        """A piece. Pieces of two versions, after a resend, are never mixed: a higher one starts anew."""
+        fits = rows.ndim == 2 and rows.shape[1] == self._part.row_size and rows.dtype == self._dtype
+        if not fits or not 0 <= message.first <= self._count - len(rows) or message.counter < self._counter:
+            return False
+        if message.counter > self._counter:
+            self._counter, self._got = message.counter, {}
+        if self._whole and len(rows) == self._count:
+            self._operation.put_all(rows)
+            return True
+        first = self._first + message.first
+        self._operation.target()[first : first + len(rows)] = rows
+        self._got[message.first] = len(rows)
+        return sum(self._got.values()) >= self._count
+
+    def drop(self) -> None:
+        """Late answers are for nobody."""
+        self._caller.drop(self)
+        self._lookups.closed(self.number)

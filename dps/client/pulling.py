@@ -1,0 +1,356 @@
+"""A session's pulls: one transfer per ps, restarted when a new run epoch begins."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from dps.client.connection import Connection
+from dps.client.pushes import Pushes
+from dps.client.pushing import PushOp
+from dps.client.recycled import Recycled, Taken
+from dps.client.transfers import PullTransfer
+from dps.client.waiting import Waiter
+from dps.protocol import Pull
+from dps.reply import Version
+from dps.transport.wire import Array
+from dps.variables.layout import assemble
+from dps.variables.plan import ShardLayout
+from dps.variables.runs import CUT_ONCE
+from dps.variables.tree import Nesting, leaves, nested
+
+Kept = dict[int, tuple[int, Array]]
+"""By ps: the version counter of values, and they."""
+
+
+class PullOp:
+    """One pull: a transfer per ps. `names`: variable indices, None for all.
+
+    `conditional`: unchanged shards move nothing. `launch` gives the messages of now.
+    """
+
+    def __init__(
+        self, connection: Connection, names: list[int] | None, conditional: bool, launch: Callable[[], dict[int, Pull]],
+        take: Callable[[ShardLayout], Taken], hold: bool, behind: PushOp | None = None,
+    ) -> None:  # fmt: skip
+        self.names, self.conditional = names, conditional
+        self._connection, self._launch, self._take, self._hold = connection, launch, take, hold
+        self._behind = behind
+        """A push of the same step, whose results may bring the values."""
+        self._incarnation = -1
+        self._messages: dict[int, Pull] = {}
+        """Those not yet sent."""
+        self.transfers: dict[int, PullTransfer] = {}
+
+    def start(self) -> None:
+        """Send what is not sent yet; after a rollback all of it again. Leaves at the next flush or wait."""
+        if self._incarnation != self._connection.caller.incarnation:
+            self.drop()
+            self.transfers = {}
+            self._messages = self._launch()
+            self._incarnation = self._connection.caller.incarnation
+        if self._messages:
+            self._start_more()
+
+    def _start_more(self) -> None:
+        """In bounded mode the step ps answers before the others are asked."""
+        connection = self._connection
+        first = connection.step_ps
+        if connection.bounded:
+            if first in self.transfers and not self.transfers[first].complete:
+                return
+            due = [first] if first in self._messages else list(self._messages)
+        else:
+            due = list(self._messages)
+        for ps in due:
+            start = PullTransfer if connection.compression is None else connection.compression.pull
+            push = None if self._behind is None else self._behind.transfers.get(ps)
+            self.transfers[ps] = start(
+                connection.caller, connection.refs[ps], ps, connection.plan.layouts[ps], self._messages.pop(ps),
+                connection.abort, connection.lanes[ps], self._take, self._hold,
+                push if push is not None and push.lends else None,
+            )  # fmt: skip
+        self._behind = None
+
+    @property
+    def complete(self) -> bool:
+        if self._messages:
+            self._start_more()
+            if self._messages:
+                return False
+        for transfer in self.transfers.values():
+            if not transfer.complete:
+                return False
+        return self._incarnation >= 0
+
+    def waits_for(self) -> list[str]:
+        return [t.waits_for for t in self.transfers.values() if not t.complete]
+
+    def raise_error(self) -> None:
+        for transfer in self.transfers.values():
+            if transfer.error is not None:
+                raise transfer.error
+
+    def parts(self, kept: Kept, still: bool) -> list[Array]:
+        """All parts that a whole pull has brought, shard after shard, in the order of their runs; those of shards that
+        were not newer are copies of what is kept. `still`: read-only."""
+        found: list[Array] = []
+        for ps, layout in self._connection.plan.layouts.items():
+            taken = self.transfers[ps].taken
+            if taken is not None:
+                found += taken.parts(still)
+            else:
+                found += layout.listed(self._memories(ps, kept, still))
+        return found
+
+    def taken(self) -> list[Taken]:
+        """What the values of all shards were put into; empty where some of them lie elsewhere."""
+        found = [self.transfers[ps].taken for ps in self._connection.plan.layouts]
+        mine = [taken for taken in found if isinstance(taken, Taken)]
+        return mine if len(mine) == len(found) else []
+
+    def held(self) -> list[Array] | None:
+        """The bytes of all arenas of all shards, where all are held in place."""
+        found: list[Array] = []
+        for ps in self._connection.plan.layouts:
+            held = self.transfers[ps].held
+            if held is None:
+                return None
+            found += held
+        return found
+
+    def some(self) -> dict[int, Array]:
+        """Those that were asked for, by index."""
+        found: dict[int, Array] = {}
+        for ps, transfer in self.transfers.items():
+            memories = self._memories(ps, {}, False)
+            found |= {index: transfer.layout.view(memories, index) for index in transfer.parts}
+        return found
+
+    def _memories(self, ps: int, kept: Kept, still: bool) -> list[Array]:
+        """The bytes of a shard's arenas."""
+        transfer = self.transfers[ps]
+        if transfer.held is not None:
+            return transfer.held
+        run = transfer.taken.bytes if transfer.taken is not None else kept[ps][1].copy()
+        if still:
+            run = run.view()
+            run.flags.writeable = False
+        return transfer.layout.memories(run)
+
+    def drop(self) -> None:
+        """Forget the requests; their late answers are for nobody."""
+        for transfer in self.transfers.values():
+            transfer.drop()
+
+    def release(self) -> None:
+        """Give what is held in place back to the ps."""
+        for transfer in self.transfers.values():
+            if transfer.held is not None:
+                transfer.release()
+
+    def forget_runs(self) -> None:
+        """The values are the caller's alone from here on."""
+        for transfer in self.transfers.values():
+            transfer.taken = None
+
+    def kept_runs(self, kept: Kept) -> Kept:
+        """Private copies of the runs, for the next conditional pull."""
+        return {ps: kept[ps] if t.taken is None else (t.counter, t.taken.copied()) for ps, t in self.transfers.items()}
+
+
+class Pulls:
+    """The pulls of a session: what they ask for, and the user's nested arrays out of what they bring."""
+
+    def __init__(self, connection: Connection, waiter: Waiter, pushes: Pushes) -> None:
+        self._connection, self._waiter, self._pushes = connection, waiter, pushes
+        self.read: tuple[int, dict[int, int]] = connection.epoch, {}
+        """Of the last whole pull: run epoch, and each shard's version counter."""
+        self._cache: Kept = {}
+        self._recycled = Recycled()
+
+    def roll_back(self) -> None:
+        """A new run epoch has begun: nothing is known of its values."""
+        self._pushes.assembly.forget()
+        self._cache = {}
+        self._recycled.forget()
+
+    def start(
+        self, names: Sequence[str] | None, newer_than: Version | None, after: bool, hold: bool = False,
+        behind: PushOp | None = None, leads: bool = False,
+    ) -> PullOp:  # fmt: skip
+        """A pull; `after`: it is answered when the pushes on their way have been applied. Does not block.
+
+        `hold`: what ps on this machine have is not copied; see PullTransfer. `behind`: a push just made, whose
+        results may bring the values. `leads`: it is to be started right before a push to all ps that counts as one of
+        those on their way.
+        """
+        self._waiter.check_open()
+        known = None if names is None else self._indices(names)
+        return self._operation(known, newer_than, after, hold, behind, leads)
+
+    def _operation(
+        self, known: list[int] | None, newer_than: Version | None, after: bool, hold: bool = False,
+        behind: PushOp | None = None, leads: bool = False,
+    ) -> PullOp:  # fmt: skip
+        to_come = itertools.chain([int(leads)], itertools.repeat(0))  # after a rollback it leads nothing
+
+        def launch() -> dict[int, Pull]:
+            return self._launch(known, newer_than, after, next(to_come))
+
+        return PullOp(
+            self._connection, known, newer_than is not None, launch, self._recycled.take, hold, behind
+        )  # fmt: skip
+
+    @property
+    def version(self) -> Version:
+        """What the last whole pull read."""
+        epoch, counters = self.read
+        return Version(epoch, tuple(sorted(counters.items())))
+
+    def prepared(self, layout: ShardLayout) -> tuple[Array, Any]:
+        """Of a plan with one shard and one part for each variable: a run of bytes for its values, and the user's nested
+        arrays over it."""
+        taken = self._recycled.take(layout)
+        return taken.bytes, self._tree([taken])
+
+    @property
+    def sync(self) -> bool:
+        """Whether the run's update mode is sync."""
+        return self._connection.sync
+
+    @property
+    def may_follow_a_push(self) -> bool:
+        """Whether a pull may be sent right behind a push: not where a token can come before the push is applied."""
+        update = self._connection.settings["update"]
+        if update["mode"] == "sync":
+            return update["replicas_to_aggregate"] is None and not update["initial_tokens"]
+        return not (self._connection.bounded and len(self._connection.plan.ps) > 1)
+
+    @property
+    def may_come_with_a_push(self) -> bool:
+        """Whether ps on this machine may send the values with the result of a push."""
+        return self.may_follow_a_push and not self._connection.bounded and self._connection.compression is None
+
+    def _launch(
+        self, names: list[int] | None, newer_than: Version | None, after: bool, to_come: int
+    ) -> dict[int, Pull]:
+        """What to ask the ps, with what holds in the run epoch of now: after a rollback a pull is launched again.
+        `to_come`: pushes that leave right after it."""
+        connection, pushes = self._connection, self._pushes
+        counters = dict(newer_than.counters) if newer_than and newer_than.epoch == connection.epoch else {}
+        behind = after and (pushes.under_way or to_come > 0)
+        clock = pushes.acknowledged + (1 if behind else 0)
+        last = {ps: number + to_come if behind else 0 for ps, number in pushes.numbers.items()}
+        min_step = connection.local_step if connection.sync and not behind else 0
+        patience_ms, plan = self._waiter.patience_ms, connection.plan
+        messages: dict[int, Pull] = {}
+        for ps in plan.ps:
+            parts = [] if names is None else [p.index for i in names for p in plan.parts_of[i] if p.ps == ps]
+            if names is None or parts:
+                lane = connection.lanes[ps]
+                messages[ps] = Pull(
+                    connection.epoch, min_step, last[ps], clock, counters.get(ps, -1),
+                    parts, patience_ms, lane.on and not parts, lane.all_released_below(),
+                    whole=not parts and self._may_be_kept(plan.layouts[ps]),
+                )  # fmt: skip
+        return messages
+
+    def _may_be_kept(self, layout: ShardLayout) -> bool:
+        """Whether a shard's values need not be copied out of the messages that they come in."""
+        runtime = self._connection.runtime
+        worth = layout.data_nbytes >= runtime.piece_nbytes // 4
+        return worth and runtime.keeps_blocks and len(layout.indices) <= CUT_ONCE
+
+    def _indices(self, names: Sequence[str]) -> list[int]:
+        by_name = self._connection.plan.by_name
+        unknown = [n for n in names if n not in by_name]
+        if unknown:
+            raise ValueError(f"no variables {unknown}; there are {list(by_name)[:10]}")
+        return [by_name[n] for n in dict.fromkeys(names)]
+
+    def finish(self, operation: PullOp, out: Any, timeout: float | None, still: bool = False) -> Any:
+        """Wait for a pull; the nested arrays, None where nothing was newer. `out`: arrays to fill and return; `still`:
+        they are read-only."""
+        self._waiter.wait(operation, timeout, "a pull")
+        connection = self._connection
+        kept: Kept = {}
+        if operation.conditional:
+            if not any(t.newer for t in operation.transfers.values()):
+                return None
+            if not self._has_the_others(operation):
+                return self.finish(self._operation(operation.names, None, after=False), out, timeout)
+            if operation.names is None:
+                kept = self._cache
+                self._cache = operation.kept_runs(kept)
+        if connection.compression is not None:
+            connection.compression.pulled(operation.transfers.values(), whole=operation.names is None)
+        if operation.names is None:
+            counters = {ps: t.counter for ps, t in operation.transfers.items()}
+            self._pushes.pulled |= counters
+            self.read = connection.epoch, counters
+        connection.step = max([connection.step, *(t.step for t in operation.transfers.values())])
+        names = operation.names
+        if names is not None:
+            tree = self._some(operation.some(), names)
+        elif (held := operation.held()) is not None:
+            tree = self.still(held)
+        else:
+            taken = [] if still else operation.taken()
+            tree = self._tree(taken) if taken else self._pushes.assembly.values(operation.parts(kept, still))
+        operation.forget_runs()
+        return tree if out is None else _filled(out, tree)
+
+    def _has_the_others(self, operation: PullOp) -> bool:
+        """Whether the values of all shards that were not newer are kept, and in the version that they have."""
+        whole, kept = operation.names is None, self._cache
+        return all(
+            t.newer or (whole and ps in kept and kept[ps][0] == t.counter) for ps, t in operation.transfers.items()
+        )
+
+    def still(self, memories: list[Array], out: Any = None) -> Any:
+        """The nested arrays, only to be read, in the memory of all arenas of all shards; or `out`, filled with them."""
+        tree = self._pushes.assembly.still(memories)
+        return tree if out is None else _filled(out, tree)
+
+    @contextmanager
+    def held(self, timeout: float | None) -> Iterator[Any]:
+        """The nested arrays, read-only; what ps on this machine have is read where it lies, inside the block."""
+        operation = self.start(None, None, after=False, hold=True)
+        try:
+            yield self.finish(operation, None, timeout, still=True)
+        finally:
+            operation.release()
+
+    def _tree(self, taken: list[Taken]) -> Any:
+        """The user's nesting of the values that were put into these, one for each shard."""
+        assembly = self._pushes.assembly
+        if assembly.plan.is_split:
+            return assembly.values([part for one in taken for part in one.parts()])
+        return self._recycled.tree(taken, assembly.values, assembly.copy)
+
+    def _some(self, views: dict[int, Array], names: list[int]) -> Any:
+        """Nested dicts of these variables, of their parts by index."""
+        plan = self._connection.plan
+        leaf, nesting = assemble(plan, views, plan.by_name), Nesting(nested([plan.variables[i].name for i in names]))
+        return nesting.build([leaf(path) for path in nesting.paths])
+
+
+def _filled(out: Any, tree: Any) -> Any:
+    """Copy values into the caller's arrays; ValueError where one does not fit."""
+    targets = dict(leaves(out))
+    for name, array in leaves(tree):
+        target = targets.get(name)
+        if not isinstance(target, np.ndarray) or target.shape != array.shape or target.dtype != array.dtype:
+            got = (
+                "nothing"
+                if target is None
+                else f"{getattr(target, 'dtype', type(target))} {getattr(target, 'shape', '')}"
+            )
+            raise ValueError(f"out has {got} for {name}; wanted an array of {array.dtype} {array.shape}")
+        target[...] = array
+    return out

@@ -1,0 +1,199 @@
+"""A session's pushes: their numbers, those on their way, and what is known from their results."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dps.client.assembly import Assembly
+from dps.client.connection import Connection
+from dps.client.dense import Whole, fit
+from dps.client.lanes import ShardRun, ShardRuns
+from dps.client.partial import PartRuns
+from dps.client.pushing import NONE_FILLED, Buffers, Given, PushOp, filled_run, push_shards
+from dps.client.waiting import Waiter
+from dps.reply import Push
+from dps.transport.wire import Array
+from dps.variables.layout import Gradient
+from dps.variables.tree import Nesting
+
+KEPT = 4
+"""Results of `gradients` that are known again when they are pushed."""
+
+
+class Pushes:
+    """The pushes of a session: their numbers, those on their way, and what the session knows from their results.
+
+    `settled` is called once for each push that has a result and was not refused, in their order.
+    """
+
+    def __init__(
+        self, connection: Connection, waiter: Waiter, nesting: Nesting, settled: Callable[[Push, Any], None]
+    ) -> None:
+        self._connection, self._waiter, self._settled = connection, waiter, settled
+        self._nesting, self._assembly = nesting, Assembly(connection.plan, nesting)
+        self._under_way: list[PushOp] = []
+        self._runs = ShardRuns(connection.runtime, connection.lanes)
+        self._part_runs = PartRuns(connection)
+        self._buffers: Buffers = []
+        """Of `gradients`: the user's to fill."""
+        self._given: list[Given] = []
+        """The same, where all of it is found again at once."""
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self.acknowledged = 0
+        self._token_of = 0
+        """The newest push whose token was taken: tokens may come in another order."""
+        self.numbers = dict.fromkeys(self._connection.plan.ps, 0)
+        self.pulled = dict.fromkeys(self._connection.plan.ps, -1)
+        """The version of each shard that the last pull gave: what the next push was computed from."""
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._under_way)
+
+    @property
+    def assembly(self) -> Assembly:
+        """How the plan of now is nested."""
+        if self._assembly.plan is not self._connection.plan:
+            self._assembly = Assembly(self._connection.plan, self._nesting)
+        return self._assembly
+
+    def of(self, tree: Any) -> Mapping[int, Gradient]:
+        """A user's nested gradients by variable index, checked; ValueError as `check_gradients`."""
+        assembly = self.assembly
+        arrays = assembly.in_order(tree)
+        if arrays is None:
+            return assembly.gradients(tree)
+        for given in self._given:
+            known = given.plan is assembly.plan and given.arrays[0] is arrays[0]
+            if known and all(map(operator.is_, arrays, given.arrays)):
+                return given
+        return Whole(arrays) if fit(assembly.plan, arrays) else assembly.gradients(tree)
+
+    def filled(self, ps: int, gradients: Mapping[int, Gradient]) -> ShardRun | None:
+        """A run with a shard's gradients in it; None where not all are there, as arrays."""
+        return filled_run(self._connection, gradients, ps, self._runs, self._buffers)
+
+    def made(self, ps: int, number: int, step: int) -> None:
+        """A push, which has this number, was made at once."""
+        connection = self._connection
+        connection.step = max(connection.step, step)
+        if connection.sync:
+            self._take_token(number, step)
+        self.acknowledged += 1
+        self.numbers[ps] = number
+
+    def _take_token(self, number: int, step: int) -> None:
+        """A push was released by a token, whose value is the session's local step from now on."""
+        if number > self._token_of:
+            self._token_of, self._connection.local_step = number, step
+
+    def start(
+        self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False,
+        filled: Mapping[int, ShardRun | None] = NONE_FILLED, first: Callable[[], None] | None = None,
+    ) -> PushOp:  # fmt: skip
+        """Send a push; blocks while the send window is full. `lend`: ps on this machine may send values with the
+        result. `filled`: by ps, runs that the gradients are in already. `first` is called right before it is sent."""
+        operation = push_shards(
+            self._connection, gradients, self.numbers, self.pulled, self._runs, self._part_runs, self._buffers,
+            lambda: self._make_room(timeout), loss, lend, filled, first,
+        )  # fmt: skip
+        self._under_way.append(operation)
+        return operation
+
+    def _make_room(self, timeout: float | None) -> int:
+        """Wait until the send window has room for one more push; how many are acknowledged."""
+        self.account()
+        while len(self._under_way) >= PushOp.WINDOW:
+            self._waiter.wait(self._under_way[0], timeout, "an earlier push")
+            self.account()
+        return self.acknowledged
+
+    def account(self) -> None:
+        """Take note of the pushes that are complete, once each and in the run epoch that they belong to."""
+        connection = self._connection
+        while self._under_way and (operation := self._first_complete()) is not None:
+            self._under_way.remove(operation)
+            if connection.compression is not None:
+                connection.compression.settle(operation, connection.plan, operation.applied)
+            result = operation.settle(connection.step)
+            self.acknowledged += 1
+            connection.step = max(connection.step, result.step)
+            if operation.released is not None:
+                self._take_token(*operation.released)
+            self._tell(operation)
+
+    def _first_complete(self) -> PushOp | None:
+        for operation in self._under_way:
+            if operation.complete:
+                return operation
+        return None
+
+    def _tell(self, operation: PushOp) -> None:
+        """Last of all, for `settled` runs hooks, and these may push, wait and roll back."""
+        if not operation.refusal and operation.error is None and operation.outcome is not None:
+            self._settled(operation.outcome, operation.loss)
+
+    def finish(self, operation: PushOp, timeout: float | None) -> Push:
+        """Wait for a push; its result, or ValueError with the reason why it was refused."""
+        if operation.outcome is None:
+            self._waiter.wait(operation, timeout, "a push")
+            self.account()
+        operation.raise_error()
+        assert operation.outcome is not None
+        if operation.refusal:
+            raise ValueError(operation.refusal)
+        return operation.outcome
+
+    def drain(self) -> None:
+        """Wait for all that is on its way."""
+        while self._under_way:
+            self._waiter.wait(self._under_way[0], None, "a push")
+            self.account()
+
+    def roll_back(self, told: Callable[[], None]) -> None:
+        """A new run epoch has begun, or a new incarnation: pushes on their way are given up, and say so.
+
+        `told` is called when this session's books are in order, before the pushes are settled.
+        """
+        given_up, self._under_way = self._under_way, []
+        for operation in given_up:
+            operation.roll_back(self._connection.caller)
+        self._begin_epoch()
+        if self._connection.compression is not None:
+            self._connection.compression.forget()
+        self._runs.forget()
+        self._part_runs.forget()
+        for runs in self._buffers:
+            for run in runs.values():
+                run.reader = None  # every ps has forgotten the incarnation that lent it
+        told()
+        for operation in given_up:
+            operation.settle(self._connection.step)
+            self._tell(operation)
+
+    def gradients(self) -> Any:
+        """Arrays to fill, in the user's nesting, which are pushed without being gathered first."""
+        assembly = self.assembly
+        plan = assembly.plan
+        runs = {
+            ps: ShardRun(self._connection.runtime, self._connection.lanes[ps], layout)
+            for ps, layout in plan.layouts.items()
+        }
+        self._buffers.append(runs)
+        del self._buffers[:-KEPT]
+        tree = assembly.values([part for run in runs.values() for part in run.parts], _of_all_parts)
+        if not plan.is_split and (arrays := assembly.in_order(tree)) is not None:
+            self._given.append(Given(plan, runs, arrays))
+            del self._given[:-KEPT]
+        return tree
+
+
+def _of_all_parts(parts: list[Array]) -> Array:
+    """An array for the gradient of a variable that has several parts: it is cut when it is pushed."""
+    return np.empty((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)

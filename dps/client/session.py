@@ -1,0 +1,868 @@
+"""The session: what a training loop holds. The same text for every update mode."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from math import isfinite
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dps import config, telemetry
+from dps.client.connection import Connection
+from dps.client.lookup import Lookups
+from dps.client.prefetching import prefetched
+from dps.client.pulling import PullOp, Pulls
+from dps.client.pushes import Pushes
+from dps.client.pushing import streams
+from dps.client.settings import check_timeout, run_settings
+from dps.client.stepping import Stepping
+from dps.client.turns import Turns, one_at_a_time
+from dps.client.viewing import local_leases
+from dps.client.waiting import Loss, Waiter
+from dps.cluster.placement import describe
+from dps.errors import DeadlineExceeded, DpsError
+from dps.hooks.chain import Chain
+from dps.hooks.scalars import Scalars, as_number
+from dps.optim import Optimizer, checked
+from dps.protocol import Restore, Save, Saved
+from dps.reply import Push, Reply, Version
+from dps.server import Server
+from dps.transport.endpoint import Runtime
+from dps.transport.wire import Array
+from dps.update import Update
+from dps.variables.layout import Gradient
+from dps.variables.plan import Plan
+from dps.variables.planning import plan_of
+from dps.variables.tree import Nesting, nested
+
+if TYPE_CHECKING:
+    from dps.client.compressing import Compression, Traffic
+    from dps.client.surplus import Surplus
+    from dps.compress import Compressor
+    from dps.hooks.hook import Hook
+    from dps.hooks.loop import Loop
+
+log = logging.getLogger("dps")
+
+T = TypeVar("T")
+
+FAREWELL_S = 5.0
+FOREVER = float("inf")
+"""A timeout for waits that may take as long as they like; who is waited for is logged every 10 s."""
+
+
+class Session:
+    """A client of the ps: it pulls values, pushes gradients and keeps count of the steps.
+
+    One thread at a time may use a session; a second one gets a RuntimeError. The same loop works in every update mode.
+    Opening blocks until the chief has restored or initialised the run, at most `timeout` seconds. Use the session in a
+    `with` block, or call `close`: the end of the block waits for pushes on their way and leaves the run.
+
+    Args:
+        server: This process's `dps.Server`, or the address of any task of the run, such as `server.target`.
+        params: The variables: arrays in any nesting of dicts, lists and tuples, in the order of their creation. A
+            `dps.Variable` gives a leaf settings of its own. The arrays are read while the session opens and stay the
+            caller's. None: a reader, which takes the variables that the run has.
+        optimizer: How the ps turn gradients into updates; one of `dps.optim`. Required with `params`.
+        update: The update mode: an instance, or "async", "sync", "bounded:S". None: the mode that the ps have.
+        durability: "none"; other values are not there yet.
+        placement: Which ps gets which variable: a setter of `dps.replica_device_setter`, or a policy of
+            `dps.placement`. None: what a `dps.device(setter)` scope around says, or else the ps in turn.
+        partitioner: How many parts a variable is cut into; one of `dps.partition`. None: no variable is cut.
+        checkpoint_dir: The folder of the run's checkpoints, from which the run is restored when it begins. A session
+            that has one gets a `dps.CheckpointSaver`. None: nothing is saved or restored.
+        hooks: Instances of `dps.Hook`, called in this order.
+        check_finite: Whether gradients with NaN or infinities are refused.
+        keep_checkpoints: How many of the newest checkpoints are kept.
+        shared_memory: Whether a ps on this machine is reached through shared memory. False: through its socket only.
+        compression: Compresses gradients: one of `dps.compress` for all variables, or a map from patterns of names to
+            compressors, where None leaves a variable alone and the first pattern that matches counts.
+        pull_compression: Compresses pulled values: `Float16` or `Bfloat16`, or a map as of `compression`.
+        pull_deltas: Whether a pull moves only what changed since the last one, which the session keeps.
+        timeout: The longest wait of any call, in seconds. A call's own `timeout` goes first. `dps.FOREVER`: no limit.
+
+    Raises:
+        ConfigError: Update mode, optimizer or layout differ from those of the run, or an argument is wrong.
+        DeadlineExceeded: The session did not open within `timeout`; the message names who did not answer.
+        TaskLost: The run has ended, or a task that it needs is gone for good.
+        HookError: A hook raised. The session is closed; the other workers go on.
+
+    Example:
+        ```pycon
+        >>> params = {"w": np.zeros(3, np.float32)}
+        >>> with dps.Session(server, params, optimizer=dps.optim.SGD(0.5),
+        ...                  hooks=[dps.StopAtStep(last_step=4)]) as session:
+        ...     while not session.should_stop():
+        ...         values = session.pull()
+        ...         push = session.push({"w": values["w"] - 1}, loss=1.0)
+        >>> push
+        Push(step=4, accepted=True, staleness=0)
+        ```
+    """
+
+    def __init__(
+        self,
+        server: Server | str,
+        params: Any = None,
+        *,
+        optimizer: Optimizer | None = None,
+        update: Update | str | None = None,
+        durability: str = "none",
+        placement: Any = None,
+        partitioner: Any = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        hooks: Sequence[Hook] = (),
+        check_finite: bool = True,
+        keep_checkpoints: int = 5,
+        shared_memory: bool = True,
+        compression: Compressor | Mapping[str, Compressor | None] | None = None,
+        pull_compression: Compressor | Mapping[str, Compressor | None] | None = None,
+        pull_deltas: bool = False,
+        timeout: float = 60.0,
+    ) -> None:
+        check_timeout(timeout)
+        if optimizer is not None:
+            checked(optimizer, "the session")
+        settings = run_settings(
+            update, durability, checkpoint_dir, None if params is None else check_finite, keep_checkpoints
+        )
+        self._compression: Compression | None = None
+        if pull_deltas or compression is not None or pull_compression is not None:
+            from dps.client.compressing import compression_of
+
+            self._compression = compression_of(compression, pull_compression, bool(pull_deltas))
+        self._own_server = isinstance(server, str)
+        self._server = Server.client(server) if isinstance(server, str) else server
+        self._timeout = timeout
+        self._shared_memory = shared_memory
+        self._turns = Turns(lambda: self.name)
+        self._surplus: Surplus | None = None
+        self._stop = False
+        self._warned = False
+        """Of a loss that is not finite."""
+        self._closed = False
+        self._connection: Connection
+        self._opened = False
+        self.scalars = Scalars()
+        """What `summary` was given; hooks read it."""
+        self._last_at = self._server.runtime.now()
+        try:
+            self._hooks = Chain(hooks, lambda: self.name, self._hook_failed)
+            if checkpoint_dir:
+                from dps.hooks.saver import CheckpointSaver
+
+                if not any(isinstance(h, CheckpointSaver) for h in self._hooks.hooks):
+                    self._hooks.hooks.append(CheckpointSaver())
+            self._open(params, optimizer, placement, partitioner, settings, self._deadline(None))
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    # -- opening ----------------------------------------------------------------------------------------------
+
+    def _open(
+        self, params: Any, optimizer: Optimizer | None, placement: Any, partitioner: Any, settings: dict[str, Any],
+        deadline: float,
+    ) -> None:  # fmt: skip
+        self._server.wait_joined(deadline)
+        connection = Connection(*self._server.session_arguments())
+        connection.lanes.wanted = self._shared_memory
+        connection.lanes.tells_at_once = params is None
+        connection.compression = self._compression
+        self._connection = connection
+        self._waiter = Waiter(connection, self._timeout, self._rejoined)
+        plan: Plan | None = None
+        values: dict[str, Array] = {}
+        if params is not None:
+            tasks = connection.ps_tasks(deadline)
+            self._server.check_sees("ps", tasks)
+            plan, values = plan_of(params, optimizer, tasks, placement, partitioner)
+            self._tell(plan)
+            if self._compression is not None:
+                self._compression.check(plan)
+        self._hooks.call("begin")
+        self._opened = True  # from here on the chief may know of this session
+        try:
+            connection.open(plan, values, settings, deadline)
+        except DpsError as error:
+            self._opened = isinstance(error, DeadlineExceeded)
+            raise
+        self._server.check_sees("ps", connection.plan.ps)
+        if self._compression is not None:
+            self._compression.check(connection.plan)
+        nesting = Nesting(nested([v.name for v in connection.plan.variables]) if params is None else params)
+        self._pushes = Pushes(connection, self._waiter, nesting, self._settled)
+        self._pulls = Pulls(connection, self._waiter, self._pushes)
+        self._stepping = Stepping(connection, self._pushes, self._pulls)
+        self._lookups = Lookups(connection)
+        from dps.client.surplus import surplus_of
+
+        self._surplus = surplus_of(values.values(), self.runtime)
+        self._hooks.call("after_create_session", self)
+        if telemetry.on_opened:
+            telemetry.opened({"worker": self.name, "step": self.global_step, **self._hooks.knows()})
+
+    def _tell(self, plan: Plan) -> None:
+        """The plan in the log: from one worker for people to see, from the others for who looks for it. What would be
+        more even is told by that one alone."""
+        held = plan.bytes_per_ps()
+        if not self._server.is_first:
+            log.debug("%s: the plan\n%s", self.name, describe(held))
+            return
+        log.info("%s: the plan\n%s", self.name, describe(held))
+        from dps.cluster.advice import advice
+
+        text = advice([(spec.name, spec.shape, spec.dtype) for spec in plan.variables], held)
+        if text is not None:
+            log.warning("%s: %s", self.name, text)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Opening has failed: leave nothing behind, here or at the chief."""
+        if self._opened:
+            self._close(f"{type(error).__name__}: {error}")
+            return
+        self._closed = True
+        if hasattr(self, "_connection"):
+            self._waiter.closed = True
+            self._connection.caller.close()
+        self._end_own_server()
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    @one_at_a_time
+    def pull(
+        self, names: Sequence[str] | None = None, out: Any = None, if_newer_than: Version | None = None,
+        timeout: float | None = None,
+    ) -> Any:  # fmt: skip
+        """The newest values, in the nesting of params. Blocks.
+
+        In sync mode the values are at least those of the session's local step. In bounded mode the call waits while
+        this worker is too far ahead of the slowest one.
+
+        Args:
+            names: Only these variables, such as `["hidden/w"]`; they come as nested dicts. None: all.
+            out: Arrays in the nesting of params, of the variables' shapes and dtypes, to fill and return. None: new
+                arrays.
+            if_newer_than: A `session.version`: nothing is moved when no value has changed since.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The values. The arrays belong to the caller. None: nothing changed since `if_newer_than`.
+
+        Raises:
+            ValueError: A name that no variable has, or an array of `out` that does not fit.
+            DeadlineExceeded: The values did not come in time; the message names who did not answer.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> session.pull()["w"]
+            array([0., 0., 0.], dtype=float32)
+            >>> session.pull(if_newer_than=session.version) is None
+            True
+            ```
+        """
+        self._waiter.check_open()
+        if names is None and if_newer_than is None and (values := self._stepping.pull(out)) is not None:
+            return values
+        in_place = out is not None and if_newer_than is None  # straight from the ps's memory into the caller's arrays
+        operation = self._pulls.start(names, if_newer_than, after=False, hold=in_place)
+        try:
+            return self._pulls.finish(operation, out, timeout)
+        finally:
+            operation.release()
+
+    @one_at_a_time
+    def pull_async(self, names: Sequence[str] | None = None) -> Reply[Any]:
+        """Start a pull and return at once.
+
+        Args:
+            names: As of `pull`.
+
+        Returns:
+            A reply whose `result()` is what `pull` returns.
+
+        Raises:
+            ValueError: A name that no variable has.
+
+        Example:
+            ```pycon
+            >>> reply = session.pull_async(["w"])  # compute something else meanwhile
+            >>> reply.result()["w"]
+            array([0., 0., 0.], dtype=float32)
+            ```
+        """
+        operation = self._pulls.start(names, None, after=False)
+        operation.start()
+        self._connection.caller.flush()
+        return self._reply(operation, lambda t: self._pulls.finish(operation, None, t), lambda: None)
+
+    @one_at_a_time
+    def prefetch(self, names: Sequence[str] | None = None) -> Iterator[Any]:
+        """Values for each turn of a loop; the next values are on their way while the loop computes.
+
+        Hides the time of a pull behind the computing. The values do not include the loop's own last push: the staleness
+        of each push is one more, and its result says so. The loop ends when `should_stop` is true. Each turn blocks
+        until its values are there.
+
+        Args:
+            names: As of `pull`.
+
+        Returns:
+            An iterator over what `pull` would return.
+
+        Raises:
+            ConfigError: The run is in sync mode, where a step needs the values of the step before.
+
+        Example:
+            ```pycon
+            >>> for turn, values in enumerate(session.prefetch()):
+            ...     reply = session.push_async({"w": values["w"] - 1})
+            ...     if turn == 9:
+            ...         session.request_stop()
+            >>> reply.result().step
+            10
+            ```
+        """
+        self._waiter.check_open()
+        values = prefetched(self._pulls, names, self.should_stop, self._connection.caller.flush)
+        return self._turns.each("prefetch", values)
+
+    @contextmanager
+    def view(self) -> Iterator[Any]:
+        """The values to read, without a copy where the ps are on this machine; elsewhere they are pulled.
+
+        Blocks as `pull`. The arrays are read-only and valid inside the block. Each shard shows one version throughout:
+        the ps does not write to memory that somebody holds.
+
+        Yields:
+            The values, in the nesting of params.
+
+        Raises:
+            DeadlineExceeded: The values did not come in time.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> with session.view() as values:
+            ...     float(values["w"].sum())
+            0.0
+            ```
+        """
+        with ExitStack() as held:
+            values = self._turns.of("view", self._viewed)(held)
+            held.callback(self._turns.of("view", held.pop_all().close))
+            yield values
+
+    def _viewed(self, held: ExitStack) -> Any:
+        """The values to read, and in `held` what lets them go."""
+        self._waiter.check_open()
+        packed = self._compression is not None and self._compression.pulls  # the same values wherever the ps are
+        leases = None if packed else local_leases(self._connection)
+        if leases is not None:
+            held.callback(leases.release)
+            return self._pulls.still(leases.memories())
+        if (lent := self._stepping.lent()) is not None:
+            held.callback(lent.release)
+            self._stepping.holds()
+            return self._pulls.still([lent.memory])
+        return held.enter_context(self._pulls.held(None))
+
+    @one_at_a_time
+    def lookup(self, name: str, rows: Any, timeout: float | None = None, out: Array | None = None) -> Array:
+        """Rows of a variable. Blocks.
+
+        Args:
+            name: The variable's name, such as "table" or "hidden/w".
+            rows: Row numbers, integers of shape (n,), from 0; they may repeat.
+            timeout: Seconds; None: the session's.
+            out: An array of shape (n, ...) and the variable's dtype to fill and return. None: a new one.
+
+        Returns:
+            The rows, shape (n, ...), in the order of `rows`. The array belongs to the caller.
+
+        Raises:
+            ValueError: An unknown name, a row that the variable does not have, or an `out` that does not fit.
+            DeadlineExceeded: The rows did not come in time.
+
+        Example:
+            ```pycon
+            >>> session.lookup("table", [3, 0, 3])
+            array([[3., 3.],
+                   [0., 0.],
+                   [3., 3.]], dtype=float32)
+            ```
+        """
+        self._waiter.check_open()
+        operation = self._lookups.start(name, rows, out)
+        try:
+            self._waiter.wait(operation, timeout, f"looking up rows of {name}")
+            return operation.result()
+        finally:
+            operation.drop()
+
+    @one_at_a_time
+    def lookup_async(self, name: str, rows: Any, out: Array | None = None) -> Reply[Array]:
+        """Start a lookup and return at once.
+
+        Args:
+            name: As of `lookup`.
+            rows: As of `lookup`.
+            out: As of `lookup`; it is filled when the result is there and must not be used before.
+
+        Returns:
+            A reply whose `result()` is what `lookup` returns.
+
+        Raises:
+            ValueError: As of `lookup`.
+
+        Example:
+            ```pycon
+            >>> session.lookup_async("table", [1]).result()
+            array([[1., 1.]], dtype=float32)
+            ```
+        """
+        self._waiter.check_open()
+        operation = self._lookups.start(name, rows, out)
+
+        def finish(timeout: float | None) -> Array:
+            self._waiter.wait(operation, timeout, f"looking up rows of {name}")
+            return operation.result()
+
+        return self._reply(operation, finish, lambda: None)
+
+    # -- writing ----------------------------------------------------------------------------------------------
+
+    @one_at_a_time
+    def push(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Push:
+        """Send gradients and wait for the result. Blocks; in sync mode until the step is done.
+
+        Args:
+            grads: Gradients in the nesting of params, of the variables' shapes and dtypes. A missing key, or None, is
+                no gradient. `dps.Rows` holds the gradient of some rows. The arrays may be changed when the call has
+                returned; after DeadlineExceeded the push is still on its way and reads them.
+            loss: A number for hooks and logs; an array or tensor of one element is one, too. A loss that is NaN or
+                infinite is logged once; `dps.NanGuard` ends the loop.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The global step after the push, whether it was accepted, and its staleness.
+
+        Raises:
+            ValueError: A wrong name, shape or dtype, or a NaN; the message names the variable, and nothing is applied.
+            TypeError: A gradient that is no array of numbers, or a loss that is no number; nothing is applied.
+            DeadlineExceeded: No result in time; the push goes on.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> session.push({"w": np.ones(3, np.float32)}, loss=0.7)
+            Push(step=1, accepted=True, staleness=0)
+            >>> session.push({"table": dps.Rows([1, 3], np.ones((2, 2), np.float32))}).step
+            2
+            ```
+        """
+        gradients = self._gradients(grads, loss)
+        made, operation = self._stepping.push(gradients, loss)
+        if made is not None:
+            self._settled(made.result, loss)
+            return made.result
+        return self._pushes.finish(operation or self._pushes.start(gradients, loss, timeout), timeout)
+
+    @one_at_a_time
+    def push_async(self, grads: Any, loss: Any = None) -> Reply[Push]:
+        """Start a push and return at once.
+
+        Hooks are told of its result when it is asked for, at a later push or at the end.
+
+        Args:
+            grads: As of `push`. The arrays must not be changed until the result is there.
+            loss: As of `push`.
+
+        Returns:
+            A reply whose `result()` is what `push` returns; `accepted` tells whether the push is in its step.
+
+        Raises:
+            ValueError: As of `push`.
+            TypeError: As of `push`.
+
+        Example:
+            ```pycon
+            >>> reply = session.push_async({"w": np.ones(3, np.float32)})
+            >>> reply.result().step
+            1
+            ```
+        """
+        operation = self._pushes.start(self._gradients(grads, loss), loss, None)
+        self._connection.caller.flush()
+        return self._reply(operation, lambda t: self._pushes.finish(operation, t), lambda: operation.accepted)
+
+    @one_at_a_time
+    def step(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Any:
+        """Push gradients and pull the values after the update, in one round trip. Blocks.
+
+        Args:
+            grads: As of `push`.
+            loss: As of `push`.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The values after the update, in the nesting of params. They are the caller's.
+
+        Raises:
+            ValueError: As of `push`.
+            TypeError: As of `push`.
+            DeadlineExceeded: No result in time; the push goes on.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> session.step({"w": np.ones(3, np.float32)})["w"]
+            array([-0.5, -0.5, -0.5], dtype=float32)
+            ```
+        """
+        gradients = self._gradients(grads, loss)
+        made, pushing = self._stepping.step(gradients, loss)
+        if made is not None:
+            incarnation = self._connection.caller.incarnation
+            self._settled(made.result, loss)
+            if self._connection.caller.incarnation != incarnation or made.lent is None:  # a hook may have rolled back
+                return self.pull(timeout=timeout)
+            self._stepping.note(made.lent)
+            return made.values
+        pulling: PullOp | None = None
+
+        def lead() -> None:
+            """Where gradients take a while to leave the pull goes first: values may come meanwhile."""
+            nonlocal pulling
+            if streams(self._connection, gradients):
+                pulling = self._pulls.start(None, None, after=True, leads=True)
+                pulling.start()
+
+        try:
+            if pushing is None:
+                pushing = self._pushes.start(gradients, loss, timeout, self._pulls.may_come_with_a_push, first=lead)
+            if pulling is None and self._pulls.may_follow_a_push:
+                pulling = self._pulls.start(None, None, after=True, behind=pushing)
+                pulling.start()
+            self._pushes.finish(pushing, timeout)
+            if pulling is None or pushing.rolled_back:
+                return self.pull(timeout=timeout)
+            return self._pulls.finish(pulling, None, timeout)
+        finally:
+            if pulling is not None:
+                pulling.drop()
+
+    @one_at_a_time
+    def gradients(self) -> Any:
+        """Arrays to write gradients to, which a push sends without copying them first.
+
+        Returns:
+            Arrays in the nesting of params, with undefined contents. They are the caller's until they are pushed, and
+            again when that push has its result.
+
+        Example:
+            ```pycon
+            >>> grads = session.gradients()
+            >>> grads["w"][:] = 1
+            >>> session.push({"w": grads["w"]}).step
+            1
+            ```
+        """
+        self._waiter.check_open()
+        return self._pushes.gradients()
+
+    def _reply(
+        self, operation: Any, finish: Callable[[float | None], T], accepted: Callable[[], bool | None]
+    ) -> Reply[T]:
+        """A reply whose calls are this session's."""
+        of = self._turns.of
+        return Reply(of("result", finish), of("done", lambda: self._waiter.poll(operation)), accepted)
+
+    def _gradients(self, grads: Any, loss: Any) -> Mapping[int, Gradient]:
+        """A step of the loop begins: its gradients by variable index, checked, as its loss is."""
+        self._waiter.check_open()
+        if loss is not None:
+            as_number(loss, "loss")  # before anything is sent
+        gradients = self._pushes.of(grads)
+        self._hooks.call("before_run", self)
+        self._connection.runtime.compute()
+        return gradients
+
+    def _settled(self, result: Push, loss: Any) -> None:
+        """A push has its result: tell who listens."""
+        if self._surplus is not None and self._surplus.give_back():
+            self._surplus = None
+        now = self.runtime.now()
+        number = None if loss is None else as_number(loss, "loss")
+        if number is not None and not isfinite(number):
+            self._not_finite(number, result.step)
+        if telemetry.on_progress:
+            telemetry.progress(
+                {
+                    "worker": self.name, "step": result.step, "loss": number,
+                    "accepted": result.accepted, "staleness": result.staleness, "seconds": now - self._last_at,
+                }
+            )  # fmt: skip
+        self._last_at = now
+        self._hooks.call("after_run", self, result, loss)
+
+    def _not_finite(self, loss: float, step: int) -> None:
+        """A loss is NaN or infinite: a warning, once, unless a hook sees to it."""
+        from dps.hooks.nan import NanGuard
+
+        if self._warned or any(isinstance(hook, NanGuard) for hook in self._hooks.hooks):
+            return
+        self._warned = True
+        log.warning(
+            "%s: the loss is %s at step %d, and training goes on; lower the learning rate or check the data; "
+            "hooks=[dps.NanGuard()] ends the loop when this happens",
+            self.name, loss, step,
+        )  # fmt: skip
+
+    def _rejoined(self, new_epoch: bool, loss: Loss) -> None:
+        """The session takes part again, under a new incarnation and often in a new run epoch."""
+        connection = self._connection
+        self._pulls.roll_back()
+        self._lookups.roll_back()
+
+        def tell() -> None:
+            if new_epoch:
+                log.warning(
+                    "%s: rolled back to step %d in run epoch %d, %s%s",
+                    self.name, connection.restored, connection.epoch, loss,
+                    f"; {telemetry.LOSE_LESS}" if loss.steps else "",
+                )  # fmt: skip
+                self._hooks.call("rolled_back", self, connection.restored, loss.steps)
+
+        self._pushes.roll_back(tell)
+
+    def _hook_failed(self, text: str) -> None:
+        """A hook that raises closes the session, also where there is no with-block."""
+        if self._opened:
+            self._close(text)
+
+    # -- the rest ---------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name of the task that the session belongs to, such as "worker:0"."""
+        return self._server.name
+
+    @property
+    def runtime(self) -> Runtime:
+        """The clock and the storage that this session uses, for hooks: the real ones, or the simulator's."""
+        return self._server.runtime
+
+    @property
+    def global_step(self) -> int:
+        """The highest global step that this session has heard of. Does not ask the ps and does not block."""
+        return self._connection.step
+
+    @property
+    def version(self) -> Version:
+        """The version that the last pull of all variables read, for `pull(if_newer_than=...)`."""
+        return self._pulls.version
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Bytes of gradients and values that this session has moved, and what they would be without compression.
+
+        None for a session without compressors. The object is a copy. Does not block.
+        """
+        return None if self._compression is None else self._compression.traffic.copy()
+
+    @property
+    def checkpoint_dir(self) -> str | None:
+        """The run's folder for checkpoints; None when it has none."""
+        return str(self._connection.settings.get("checkpoint_dir") or "") or None
+
+    @property
+    @one_at_a_time
+    def is_chief(self) -> bool:
+        """Whether this is the session of the lowest worker that is alive. Asks the chief; blocks up to 5 s."""
+        return self._connection.asks_leads(min(FAREWELL_S, self._timeout))
+
+    def should_stop(self) -> bool:
+        """Whether the loop should end: a hook, Ctrl-C or the chief asked for it, or the run has ended. Does not block.
+
+        Returns:
+            True from then on.
+
+        Example:
+            ```pycon
+            >>> session.should_stop()
+            False
+            ```
+        """
+        server = self._server
+        return self._stop or config.stop_requested.is_set() or server.stop_requested or server.exit_code is not None
+
+    def request_stop(self) -> None:
+        """Make `should_stop` true in this session.
+
+        Example:
+            ```pycon
+            >>> session.request_stop()
+            >>> session.should_stop()
+            True
+            ```
+        """
+        self._stop = True
+
+    def summary(self, name: str, value: Any) -> None:
+        """Report a number, such as an accuracy, to the hooks that write logs and summaries.
+
+        The newest value of a name counts.
+
+        Args:
+            name: What the number is; not one of the names that each row has, such as "step" and "loss".
+            value: A number, or an array or tensor of one element.
+
+        Raises:
+            ConfigError: A name that each row has, or a value that is no number (also a ValueError).
+
+        Example:
+            ```python
+            session.summary("accuracy", 0.93)
+            ```
+        """
+        self.scalars.put(name, value)
+
+    @one_at_a_time
+    def save(self, timeout: float | None = None) -> str:
+        """Write a checkpoint now. Blocks. Nothing is written when the step is saved already.
+
+        Args:
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The checkpoint's name.
+
+        Raises:
+            ValueError: The run has no checkpoint_dir.
+            CheckpointError: The disk refuses.
+            DeadlineExceeded: The checkpoint was not written in time.
+
+        Example:
+            ```python
+            params = {"w": np.zeros(3, np.float32)}
+            with dps.Session(server, params, optimizer=dps.optim.SGD(0.1),
+                         checkpoint_dir="run") as session:
+                session.push({"w": np.ones(3, np.float32)})
+                name = session.save()
+                session.push({"w": np.ones(3, np.float32)})
+                assert session.restore(name) == 1
+            ```
+        """
+        self._waiter.check_open()
+        connection = self._connection
+        answer = self._waiter.retrying(
+            lambda deadline: connection.ask(Save(connection.number), deadline, "the checkpoint"), timeout
+        )
+        assert isinstance(answer, Saved)
+        return answer.name
+
+    @one_at_a_time
+    def restore(self, name: str = "", timeout: float | None = None) -> int:
+        """Roll the whole run back to a checkpoint. Blocks. All sessions are rolled back, as after the loss of a ps.
+
+        Args:
+            name: What `save` returned; "": the newest whole checkpoint.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The step of the checkpoint.
+
+        Raises:
+            ValueError: The run has no checkpoint_dir.
+            CheckpointError: There is no such checkpoint, or it cannot be read.
+            DeadlineExceeded: The run was not rolled back in time.
+        """
+        self._waiter.check_open()
+        connection, deadline = self._connection, self._waiter.deadline(timeout)
+        connection.ask(Restore(connection.number, connection.epoch, name), deadline, "the chief")
+        self._waiter.recover(deadline)
+        return connection.step
+
+    @one_at_a_time
+    def stats(self) -> dict[str, Any]:
+        """Counters of every ps and of the chief, for people. Blocks.
+
+        Returns:
+            The counters by task name, such as "ps:0".
+
+        Raises:
+            DeadlineExceeded: A task did not answer in time.
+
+        Example:
+            ```pycon
+            >>> sorted(session.stats())
+            ['chief', 'ps:0']
+            ```
+        """
+        self._waiter.check_open()
+        return self._connection.stats(self._waiter.deadline(None))
+
+    @one_at_a_time
+    def close(self) -> None:
+        """Leave the run, as the end of a `with` block does.
+
+        Waits for the pushes on their way, calls the hooks' `end` and tells the chief. Blocks. A second call does
+        nothing.
+
+        Raises:
+            HookError: A hook's `end` raised.
+            DeadlineExceeded: A push on its way got no result in time.
+        """
+        if self._closed:
+            return
+        try:
+            self._pushes.drain()
+            self._hooks.call("end", self)
+        except StopIteration:
+            pass  # a hook has no more data: as good an end
+        except BaseException as error:
+            self._close(f"{type(error).__name__}: {error}")
+            raise
+        self._close("")
+
+    def _close(self, error: str) -> None:
+        """Leave the run; `error`: why, "" for a good end. A second call does nothing."""
+        if self._closed:
+            return
+        self._turns.take("close", FAREWELL_S)
+        try:
+            self._closed = self._waiter.closed = True
+            self._connection.close(error, min(FAREWELL_S, self._timeout))
+        finally:
+            self._turns.lock.release()
+            self._end_own_server()
+
+    def _end_own_server(self) -> None:
+        if self._own_server:
+            self._server.stop()
+            self._server.join(2.0)
+
+    def _deadline(self, timeout: float | None) -> float:
+        return self._server.runtime.now() + (self._timeout if timeout is None else timeout)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Ends the session; running out of data (StopIteration) counts as a good end and is swallowed."""
+        if kind is not None and not issubclass(kind, StopIteration):
+            self._close(f"{type(error).__name__}: {error}")
+            return False
+        self.close()
+        return True
+
+
+if TYPE_CHECKING:
+    _: type[Loop] = Session

@@ -1,0 +1,371 @@
+"""Pulls and pushes of one session on their way: a request per ps, put together into one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from dps.actors.caller import Caller
+from dps.actors.messages import Done, Failed, Waiting
+from dps.actors.ref import Ref
+from dps.actors.requests import Request
+from dps.client.arrived import Arrived
+from dps.client.recycled import Taken
+from dps.errors import Aborted, DpsError, ProtocolError, Unavailable
+from dps.protocol import (
+    APPLIED,
+    REFUSED,
+    RUN,
+    SHARED,
+    Credit,
+    NotNewer,
+    Pull,
+    Push,
+    Pushed,
+    PushHeld,
+    PushMissing,
+    PushStatus,
+    RowsUnknown,
+    SharedValues,
+    Values,
+)
+from dps.transport.endpoint import Runtime
+from dps.transport.message import Message, changed
+from dps.transport.wire import Array
+from dps.variables.plan import ShardLayout
+
+SIMULATED_BLOCK = 64
+"""Bytes that are copied in the simulator before other tasks may run."""
+
+
+class Transfer(Request):
+    """A request to one ps. `aborted` is called when the ps says that epoch or incarnation has ended."""
+
+    def __init__(self, caller: Caller, ps: int, aborted: Callable[[], None]) -> None:
+        self.ps, self._caller, self._aborted = ps, caller, aborted
+        self.error: Exception | None = None
+        self.waits_for = ""
+
+    def _common(self, message: Message) -> bool | None:
+        """What all transfers do with an answer: True, False: it ends the request or not; None: it is for others."""
+        if isinstance(message, Waiting):
+            self.waits_for = message.reason
+            return False
+        if isinstance(message, Failed):
+            error = message.exception()
+            if isinstance(error, Aborted):
+                self._aborted()
+                return False
+            self.error = error
+            return True
+        return None
+
+
+def copy_steadily(runtime: Runtime, target: Array, source: Array) -> None:
+    """Copy what another process may write to: in the simulator in blocks, so that a writer who does not wait for
+    readers is found out."""
+    if not runtime.simulated:
+        target[:] = source
+        return
+    for at in range(0, len(source), SIMULATED_BLOCK):
+        target[at : at + SIMULATED_BLOCK] = source[at : at + SIMULATED_BLOCK]
+        runtime.preempt()
+
+
+class Reader(Protocol):
+    """What can read a ps's memory in place."""
+
+    def attach(self, name: list[int]) -> Array:
+        """The memory, bytes. Raises Unavailable."""
+
+    def reads(self, number: int) -> None:
+        """A pull under this number may be answered with a place in the ps's memory."""
+
+    def over(self, number: int) -> None:
+        """That pull was answered otherwise."""
+
+    def release(self, number: int, nbytes: int) -> None:
+        """The values under a pull's number, so many bytes, are read."""
+
+    def give_up(self, error: Exception) -> None:
+        """It does not work; the socket is used from now on."""
+
+
+class PullTransfer(Transfer):
+    """The values of one shard, in a run of bytes of the caller's.
+
+    With `reader`, a pull that the ps answers with places in its memory is copied from there; with `hold` it is not
+    even copied: `held` has the arenas' bytes until `release`.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        ref: Ref,
+        ps: int,
+        layout: ShardLayout,
+        message: Pull,
+        aborted: Callable[[], None],
+        reader: Reader | None = None,
+        take: Callable[[ShardLayout], Taken] = Taken,
+        hold: bool = False,
+        behind: PushTransfer | None = None,
+    ) -> None:
+        """`take(layout)` gives the run; without a `reader` the message is not `shared`. Leaves at the next flush.
+
+        `behind`: a push that asks for the values with its result; the message is sent where it does not bring them."""
+        super().__init__(caller, ps, aborted)
+        self.layout = layout
+        self.taken: Taken | Arrived | None = None
+        self.held: list[Array] | None = None
+        self.counter, self.step, self.newer = -1, 0, True
+        self._got: dict[int, int] = {}
+        self._kept: dict[int, Array] = {}
+        """Pieces that are used where they are, by their first byte."""
+        self._answer = -1, -1
+        """Number and version of the answer that pieces are taken of."""
+        self._message, self._reader = message, reader
+        self._take_run, self._hold = take, hold
+        self._ref, self._behind = ref, behind
+        if behind is None:
+            self._ask()
+        else:
+            behind.then, self.number = self, behind.number
+            if reader is not None:
+                reader.reads(self.number)
+
+    def _ask(self) -> None:
+        self._caller.open(self._ref, self._message, self, 0.25 + self.layout.nbytes / 100e6)
+        if self._reader is not None and self._message.shared:
+            self._reader.reads(self.number)
+
+    def go_on(self, lent: list[Any]) -> None:
+        """The push has its result, and with it these values, or none."""
+        reader = self._reader
+        if lent and reader is not None:
+            self.complete = self._read(SharedValues(self._message.epoch, *lent), reader)
+        if not self.complete:
+            if reader is not None:
+                reader.over(self.number)
+            self._ask()
+            self._behind = None  # not before it has a number of its own: that of the push is not its to drop
+
+    def again(self) -> Message:
+        """Long pieces may be why no answer came: over a connection that has become slow, libzmq takes one for broken
+        while a message is on its way for too long."""
+        return changed(self._message, whole=False) if self._message.whole else self._message
+
+    def feed(self, message: Message) -> bool:
+        reader = self._reader
+        if isinstance(message, SharedValues) and reader is not None:
+            if not self._read(message, reader):
+                self._caller.send(self, self._message)
+                return False
+            return True
+        if isinstance(message, Values):
+            complete = self._take(message)
+        elif isinstance(message, NotNewer):
+            self.counter, self.step, self.newer = message.counter, message.step, False
+            complete = True
+        else:
+            complete = bool(self._common(message))
+        if complete and reader is not None:
+            reader.over(self.number)
+        return complete
+
+    def _read(self, message: SharedValues, reader: Reader) -> bool:
+        """Read in place; where that fails the values are to be asked for over the socket."""
+        try:
+            memories = [reader.attach(name) for name in message.memories]
+            if [len(memory) for memory in memories] != [arena.nbytes for arena in self.layout.arenas]:
+                raise Unavailable("the ps's memory is not laid out as agreed")
+        except DpsError as error:
+            reader.give_up(error)
+            self._message = changed(self._message, shared=False)
+            return False
+        self.counter, self.step = message.counter, message.step
+        if self._hold:
+            self.held, self.taken = memories, None  # pieces of an earlier answer are for nothing
+            return True
+        self.taken = self._take_run(self.layout)
+        run = self.taken.bytes
+        for arena, memory in zip(self.layout.arenas, memories, strict=True):
+            copy_steadily(self._caller.runtime, run[arena.offset : arena.offset + arena.nbytes], memory)
+        self.release()
+        return True
+
+    def release(self) -> None:
+        """Give what is held back to the ps."""
+        self.held = None
+        if self._reader is not None:
+            self._reader.release(self.number, self.layout.nbytes)
+
+    def drop(self) -> None:
+        """Forget the request; values that the ps lends to a late answer are given back at once."""
+        self._kept.clear()
+        if self._behind is None:
+            self._caller.drop(self)
+        else:
+            self._behind.then = None
+            self._behind = None
+        if self._message.shared and (not self.complete or self.held is not None):
+            self.release()
+
+    def _take(self, piece: Values) -> bool:
+        """Pieces of two versions, or of two answers after a resend, are never mixed: a higher one starts anew."""
+        answer = piece.answer, piece.counter
+        if answer < self._answer or len(piece.offsets) != len(piece.arrays):
+            return False
+        if not self.parts and piece.nbytes != self.layout.data_nbytes:
+            raise ProtocolError(f"an answer of {piece.nbytes} bytes; wanted all {self.layout.data_nbytes} of the shard")
+        if answer > self._answer:
+            self._answer, self.counter, self.step = answer, piece.counter, piece.step
+            self._got, self._kept = {}, {}
+            if self._message.whole:
+                self.taken = None
+            elif not isinstance(self.taken, Taken):
+                self.taken = self._take_run(self.layout)
+        for offset, data in zip(piece.offsets, piece.arrays, strict=True):
+            self.layout.check_range(offset, data.nbytes)
+            self._put(offset, data.reshape(-1).view(np.uint8))
+            self._got[offset] = data.nbytes
+        if sum(self._got.values()) < piece.nbytes:
+            return False
+        if self.taken is None:
+            pieces, self._kept = self._kept, {}
+            self.taken = Arrived(self.layout, pieces)
+        return True
+
+    def _put(self, offset: int, data: Array) -> None:
+        """Pieces are kept as long as all that came end where parts do."""
+        if self.taken is None and self.layout.is_whole(offset, len(data)):
+            self._kept[offset] = data
+            return
+        if not isinstance(self.taken, Taken):
+            self.taken = self._take_run(self.layout)
+        for at, piece in {**self._kept, offset: data}.items():
+            self.taken.bytes[at : at + len(piece)] = piece
+        self._kept.clear()
+
+    @property
+    def parts(self) -> list[int]:
+        """The indices of those that are asked for; empty for all."""
+        return self._message.parts
+
+    @property
+    def received(self) -> int:
+        """Bytes of values that have come over the socket."""
+        return sum(self._got.values())
+
+
+class PushTransfer(Transfer):
+    """One shard's part of a push, under one number until the ps has a result for it.
+
+    A long push asks for credit first. While no answer comes, only a small question is sent again; the gradient
+    itself goes again when the ps says that it does not have it.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        ref: Ref,
+        ps: int,
+        pieces: list[Push],
+        only_held: bool,
+        aborted: Callable[[], None],
+        otherwise: Callable[[Exception], list[Push]] | None = None,
+        in_full: Callable[[], list[Push]] | None = None,
+        first: Push | None = None,
+        credit: bool = False,
+    ) -> None:
+        """`only_held`: that the ps has the push whole, in memory of its own, is enough (sync, not the step ps).
+        `otherwise` gives other pieces where the ps cannot reach the memory that `pieces` name, `in_full` where it does
+        not have a row list that they name. `first`: what is sent now in place of the only one of `pieces`, which is for
+        when that is to be sent again. `credit`: the ps has given some already. Leaves at the next flush."""
+        super().__init__(caller, ps, aborted)
+        self._otherwise, self._in_full = otherwise, in_full
+        self._pieces, self._only_held = pieces, only_held
+        self._push, self._epoch = pieces[0].number, pieces[0].epoch
+        self.result: Pushed | None = None
+        self.accepted: bool | None = None
+        self.then: PullTransfer | None = None
+        """What waits for the values that come with the result."""
+        self.lends = pieces[0].lend
+        self._credit = len(pieces) == 1 or credit
+        caller.open(ref, first or (pieces[0] if self._credit else Credit(self._epoch, self._push)), self)
+        if self._credit:
+            for piece in pieces[1:]:
+                caller.send(self, piece)
+
+    def again(self) -> Message:
+        return PushStatus(self._epoch, self._push) if self._credit else Credit(self._epoch, self._push)
+
+    def feed(self, message: Message) -> bool:
+        if isinstance(message, Pushed):
+            self.result = message
+            self.accepted = message.status == APPLIED
+            if self.then is not None and message.status != REFUSED:
+                self.then.go_on(message.lent)
+            return True
+        if isinstance(message, PushHeld):
+            self.waits_for = message.reason
+            self.accepted = True if message.accepted else self.accepted
+            if self._only_held and self.then is not None:
+                self.then.go_on([])
+            return self._only_held
+        if isinstance(message, Failed) and self._otherwise is not None:
+            error = message.exception()
+            if isinstance(error, Unavailable):
+                self._pieces, self._otherwise, self._credit = self._otherwise(error), None, False
+                self._caller.send(self, self.again())
+                return False
+        if isinstance(message, RowsUnknown) and self._in_full is not None:
+            self._pieces = self._in_full()
+            self._caller.send(self, self._pieces[0])
+            return False
+        if isinstance(message, PushMissing) or (isinstance(message, Done) and not self._credit):
+            self._send()
+            return False
+        return bool(self._common(message))
+
+    def _send(self) -> None:
+        """After a credit, or when the ps has lost sight of the push."""
+        if isinstance(self._pieces, list) and not self._credit:
+            self._credit = True
+            for piece in self._pieces:
+                self._caller.send(self, piece)
+        elif len(self._pieces) == 1:
+            self._caller.send(self, self._pieces[0])
+        else:
+            self._credit = False
+            self._caller.send(self, Credit(self._epoch, self._push))
+
+
+class About(NamedTuple):
+    """What all messages of one push to one shard say: see `Push`."""
+
+    epoch: int
+    number: int
+    step: int
+    counter: int
+    clock: int = 0
+    lend: bool = False
+    released: int = 0
+
+
+def run_pieces(layout: ShardLayout, run: Array, piece_nbytes: int, about: About) -> list[Push]:
+    """A dense push of a shard's run (uint8), cut into messages."""
+    return [
+        Push(
+            *about[:4], RUN, layout.gradient_nbytes, [offset for offset, _ in piece], [], *about[4:],
+            tuple([run[offset : offset + n] for offset, n in piece]),
+        )
+        for piece in layout.pieces(piece_nbytes, trained_only=True)
+    ]  # fmt: skip
+
+
+def shared_message(layout: ShardLayout, memory: list[int], about: About, ready: Sequence[int] = ()) -> list[Push]:
+    """A dense push whose run lies in shared memory; `ready`: only ranges of it are there yet, see `Push`."""
+    return [Push(*about[:4], SHARED, layout.gradient_nbytes, list(ready), [memory, 0], *about[4:])]

@@ -1,0 +1,131 @@
+"""A session's waits: bounded, through rollbacks and lost ps, and each says for whom."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from dps.client.connection import SLICE_S, Connection
+from dps.errors import Aborted, DeadlineExceeded
+
+log = logging.getLogger("dps")
+
+REPORT_S = 10.0
+"""How often a wait that goes on says for whom."""
+
+
+class Loss(NamedTuple):
+    """The steps that a rollback has undone; `certain`: not one more that anybody was told of."""
+
+    steps: int
+    certain: bool
+
+    def __str__(self) -> str:
+        return f"{'' if self.certain else 'at least '}{self.steps} steps lost"
+
+
+class Operation(Protocol):
+    """A pull or a push: requests to several ps that are complete together."""
+
+    def start(self) -> None:
+        """Send what is not sent yet, or is of an epoch that has ended."""
+
+    @property
+    def complete(self) -> bool: ...
+
+    def waits_for(self) -> list[str]:
+        """What the ps that have not answered said they wait for; "" where they said nothing."""
+
+    def raise_error(self) -> None:
+        """Raise what a ps answered instead of a result."""
+
+
+class Waiter:
+    """The waits of one session. `rejoined(new_epoch, lost)` is called after the session has joined again."""
+
+    def __init__(self, connection: Connection, timeout_s: float, rejoined: Callable[[bool, Loss], None]) -> None:
+        self._connection, self._timeout_s, self._rejoined = connection, timeout_s, rejoined
+        self.closed = False
+
+    def check_open(self) -> None:
+        """ValueError when the session is closed."""
+        if self.closed:
+            raise ValueError("the session is closed; open another dps.Session")
+
+    def deadline(self, timeout: float | None) -> float:
+        """On the clock of the session's caller, which stands still while this process does; `timeout` None is the
+        session's."""
+        return self._connection.caller.now() + (self._timeout_s if timeout is None else timeout)
+
+    @property
+    def patience_ms(self) -> int:
+        """The session's timeout as pulls carry it: 0 where it may take for ever.
+
+        A call's own, shorter timeout ends in an error and changes nothing for others.
+        """
+        return 0 if self._timeout_s == float("inf") else max(1, int(1000 * self._timeout_s))
+
+    def poll(self, operation: Operation) -> bool:
+        """Take what has arrived; whether the operation is complete. Does not block."""
+        operation.start()
+        self._connection.caller.poll()
+        return operation.complete
+
+    def wait(self, operation: Operation, timeout: float | None, what: str) -> None:
+        """Pump until an operation is complete. Raises DeadlineExceeded, which names who did not answer."""
+        self.check_open()
+        connection, deadline = self._connection, self.deadline(timeout)
+        operation.start()
+        started = now = connection.caller.now()
+        look_at, report_at = started + SLICE_S, started + REPORT_S
+        while not operation.complete:
+            if connection.aborted:
+                self.recover(deadline)
+                operation.start()
+                continue
+            connection.check_node()
+            if now >= deadline:
+                connection.caller.poll()
+                if operation.complete:
+                    break
+                raise DeadlineExceeded(self._late(operation, what, now - started), operation)
+            if now >= look_at:
+                connection.look_at_chief()
+                look_at = now + SLICE_S
+                if now >= report_at:
+                    report_at = now + REPORT_S
+                    log.warning("%s", self._late(operation, what, now - started))
+            connection.caller.turn(max(0.0, min(deadline, look_at) - now))
+            now = connection.caller.now()
+        operation.raise_error()
+
+    def _late(self, operation: Operation, what: str, waited_s: float) -> str:
+        connection = self._connection
+        reasons = [text for text in (*operation.waits_for(), connection.silent()) if text]
+        why = "; ".join(dict.fromkeys(reasons)) or "the ps did not answer"
+        return f"{connection.name}: {what} took more than {waited_s:.1f} s at step {connection.step}: {why}"
+
+    def retrying(self, call: Callable[[float], Any], timeout: float | None) -> Any:
+        """`call(deadline)`, again in each new run epoch until one does not end under it."""
+        deadline = self.deadline(timeout)
+        while True:
+            try:
+                return call(deadline)
+            except Aborted:
+                self.recover(deadline)
+
+    def recover(self, deadline: float) -> None:
+        """Join the run's epoch of now. Blocks; raises DeadlineExceeded when no new one comes."""
+        connection = self._connection
+        before, epoch = connection.step, connection.epoch
+        connection.reopen(deadline)
+        if connection.epoch != epoch:
+            loss = Loss(max(0, max(before, connection.reached) - connection.restored), connection.certain)
+        else:  # whatever the number of the epoch: steps that are gone are told of
+            loss = Loss(max(0, before - connection.step), False)
+        connection.runtime.record(
+            "rejoined", before=epoch, epoch=connection.epoch, step=connection.restored, lost=loss.steps,
+            certain=loss.certain,
+        )  # fmt: skip
+        self._rejoined(connection.epoch != epoch or loss.steps > 0, loss)

@@ -1,0 +1,1 @@
+"""Pushes on their way in: checked as they arrive, until one is whole."""

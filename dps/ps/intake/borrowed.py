@@ -1,0 +1,86 @@
+"""What one session's messages name: its memory on this machine, which is read in place, and its row lists."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+
+from dps.errors import ProtocolError
+from dps.ps.intake.rowlists import RowLists
+from dps.transport.endpoint import Runtime
+from dps.transport.wire import Array
+from dps.variables.plan import ShardLayout
+
+KEPT = 32
+"""Memories of one session that stay attached."""
+
+
+class Borrowed:
+    """Memory is attached once; the least used goes when there are too many."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.rows = RowLists()
+        """The row lists that its messages name."""
+        self._attached: OrderedDict[tuple[int, ...], Array] = OrderedDict()
+        self._runs: dict[tuple[int, ...], Array] = {}
+        """What was named before and is still attached: by memory, offset and length."""
+        self._arrays: dict[tuple[int, ...], list[Array]] = {}
+        """The same, of runs that begin a memory: their arrays, by its name."""
+
+    def run(self, parts: list[object], nbytes: int) -> Array:
+        """`nbytes` of a memory: `parts` is its name and an offset. ProtocolError for what is not inside it,
+        Unavailable for memory that cannot be reached."""
+        if len(parts) != 2 or type(parts[1]) is not int or not isinstance(parts[0], list):
+            raise ProtocolError(f"{parts!r:.100} is no place in shared memory; wanted its name and an offset")
+        name, offset = parts
+        assert isinstance(name, list) and isinstance(offset, int)
+        memory = self._memory(name)
+        place = (*name, offset, nbytes)
+        found = self._runs.get(place)
+        if found is None:
+            if offset < 0 or offset % 64 or offset + nbytes > len(memory):
+                raise ProtocolError(f"bytes {offset} to {offset + nbytes} are not in a memory of {len(memory)} bytes")
+            if len(self._runs) >= 8 * KEPT:
+                self._runs.clear()
+            found = self._runs[place] = writable(memory[offset : offset + nbytes])
+        return found
+
+    def arrays(self, name: tuple[int, ...], layout: ShardLayout) -> list[Array]:
+        """The gradients of all arenas in the run that a memory begins with, flat. Errors as of `run`."""
+        found = self._arrays.get(name)
+        if found is None:
+            found = self._arrays[name] = layout.flats(self.run([list(name), 0], layout.nbytes))
+        return found
+
+    def _memory(self, name: list[int]) -> Array:
+        key = tuple(name) if all(type(part) is int for part in name) else None
+        found = self._attached.get(key) if key is not None else None
+        if found is None:
+            found = self._runtime.attach(name)
+            assert key is not None
+            self._attached[key] = found
+            while len(self._attached) > KEPT:
+                gone, _ = self._attached.popitem(last=False)
+                self._arrays.pop(gone, None)
+                self._runs = {place: run for place, run in self._runs.items() if place[: len(gone)] != gone}
+        else:
+            self._attached.move_to_end(tuple(name))
+        return found
+
+
+class _Lent:
+    """Makes numpy take memory for writable; the kernels that only read it exist once, for writable arrays."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        described = dict(array.__array_interface__)
+        described["data"] = (described["data"][0], False)
+        self.__array_interface__ = described
+
+
+def writable(array: Array) -> Array:
+    """The same memory under an array that claims to be writable. Nothing may write to it: the process would end."""
+    found = np.asarray(_Lent(array))
+    return found if found.dtype is array.dtype else found.view(array.dtype)  # bfloat16 has no name in the interface

@@ -1,0 +1,1 @@
+"""The update modes: when a push is applied, and with which others."""

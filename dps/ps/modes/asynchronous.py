@@ -1,0 +1,322 @@
+"""Asynchronous and bounded updates: a push is applied when it is whole and all earlier ones of its session are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dps.actors.messages import Waiting
+from dps.actors.ref import Sender
+from dps.kernels.halves import widened
+from dps.protocol import APPLIED, DROPPED, REFUSED, RUN, Members, Pull, Push, Pushed, Step, Token
+from dps.ps.intake.staging import FORGETS, KEEPS, Ledger, Staged
+from dps.ps.modes.clocks import Clocks
+from dps.ps.serving.early import FAST_NBYTES_S, Early
+from dps.ps.shard import Shard
+from dps.ps.store.ahead import Ahead, Worth
+from dps.ps.store.gradients import Mean, Pieces, RowGradient, Update
+from dps.transport.wire import Array
+from dps.update import Async, Bounded
+
+log = logging.getLogger("dps")
+
+PATIENCE = 0.8
+"""The part of a reader's patience after which a worker that hangs no longer counts."""
+
+
+class AsyncMode:
+    """Applied on arrival, in the order of each session's numbers."""
+
+    def __init__(self, shard: Shard, settings: Async) -> None:
+        self.shard, self.settings = shard, settings
+        self.frees = not settings.compensation
+        self._senders: dict[tuple[int, int], Sender] = {}
+        self._backups: dict[int, list[Array]] = {}
+        self._worth = Worth()
+        stale = settings.max_staleness is not None or settings.damping is not None or bool(settings.compensation)
+        self._plain = not stale and shard.takes_steps
+
+    def whole(self, staged: Staged, sender: Sender) -> None:
+        ledger = self.shard.ledgers[staged.incarnation]
+        self._senders[staged.incarnation, staged.number] = sender
+        while (ready := ledger.staged.get(ledger.done + 1)) is not None and ready.whole:
+            result = self._apply(ledger, ready)
+            asker = self._senders.pop((staged.incarnation, ready.number), None)
+            if asker is not None:
+                self.shard.answer_push(asker, result)
+        self.shard.wake_reads()
+
+    def begun(self, ledger: Ledger, staged: Staged) -> None:
+        """The pieces stay as they come, and those of a session's next push are applied as they come where they can be.
+
+        Where no other session can come in between, pieces that were applied are not kept (those in the session's own
+        memory are): in the seldom case that one does, this session is asked for them again.
+        """
+        staged.looks = self.shard.store.looks_first
+        if self.settings.compensation:
+            return
+        staleness, limit = self._staleness(staged.counter), self.settings.max_staleness
+        if staged.number == ledger.done + 1 and (limit is None or staleness <= limit) and self._worth.a_try():
+            step = self._step(staged.step)
+            staged.ahead = ahead = Ahead.of(self.shard.store, step, self._scale(staleness))
+            staged.tried = ahead is not None
+            if ahead is not None and staged.form == RUN:
+                staged.offer = partial(self._offer, ahead.buffers, step, self.shard.node.runtime.now())
+        forgets = staged.ahead is not None and self._alone and staged.form == RUN
+        staged.keeps = FORGETS if forgets else KEEPS
+
+    def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
+        result = ledger.results.get(number)
+        if result is not None:
+            self.shard.answer_push(sender, result)
+            return
+        self._senders[sender.incarnation, number] = sender
+        self.shard.node.answer(sender, Waiting(f"push {number} waits for push {ledger.done + 1} of {ledger.name}"))
+
+    def step(self, step: Step, sender: Sender) -> bool:
+        """Apply a push at once where that needs no more than it says: it is the next of its session, and finite, and
+        the settings make nothing of its staleness."""
+        shard, store = self.shard, self.shard.store
+        ledger = shard.ledgers.get(sender.incarnation)
+        if ledger is None or ledger.staged or step.number != ledger.done + 1 or not self._plain:
+            return False
+        gradients = tuple(shard.gradients_of(step, sender))
+        if shard.checks_finite and not store.arenas[0].is_finite(gradients[0]):
+            return False
+        staleness = self._staleness(step.counter)
+        if step.released:
+            shard.released(sender.incarnation, step.released)
+        store.apply_mean(gradients, self._step(step.step))
+        self._note(ledger, sender.incarnation, step.number, staleness)
+        try:
+            shard.stepped(sender, step, staleness)
+        finally:
+            shard.decide(ledger, Pushed(step.number, APPLIED, store.step, staleness, store.counter, ""))
+        shard.wake_reads()
+        return True
+
+    def taken_back(self) -> list[tuple[Push, Sender]]:
+        return []
+
+    def enter(self, sender: Sender) -> None:
+        self.shard.node.answer(sender, Token(self.shard.store.step))
+
+    def may_read(self, sender: Sender, pull: Pull) -> str:
+        return ""
+
+    def pulled(self, ledger: Ledger) -> None:
+        if self.settings.compensation:
+            incarnation = next(i for i, found in self.shard.ledgers.items() if found is ledger)
+            self._backups[incarnation] = [a.values.copy() for a in self.shard.store.arenas]
+
+    def members(self, message: Members) -> None:
+        live = {member[0] for member in message.live}
+        for incarnation in [i for i in self.shard.ledgers if i not in live]:
+            self.shard.forget(incarnation)
+            self._backups.pop(incarnation, None)
+        self._senders = {key: sender for key, sender in self._senders.items() if key[0] in live}
+
+    def cut(self, name: str) -> None:
+        self.shard.saving.cut(name)
+
+    @property
+    def reached(self) -> int:
+        return self.shard.store.step
+
+    def waiting_for(self) -> str:
+        return ""
+
+    def _apply(self, ledger: Ledger, staged: Staged) -> Pushed:
+        store = self.shard.store
+        staleness = self._staleness(staged.counter)
+        limit = self.settings.max_staleness
+        stale = limit is not None and staleness > limit
+        if stale or self.settings.compensation:
+            staged.look(self.shard.store)
+        if staged.problem:
+            status = REFUSED
+        elif stale:
+            status = DROPPED
+        else:
+            status = APPLIED
+            step = self._step(staged.step)
+            published = staged.publish()
+            if staged.tried:
+                self._worth.note(published)
+            if not published:
+                staged.not_early()
+                certain = None
+                if staged.pieces and store.is_large and not staged.unchecked:
+                    certain = partial(self._answer_first, staged, step, staleness)
+                update = self._compensated(staged)
+                staged.problem = store.apply(update, step, self._scale(staleness), staged.unchecked, certain)
+            if staged.problem:
+                status = REFUSED
+            else:
+                store.step = step
+                self._note(ledger, staged.incarnation, staged.number, staleness)
+        credit = staged.form == RUN and self._gives_credit
+        early = None
+        if status == APPLIED:
+            early, staged.early = staged.early, None
+        result = Pushed(staged.number, status, store.step, staleness, store.counter, staged.problem, credit=credit)
+        self.shard.decide(ledger, result)
+        if early is not None:
+            early.published()
+        return result
+
+    def _answer_first(self, staged: Staged, step: int, staleness: int) -> None:
+        """Answer a push whose result is certain before the pass that applies it: its memory is not the session's.
+
+        Whatever the session asks then is handled after the pass. A ps that is lost meanwhile loses all that it applied.
+        """
+        asker = self._senders.get((staged.incarnation, staged.number))
+        if asker is None or self.shard.lending.wants(asker.incarnation, asker.request):
+            return
+        del self._senders[staged.incarnation, staged.number]
+        counter = self.shard.store.counter + 1
+        result = Pushed(staged.number, APPLIED, step, staleness, counter, "", credit=self._gives_credit)
+        self.shard.node.answer(asker, result)
+        self.shard.node.flush()
+
+    def _offer(self, buffers: Mapping[int, int], step: int, began: float, staged: Staged) -> Early | None:
+        """An answer to the pull that waits for a push whose pieces are applied ahead, where they come slowly."""
+        if staged.here > FAST_NBYTES_S * (self.shard.node.runtime.now() - began):
+            return None
+        early = self.shard.early(staged.incarnation, staged.number, buffers, step)
+        if early is not None:
+            for offset, nbytes in staged.ranges:
+                early.made(offset, nbytes)
+        return early
+
+    @property
+    def _alone(self) -> bool:
+        """Whether no other session can come in between two pushes of one."""
+        return len(self.shard.ledgers) == 1
+
+    @property
+    def _gives_credit(self) -> bool:
+        """Whether a session has credit for its next push, of several pieces, with the result of one."""
+        return self.shard.store.is_large and self._alone
+
+    def _staleness(self, counter: int) -> int:
+        """Versions between the one that a push was computed from, -1 for none, and that of now."""
+        return max(0, self.shard.store.counter - counter) if counter >= 0 else 0
+
+    def _step(self, computed_at: int) -> int:
+        """The step that a push makes if it is applied now."""
+        step = self.shard.store.step
+        return step + 1 if self.shard.is_step_ps else max(step, computed_at + 1)
+
+    def _scale(self, staleness: int) -> float:
+        """What the rate of a push of that staleness is multiplied by."""
+        damping = self.settings.damping
+        return 1.0 if damping is None else 1.0 / (1.0 + staleness) ** damping
+
+    def _note(self, ledger: Ledger, incarnation: int, number: int, staleness: int) -> None:
+        shard = self.shard
+        shard.staleness[ledger.name] = staleness
+        shard.node.runtime.record(
+            "applied", epoch=shard.epoch, counter=shard.store.counter, step=shard.store.step,
+            pushes=((ledger.task, incarnation, number),),
+        )  # fmt: skip
+
+    def _compensated(self, staged: Staged) -> Update:
+        update = staged.update(self.shard.layout)
+        backups = self._backups.get(staged.incarnation)
+        if not self.settings.compensation or backups is None:
+            return update
+        if update.run is not None:
+            runs = [
+                g
+                if memory.optimizer is None or isinstance(g, Mean | Pieces)
+                else self._compensate(g, memory.values, backup)
+                for g, memory, backup in zip(update.run, self.shard.store.arenas, backups, strict=True)
+            ]
+            return Update(runs, {})
+        parts: dict[int, Any] = {}
+        for index, gradient in update.parts.items():
+            part = self.shard.plan.parts[index]
+            arena, start = self.shard.layout.place[index]
+            now = self.shard.store.part(part)
+            then = backups[arena][start : start + part.size].reshape(part.shape)
+            if isinstance(gradient, RowGradient):
+                shape = (part.shape[0], part.row_size)
+                table, old = now.reshape(shape), then.reshape(shape)
+                values = self._compensate(gradient.values, table[gradient.rows], old[gradient.rows])
+                parts[index] = RowGradient(gradient.rows, values)
+            else:
+                parts[index] = self._compensate(gradient.reshape(part.shape), now, then)
+        return Update(None, parts)
+
+    def _compensate(self, g: Array, w: Array, backup: Array) -> Array:
+        g, w, backup = widened(g), widened(w), widened(backup)
+        result: Array = g + g.dtype.type(self.settings.compensation) * g * g * (w - backup)
+        return np.ascontiguousarray(result)
+
+
+class BoundedMode(AsyncMode):
+    """Asynchronous, but the step ps lets nobody read who is more than the bound ahead of the slowest."""
+
+    def __init__(self, shard: Shard, settings: Bounded) -> None:
+        super().__init__(shard, Async())
+        self._plain = False  # results are counted
+        self.clocks = Clocks(settings.staleness)
+        self._timed: set[tuple[int, int]] = set()
+
+    def _offer(self, buffers: Mapping[int, int], step: int, began: float, staged: Staged) -> Early | None:
+        """Who may read is known when the push counts."""
+        return None
+
+    def may_read(self, sender: Sender, pull: Pull) -> str:
+        if not self.shard.is_step_ps:
+            return ""
+        before = self.clocks.lowest()
+        self.clocks.acknowledged(sender.incarnation, pull.clock)
+        if self.clocks.lowest() != before:
+            self.shard.node.post(self.shard.wake_reads)
+        if self.clocks.may_read(sender.incarnation):
+            return ""
+        self._set_deadline(sender, pull)
+        return f"{self.waiting_for()} to come within {self.clocks.bound} steps"
+
+    def _set_deadline(self, sender: Sender, pull: Pull) -> None:
+        """Shortly before a reader gives up, those that it waits for are given up instead."""
+        key = (sender.incarnation, sender.request)
+        if not pull.patience_ms or key in self._timed:
+            return
+        self._timed.add(key)
+
+        def passed() -> None:
+            self._timed.discard(key)
+            if self.shard.ended or not self.shard.waits(sender):
+                return
+            late = self.clocks.deadline(sender.incarnation)
+            if late:
+                log.warning(
+                    "%s: %s waited for %s until its deadline; the others go on without", self.shard.node.name,
+                    sender.name, ", ".join(late),
+                )  # fmt: skip
+            self.shard.wake_reads()
+
+        self.shard.node.after(pull.patience_ms / 1000 * PATIENCE, passed)
+
+    def _apply(self, ledger: Ledger, staged: Staged) -> Pushed:
+        """With one ps an applied push is an acknowledged one; with more only the session knows, and says so."""
+        result = super()._apply(ledger, staged)
+        if self.shard.is_step_ps:
+            alone = len(self.shard.plan.ps) == 1
+            self.clocks.acknowledged(staged.incarnation, ledger.done if alone else staged.clock)
+        return result
+
+    def members(self, message: Members) -> None:
+        super().members(message)
+        self.clocks.set_members({m[0]: m[1] for m in message.live if m[3]})
+        self.shard.node.runtime.record("clocks", clocks=self.clocks.now())
+
+    def waiting_for(self) -> str:
+        return "waits for " + ", ".join(self.clocks.slowest())

@@ -1,0 +1,80 @@
+"""The mean of a step's gradients, summed in the order of (task, incarnation, push number)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dps.kernels import rows as row_kernels
+from dps.kernels.halves import widened
+from dps.ps.intake.staging import Staged
+from dps.ps.store.gradients import Mean, RowGradient, Update
+from dps.transport.wire import Array
+from dps.variables.plan import ShardLayout
+
+
+def mean(pushes: Sequence[Staged], layout: ShardLayout) -> Update:
+    """One update from all pushes of a step, which stay as they are: their memory may be the sessions' own.
+
+    A variable is divided by the number of pushes that have a gradient for it, and a sparse row by the number of
+    pushes that touched it. Where all pushes are runs nothing is computed here: the pass that applies them sums.
+    """
+    pushes = [p for p in sorted(pushes, key=lambda p: p.id) if p.run is not None or p.parts]
+    if pushes and all(p.run is not None for p in pushes):
+        runs = [layout.flats(p.run) for p in pushes if p.run is not None]
+        return Update(runs[0] if len(runs) == 1 else [Mean(gs) for gs in zip(*runs, strict=True)], {})
+    gradients: dict[int, list[Array | RowGradient]] = {}
+    for push in pushes:
+        for index, gradient in _parts(push, layout).items():
+            gradients.setdefault(index, []).append(_wide(gradient))
+    return Update(None, {index: _mean_of_part(gradients[index]) for index in sorted(gradients)})
+
+
+def _wide(gradient: Array | RowGradient) -> Array | RowGradient:
+    """Halves are summed in float32."""
+    if isinstance(gradient, RowGradient):
+        return RowGradient(gradient.rows, widened(gradient.values))
+    return widened(gradient)
+
+
+def _parts(push: Staged, layout: ShardLayout) -> dict[int, Array | RowGradient]:
+    if push.run is None:
+        return push.parts
+    arrays = layout.flats(push.run)
+    return {
+        part.index: arrays[a][start : start + part.size]
+        for a, arena in enumerate(layout.arenas)
+        if arena.optimizer is not None
+        for part, start in zip(arena.parts, arena.starts, strict=True)
+    }
+
+
+def _mean_of_part(gradients: list[Array | RowGradient]) -> Array | RowGradient:
+    rows = [g for g in gradients if isinstance(g, RowGradient)]
+    if not rows:
+        flat = [g.reshape(-1) for g in gradients if not isinstance(g, RowGradient)]
+        return Mean(tuple(flat)).array()
+    if len(rows) == len(gradients):
+        unique, sums, counts = row_kernels.sum_duplicate_rows(
+            np.concatenate([g.rows for g in rows]), np.concatenate([g.values for g in rows])
+        )
+        sums /= counts.astype(sums.dtype)[:, None]
+        return RowGradient(unique, sums)
+    return _mean_of_both(gradients)
+
+
+def _mean_of_both(gradients: list[Array | RowGradient]) -> Array:
+    """Some pushes have all of the variable, some only rows: every row is divided by its own count."""
+    dense = next(g for g in gradients if not isinstance(g, RowGradient))
+    dim = next(g.values.shape[1] for g in gradients if isinstance(g, RowGradient))
+    total = np.zeros((dense.size // max(dim, 1), dim), dense.dtype)
+    counts = np.zeros(len(total), dense.dtype)
+    for gradient in gradients:
+        if isinstance(gradient, RowGradient):
+            total[gradient.rows] += gradient.values
+            counts[gradient.rows] += 1
+        else:
+            total += gradient.reshape(total.shape)
+            counts += 1
+    return (total / np.maximum(counts, 1)[:, None]).reshape(-1)

@@ -1,0 +1,315 @@
+"""Synchronous updates on one shard: report what is whole, carry out the step ps's decisions in order."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from dps.actors.messages import Waiting
+from dps.actors.ref import Sender
+from dps.protocol import (
+    APPLIED,
+    DROPPED,
+    REFUSED,
+    WINDOW,
+    Decide,
+    Members,
+    Pull,
+    Push,
+    Pushed,
+    PushHeld,
+    Report,
+    Step,
+    Token,
+)
+from dps.ps.intake.staging import Ledger, Staged
+from dps.ps.modes.combine import mean
+from dps.ps.modes.foreseen import Foreseen
+from dps.ps.modes.quorum import Decision, Grant, Member, PushId, Quorum
+from dps.ps.modes.stepping import Stepping
+from dps.ps.serving.notices import Notices
+from dps.ps.shard import Shard
+from dps.transport.message import Message
+from dps.update import SyncReplicas
+
+PEER_TIMEOUT_S = 10.0
+"""How long a ps asks another one before it asks anew; the chief decides when a ps is lost."""
+HELD_S = 0.25
+"""How long a push that has no decision stays in its session's memory on a ps that is not the step ps. Then it is
+copied, so that the session can go on where it has its token. Most have their decision sooner."""
+
+
+class SyncMode:
+    """Every ps: a whole push is reported to the step ps, and nothing is applied before it says so.
+
+    The step ps alone has the `Quorum`; its decisions go to all ps under dense numbers and are carried out in
+    that order, so a step's set is the same everywhere. A cluster of one ps sends no messages for it.
+    """
+
+    def __init__(self, shard: Shard, settings: SyncReplicas) -> None:
+        self.shard, self.frees = shard, False
+        self.quorum: Quorum | None = None
+        if shard.is_step_ps:
+            self.quorum = Quorum(
+                shard.plan.ps, shard.store.step, settings.replicas_to_aggregate, settings.total_num_replicas,
+                settings.initial_tokens,
+            )  # fmt: skip
+        self._others = [ps for ps in shard.plan.ps if ps != shard.ps]
+        quota = settings.replicas_to_aggregate or settings.total_num_replicas
+        self._goes_on = quota is not None or bool(settings.initial_tokens)
+        """Whether a session may usually go on before its push is part of a step."""
+        self._foreseen = Foreseen(shard, quota)
+        self._notices = shard.notices if self.quorum is not None else Notices(shard.node, HELD_S)
+        self._decisions: dict[int, Decide] = {}
+        self._next = 1
+        self._issued = 0
+        self._askers: dict[tuple[int, int], Sender] = {}
+        self._granted: dict[tuple[int, int], Pushed] = {}
+        self._cuts: list[str] = []
+        self._stepping = Stepping(shard, self.quorum, self._note) if self.quorum and not self._others else None
+        self._accepted: list[tuple[int, int]] = []
+        """Pushes that count, by incarnation and number, whose askers do not know it yet."""
+
+    # -- Mode -------------------------------------------------------------------------------------------------
+
+    def begun(self, ledger: Ledger, staged: Staged) -> None:
+        """Its pieces go into one run, for the pass that sums it with others. What lies in memory is looked at as it
+        comes."""
+        staged.looks = True
+
+    def whole(self, staged: Staged, sender: Sender) -> None:
+        staged.look(self.shard.store)
+        key = staged.incarnation, staged.number
+        self._askers[key] = sender
+        self._report([[staged.incarnation, staged.number, staged.step, staged.problem]])
+        if self.quorum is None and self._goes_on:
+            self._say_held(key)
+        elif key in self._askers:
+            self._notices.add(partial(self._say_held, key))
+        if self._others:
+            self._foreseen.whole(staged)
+
+    def _say_held(self, key: tuple[int, int]) -> None:
+        """To whom waits. Of a ps that is not the step ps a session wants no more than that."""
+        sender = self._askers.get(key)
+        if sender is None or self.shard.ended:
+            return
+        if self.quorum is None:
+            ledger = self.shard.ledgers.get(key[0])
+            if ledger is not None and (staged := ledger.staged.get(key[1])) is not None:
+                self._own(staged)
+            del self._askers[key]
+        self.shard.node.answer(sender, self._held(key[1]))
+
+    def _own(self, staged: Staged) -> None:
+        """Its session may go on before it is applied."""
+        if staged.borrowed:
+            self._foreseen.gives_back(staged.id)
+        staged.own()
+
+    def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
+        result = self._granted.get((sender.incarnation, number)) if self.quorum else ledger.results.get(number)
+        if result is not None:
+            self.shard.answer_push(sender, result)
+            return
+        self._askers[sender.incarnation, number] = sender
+        self._say_held((sender.incarnation, number))
+
+    def enter(self, sender: Sender) -> None:
+        if self.quorum is None:
+            self.shard.node.answer(sender, Token(self.shard.store.step))
+            return
+        self._askers[sender.incarnation, 0] = sender
+        self._carry_out(self.quorum.enter(sender.incarnation))
+        if (sender.incarnation, 0) in self._askers:
+            self.shard.node.answer(sender, Waiting(self.waiting_for()))
+
+    def may_read(self, sender: Sender, pull: Pull) -> str:
+        return ""
+
+    def pulled(self, ledger: Ledger) -> None:
+        """Nothing to note: a step's set says what a gradient was computed from."""
+
+    def members(self, message: Members) -> None:
+        self._foreseen.members(message)
+        if self.quorum is None:
+            self._own_all_but({incarnation for incarnation, *_ in message.live})
+        else:
+            members = {incarnation: Member(task, name, worker) for incarnation, name, task, worker in message.live}
+            self._carry_out(self.quorum.set_members(members, message.waiting, message.gone, message.absent))
+
+    def _own_all_but(self, live: set[int]) -> None:
+        """Once this ps has heard that a session has ended, its memory may be that of its next incarnation; but what it
+        has pushed may be part of a step that is decided already."""
+        for incarnation, ledger in self.shard.ledgers.items():
+            for staged in ledger.staged.values() if incarnation not in live else ():
+                self._own(staged)
+
+    @property
+    def reached(self) -> int:
+        return max(self.shard.store.step, 0 if self.quorum is None else self.quorum.step)
+
+    def waiting_for(self) -> str:
+        if self.quorum is None:
+            return f"{self.shard.node.name} waits for the step ps, ps:{self.shard.step_ps}"
+        shortage, missing = self.quorum.shortage(), self.quorum.missing()
+        if shortage and not missing:
+            return shortage
+        waits = f"step {self.quorum.step + 1} waits for " + (", ".join(missing) or "workers that have a token")
+        return f"{shortage}: {waits}" if shortage else waits
+
+    def step(self, step: Step, sender: Sender) -> bool:
+        return self._stepping is not None and self._stepping.take(step, sender)
+
+    def taken_back(self) -> list[tuple[Push, Sender]]:
+        return [] if self._stepping is None else self._stepping.taken_back()
+
+    # -- decisions --------------------------------------------------------------------------------------------
+
+    def on_report(self, message: Report) -> None:
+        """Another ps tells of whole pushes; on the step ps only."""
+        if self.quorum is None:
+            raise ValueError(f"{self.shard.node.name} is not the step ps; that is ps:{self.shard.step_ps}")
+        for incarnation, number, step, refusal in message.pushes:
+            self._carry_out(self.quorum.report(message.ps, incarnation, number, step, refusal))
+
+    def on_decide(self, message: Decide) -> None:
+        """A decision of the step ps; carried out when all earlier ones are."""
+        if message.index >= self._next:
+            self._decisions[message.index] = message
+        while (decision := self._decisions.pop(self._next, None)) is not None:
+            self._next += 1
+            self._carry_out_one(_decided(decision), decision.cut)
+        self.shard.wake_reads()
+
+    def cut(self, name: str) -> None:
+        """Copy the shard between two steps, the same two on every ps: the step ps numbers the cut as a decision."""
+        if self.quorum is not None and name not in self._cuts:
+            self._cuts.append(name)
+            self._issue(Decision(self.quorum.step), name)
+
+    def _report(self, pushes: list[list[Any]]) -> None:
+        if self.quorum is not None:
+            for incarnation, number, step, refusal in pushes:
+                self._carry_out(self.quorum.report(self.shard.ps, incarnation, number, step, refusal))
+            return
+        shard = self.shard
+        report = Report(shard.epoch, shard.ps, pushes)
+        self._tell_until_done(shard.step_ps, report)
+
+    def _tell_until_done(self, ps: int, message: Message) -> None:
+        """Ask a ps again and again; a new run epoch, which ends this shard, ends that too."""
+        shard = self.shard
+
+        def answered(answer: Message | Exception) -> None:
+            if isinstance(answer, Exception) and not shard.ended:
+                shard.node.after(0.05, lambda: None if shard.ended else self._tell_until_done(ps, message))
+
+        shard.node.ask(shard.peers[ps], message, PEER_TIMEOUT_S, answered)
+
+    def _carry_out(self, actions: list[Decision | Grant]) -> None:
+        for action in actions:
+            if isinstance(action, Decision):
+                self._issue(action)
+            else:
+                self._grant(action)
+        if actions:
+            self._say_accepted()
+            self.shard.wake_reads()
+
+    def _say_accepted(self) -> None:
+        """To those whose push counts and whose token is yet to come."""
+        for incarnation, number in self._accepted:
+            asker = self._askers.get((incarnation, number))
+            if asker is not None:
+                self.shard.node.answer(asker, PushHeld(number, True, "waits for its token"))
+        self._accepted.clear()
+
+    def _issue(self, decision: Decision, cut: str = "") -> None:
+        """Number a decision, tell it to the others, carry it out here."""
+        self._issued += 1
+        if self._others:
+            message = Decide(
+                self.shard.epoch, self._issued, decision.step, [list(p) for p in decision.chosen],
+                [list(p) for p in decision.dropped], [[list(p), reason] for p, reason in decision.refused],
+                list(decision.ended), cut,
+            )  # fmt: skip
+            for ps in self._others:
+                self._tell_until_done(ps, message)
+            self.shard.node.flush()  # they do their part while this one does its own
+        self._carry_out_one(decision, cut)
+
+    def _carry_out_one(self, decision: Decision, cut: str) -> None:
+        if decision.chosen:
+            self._apply(decision.chosen, decision.step)
+        for push in decision.dropped:
+            self._result(push, DROPPED)
+        for push, reason in decision.refused:
+            self._result(push, REFUSED, reason)
+        for incarnation in decision.ended:
+            self._forget(incarnation)
+        if cut:
+            self.shard.saving.cut(cut)
+
+    def _apply(self, chosen: tuple[PushId, ...], step: int) -> None:
+        shard = self.shard
+        if not self._foreseen.publish(chosen, step):
+            staged = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in chosen]
+            began = shard.node.runtime.now()
+            shard.store.apply(mean(staged, shard.layout), step)
+            self._foreseen.took(shard.node.runtime.now() - began)
+        shard.store.step = step  # a step in which nobody had a gradient for this shard counts, too
+        shard.node.runtime.record("applied", epoch=shard.epoch, counter=shard.store.counter, step=step, pushes=chosen)
+        for push in chosen:
+            self._result(push, APPLIED)
+
+    def _result(self, push: PushId, status: str, reason: str = "") -> None:
+        ledger = self.shard.ledgers.get(push[1])
+        if ledger is None:
+            return
+        result = Pushed(push[2], status, self.shard.store.step, 0, self.shard.store.counter, reason)
+        self._foreseen.forget(push)
+        self.shard.decide(ledger, result)
+        asker = self._askers.get((push[1], push[2]))
+        if self.quorum is None and asker is not None:
+            del self._askers[push[1], push[2]]
+            self.shard.answer_push(asker, result)
+        elif status == APPLIED and asker is not None:
+            self._accepted.append((push[1], push[2]))
+
+    def _grant(self, grant: Grant) -> None:
+        asker = self._askers.pop((grant.incarnation, grant.number), None)
+        if not grant.number:
+            if asker is not None:
+                self.shard.node.answer(asker, Token(grant.step))
+            return
+        ledger = self.shard.ledgers.get(grant.incarnation)
+        if ledger is not None and (staged := ledger.staged.get(grant.number)) is not None:
+            self._own(staged)  # a token that comes before the step
+        result = Pushed(grant.number, grant.status, grant.step, 0, self.shard.store.counter, grant.reason)
+        self.shard.node.runtime.record("token", epoch=self.shard.epoch, incarnation=grant.incarnation, step=grant.step)
+        self._note(grant.incarnation, result)
+        if asker is not None:
+            self.shard.answer_push(asker, result)
+
+    def _note(self, incarnation: int, result: Pushed) -> None:
+        """Keep what a session was granted: it may ask again."""
+        self._granted[incarnation, result.number] = result
+        self._granted.pop((incarnation, result.number - WINDOW), None)
+
+    def _forget(self, incarnation: int) -> None:
+        self._foreseen.forget_all(incarnation)
+        self.shard.forget(incarnation)
+        for table in (self._askers, self._granted):
+            for key in [k for k in table if k[0] == incarnation]:
+                del table[key]
+
+    def _held(self, number: int) -> PushHeld:
+        return PushHeld(number, False, self.waiting_for())
+
+
+def _decided(message: Decide) -> Decision:
+    """A decision as the step ps told it."""
+    chosen, dropped = ([(p[0], p[1], p[2]) for p in pushes] for pushes in (message.chosen, message.dropped))
+    refused = tuple(((p[0], p[1], p[2]), reason) for p, reason in message.refused)
+    return Decision(message.step, tuple(chosen), tuple(dropped), refused, tuple(message.ended))

@@ -1,0 +1,1 @@
+"""Values on their way out: reads, lookups, checkpoints."""

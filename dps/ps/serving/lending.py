@@ -1,0 +1,103 @@
+"""Versions that readers on this machine read in place: each is a lease, under the number of the request that asked."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from dps.ps.store.store import Lease, Store
+
+REMEMBERED = 64
+"""Numbers of returned leases, and of pushes that want values, that are kept for each session."""
+
+
+class _Loans:
+    """Those of one session."""
+
+    __slots__ = ("below", "open", "over", "wanted")
+
+    def __init__(self) -> None:
+        self.open: dict[int, Lease] = {}
+        self.over: OrderedDict[int, None] = OrderedDict()
+        self.wanted: OrderedDict[int, None] = OrderedDict()
+        self.below = 0
+        """Under lower numbers it reads nothing any more."""
+
+
+class Lending:
+    """The leases of one shard's sessions. A session that ends, or is lost, gives all of its own back."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._of: dict[int, _Loans] = {}
+
+    def _loans(self, incarnation: int) -> _Loans:
+        found = self._of.get(incarnation)
+        if found is None:
+            found = self._of[incarnation] = _Loans()
+        return found
+
+    def want(self, incarnation: int, number: int) -> None:
+        """The sender of a push wants values with its result."""
+        _remember(self._loans(incarnation).wanted, number)
+
+    def wants(self, incarnation: int, number: int) -> bool:
+        """Whether values are wanted with the result of a push under this number, and were not returned yet."""
+        loans = self._of.get(incarnation)
+        return loans is not None and number in loans.wanted and not self.is_over(incarnation, number)
+
+    def lend(self, incarnation: int, number: int) -> Lease | None:
+        """A lease for a request; None when there is none to be had."""
+        lease = self._store.lease(shared=True)
+        if lease is not None:
+            self.note(incarnation, number, lease)
+        return lease
+
+    def note(self, incarnation: int, number: int, lease: Lease) -> None:
+        """A request was lent this; what it was lent before goes back."""
+        loans = self._loans(incarnation)
+        if number in loans.open:
+            loans.open[number].release()
+        loans.open[number] = lease
+
+    def lent(self, incarnation: int, number: int) -> Lease | None:
+        """What a request was lent and has not returned."""
+        loans = self._of.get(incarnation)
+        return None if loans is None else loans.open.get(number)
+
+    def is_over(self, incarnation: int, number: int) -> bool:
+        """Whether this request has had its answer and has returned it."""
+        loans = self._of.get(incarnation)
+        return loans is not None and (number < loans.below or number in loans.over)
+
+    def give_back_below(self, incarnation: int, number: int) -> int:
+        """A session has told that it reads nothing under lower numbers; how many leases that ends."""
+        loans = self._loans(incarnation)
+        if number <= loans.below:
+            return 0
+        loans.below = number
+        ended = [key for key in loans.open if key < number]
+        for key in ended:
+            loans.open.pop(key).release()
+        return len(ended)
+
+    def give_back(self, incarnation: int, number: int) -> int:
+        """End a lease; what was returned before is left. How many that ends, 1 or 0."""
+        loans = self._loans(incarnation)
+        lease = loans.open.pop(number, None)
+        if lease is not None:
+            lease.release()
+        _remember(loans.over, number)
+        return int(lease is not None)
+
+    def forget(self, incarnation: int) -> None:
+        """A session has ended, or was taken for lost and reads on."""
+        loans = self._of.pop(incarnation, None)
+        if loans is not None:
+            for lease in loans.open.values():
+                lease.release(abandon=True)
+
+
+def _remember(numbers: OrderedDict[int, None], number: int) -> None:
+    numbers[number] = None
+    if len(numbers) > REMEMBERED:
+        numbers.popitem(last=False)

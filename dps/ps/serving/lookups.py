@@ -1,0 +1,123 @@
+"""Rows of a table for those who ask for them: gathered into the answer, or into memory that the asker reads."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from dps.actors.messages import Waiting
+from dps.actors.ref import Sender
+from dps.actors.system import Node
+from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
+from dps.ps.intake.borrowed import Borrowed
+from dps.ps.serving.answers import Answers
+from dps.ps.store.store import Store
+from dps.transport.wire import Array
+from dps.variables.plan import Plan, ShardLayout
+
+MOST_WAITING = 64
+"""Lookups of one session that are answered when a step is there; a further one is answered when it comes again."""
+
+
+class Served(Protocol):
+    """What lookups need of their shard."""
+
+    node: Node
+    epoch: int
+    plan: Plan
+    layout: ShardLayout
+    store: Store
+    borrowed: dict[int, Borrowed]
+
+    def ledger(self, sender: Sender, epoch: int) -> object:
+        """Raises Aborted for a session that is not admitted."""
+
+    def waiting_for(self) -> str:
+        """Who is waited for now."""
+
+
+class Lookups:
+    """The lookups of one shard's sessions. Runs on the node's thread."""
+
+    def __init__(self, shard: Served) -> None:
+        self._shard = shard
+        self._answers: dict[int, Answers] = {}
+        self._waiting: dict[int, dict[tuple[Any, int], tuple[Sender, Lookup, Array]]] = {}
+
+    def ask(self, sender: Sender, message: Lookup) -> None:
+        """Answer now, or when the shard has come to the step that the asker must see.
+
+        Raises ValueError for rows that are not here, Aborted for a session that is not."""
+        shard = self._shard
+        shard.ledger(sender, message.epoch)
+        if message.part not in shard.layout.place or len(message.arrays) > 1:
+            raise ValueError(f"part {message.part} is not on {shard.node.name}")
+        lists = shard.borrowed[sender.incarnation].rows
+        if message.arrays:
+            rows = lists.take(shard.plan.parts[message.part], message.listed, message.arrays[0])
+        elif (found := lists.get(message.part, message.listed)) is not None:
+            rows = found
+        else:
+            shard.node.answer(sender, RowsUnknown(message.listed))
+            return
+        if shard.store.step < message.min_step:
+            waiting = self._waiting.setdefault(sender.incarnation, {})
+            if len(waiting) < MOST_WAITING:
+                waiting[sender.route, sender.request] = sender, message, rows.rows
+            reason = f"{shard.node.name} is at step {shard.store.step}, step {message.min_step} is wanted: "
+            shard.node.answer(sender, Waiting(reason + shard.waiting_for()))
+            return
+        self._answer(sender, message, rows.rows)
+
+    def wake(self) -> None:
+        """Answer what waited for a step that is there now."""
+        for waiting in self._waiting.values():
+            for key, (sender, message, rows) in list(waiting.items()):
+                if self._shard.store.step >= message.min_step:
+                    del waiting[key]
+                    self._answer(sender, message, rows)
+
+    def forget(self, incarnation: int) -> None:
+        """A session has ended; what it may still be reading stays as it is."""
+        self._answers.pop(incarnation, None)
+        self._waiting.pop(incarnation, None)
+
+    def _answer(self, sender: Sender, message: Lookup, rows: Array) -> None:
+        if not (message.shared and self._share(sender, message, rows)):
+            self._send(sender, message, rows)
+
+    def _share(self, sender: Sender, message: Lookup, rows: Array) -> bool:
+        """Write the rows where the asker reads them; False when there is no room for them there."""
+        shard = self._shard
+        answers = self._answers.get(sender.incarnation)
+        if answers is None:
+            answers = self._answers[sender.incarnation] = Answers(shard.node.runtime)
+        answers.read(message.read)
+        if answers.is_over(sender.request):
+            return True
+        answer = answers.of(sender.request)
+        if answer is None:
+            part = shard.plan.parts[message.part]
+            dtype = np.dtype(shard.layout.arenas[shard.layout.place[part.index][0]].dtype)
+            nbytes = len(rows) * part.row_size * dtype.itemsize
+            memory = answers.take(nbytes) if nbytes else None
+            if memory is None:
+                return False
+            out = memory.array[:nbytes].view(dtype).reshape(len(rows), part.row_size)
+            shard.store.gather(part, rows, out)
+            answer = SharedRows(shard.epoch, shard.store.counter, memory.name)
+            answers.give(sender.request, answer, memory)
+        shard.node.answer(sender, answer)
+        return True
+
+    def _send(self, sender: Sender, message: Lookup, rows: Array) -> None:
+        """Pieces of whole rows: while one travels, the next is gathered."""
+        shard = self._shard
+        part = shard.plan.parts[message.part]
+        item = np.dtype(shard.layout.arenas[shard.layout.place[part.index][0]].dtype).itemsize
+        size = max(1, shard.node.runtime.piece_nbytes // max(1, part.row_size * item))
+        for first in range(0, max(1, len(rows)), size):
+            found = shard.store.gather(part, rows[first : first + size])
+            found = found.reshape(len(found), part.row_size)
+            shard.node.answer(sender, Rows(shard.epoch, shard.store.counter, first, (found,)))

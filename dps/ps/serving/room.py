@@ -1,0 +1,87 @@
+"""Memory for the versions that are sent: who finds none waits for other readers, for a bounded time."""
+
+from __future__ import annotations
+
+import weakref
+
+from dps.ps.serving.pace import WINDOW_S, Pace
+from dps.ps.store.store import Lease, Store
+
+ROOM_S = 0.05
+"""How long a pull waits, when all buffers are in use, for another reader to be done; then it gets a copy."""
+MOST_S = 2.0
+"""How long it waits, at most, before a large shard gets a third buffer, or a copy; as long as others read at a pace."""
+
+
+class Wait:
+    """Of one pull."""
+
+    __slots__ = ("last", "pace", "until")
+
+    def __init__(self) -> None:
+        self.until = self.last = 0.0
+        """On the runtime's clock: when it is to be asked again, and when it need not wait on; 0: it has not had to."""
+        self.pace: Pace | None = None
+
+
+class Room:
+    """Leases for those who are sent values. A large shard makes do with two buffers as long as that goes: what is read
+    in one while the other is current. One more is made where readers are slow, and stays."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.sent = 0
+        """Bytes of values that have left, or were read in place and given back, in all."""
+        self._stuck = False
+        """Whether readers last kept all buffers for long: then nobody waits for more than a moment."""
+        self.copies = 0
+        """Pulls that were answered from a copy."""
+        self._copied: weakref.ref[Copy] | None = None
+
+    def lease(self, wait: Wait, arenas: list[int] | None) -> Lease | None:
+        """The current version of these arenas (None: of all); None: ask again when somebody is done, or at
+        `wait.until`."""
+        store = self._store
+        lease = store.lease(arenas=arenas, sparing=True)
+        if lease is not None:
+            self._stuck = self._stuck and wait.pace is None
+            return lease
+        if self._waits(wait):
+            return None
+        lease = store.lease(arenas=arenas)
+        if lease is None:
+            self.copies += 1
+            lease = self._copy()
+        return lease
+
+    def _waits(self, wait: Wait) -> bool:
+        now, grows = self._store.runtime.now(), self._store.may_grow
+        if wait.pace is None:
+            wait.pace = Pace(now, self.sent)
+            patient = grows or (self._store.is_large and not self._stuck)
+            wait.until, wait.last = (wait.pace.due, now + MOST_S) if patient else (now + ROOM_S, now + ROOM_S)
+        elif now >= wait.until:
+            if now >= wait.last or wait.pace.is_slow(now, self.sent):
+                self._stuck = not grows
+                return False
+            wait.until = min(now + WINDOW_S, wait.last)
+        return True
+
+    def _copy(self) -> Copy:
+        """The current version copied out, once for all who read it meanwhile."""
+        found = self._copied() if self._copied is not None else None
+        if found is None or found.counter != self._store.counter:
+            found = Copy(self._store)
+            self._copied = weakref.ref(found)
+        return found
+
+
+class Copy(Lease):
+    """A version copied out, for when no lease can be had."""
+
+    def __init__(self, store: Store) -> None:
+        self.counter, self.step = store.counter, store.step
+        self.arrays = [a.values.copy() for a in store.arenas]
+
+    def release(self, abandon: bool = False) -> None:
+        """Nothing is held."""

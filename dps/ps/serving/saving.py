@@ -1,0 +1,168 @@
+"""Checkpoints of one shard: a copy at the cut, written to disk beside the work."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dps import config
+from dps.actors.ref import Sender
+from dps.checkpoint import Gathering, Manifest, Run, ShardHeader, applied_to, tensor_name, write_runs
+from dps.errors import CheckpointError
+from dps.optim import Optimizer
+from dps.protocol import SaveShard, ShardCut, ShardSaved
+from dps.ps.store.arena import ArenaMemory, rows_of
+from dps.ps.store.store import Store
+from dps.transport.wire import Array
+from dps.variables.plan import Plan
+from dps.variables.saved import saved
+
+if TYPE_CHECKING:
+    from dps.actors.system import Node
+
+KEPT = 2
+"""Finished or unfinished saves that are remembered, for a chief that asks again."""
+
+
+@dataclass
+class _Save:
+    copies: list[tuple[ArenaMemory, str | None, Array]] | None = None
+    """Of the values and of each slot of each arena, flat."""
+    cut: ShardCut | None = None
+    cut_asked: Sender | None = None
+    written_asked: Sender | None = None
+    writing: bool = False
+    answer: ShardSaved | CheckpointError | None = None
+
+
+class Saving:
+    """A checkpoint of a shard has two halves: the copy, at its cut, and the file, when all copies are made."""
+
+    def __init__(self, store: Store, plan: Plan, ps: int, node: Node, pushes: Callable[[], list[list[int]]]) -> None:
+        """`pushes` tells which pushes the shard has, as of ShardCut."""
+        self._pushes = pushes
+        self.store, self.plan, self.ps, self.node = store, plan, ps, node
+        self._saves: dict[str, _Save] = {}
+        self._to_write: deque[tuple[str, _Save]] = deque()
+        """One after the other: two chiefs may ask for the same step, and the file is to be as its last answer says."""
+
+    def ask_cut(self, sender: Sender, cut: str) -> None:
+        """The chief wants to know when the copy is made."""
+        save = self._save(cut)
+        save.cut_asked = sender
+        if save.cut is not None:
+            self.node.answer(sender, save.cut)
+
+    def cut(self, cut: str) -> None:
+        """Copy values and slots as they are now."""
+        save = self._save(cut)
+        if save.cut is None:
+            save.copies = [
+                (memory, slot, memory.read(slot, 0, None))
+                for memory in self.store.arenas
+                for slot in (None, *memory.slots)
+            ]
+            applied = [t for memory in self.store.arenas for t in memory.applied.tolist()]
+            save.cut = ShardCut(self.store.step, self.store.counter, applied, self._pushes())
+            if save.cut_asked is not None:
+                self.node.answer(save.cut_asked, save.cut)
+
+    def write(self, sender: Sender, message: SaveShard) -> None:
+        """The chief wants the copy in a checkpoint's folder; it is answered when the file is on disk."""
+        save = self._save(message.cut)
+        save.written_asked = sender
+        if save.answer is not None:
+            self.node.answer(sender, save.answer)
+        elif save.copies is None:
+            self.node.answer(sender, CheckpointError(f"{self.node.name} has no copy {message.cut!r} to write"))
+        elif not save.writing:
+            save.writing = True
+            self._to_write.append((f"{message.checkpoint_dir}/{message.name}", save))
+            if len(self._to_write) == 1:
+                self._write_next()
+
+    def _save(self, cut: str) -> _Save:
+        if cut not in self._saves:
+            while len(self._saves) >= KEPT:
+                del self._saves[next(iter(self._saves))]
+            self._saves[cut] = _Save()
+        return self._saves[cut]
+
+    def _write_next(self) -> None:
+        folder, save = self._to_write[0]
+        copies = save.copies
+        assert copies is not None, "what is to be written was copied"
+        index, count, storage = self.plan.ps.index(self.ps), len(self.plan.ps), self.node.runtime.storage
+
+        def work() -> None:
+            answer: ShardSaved | CheckpointError
+            try:
+                runs = [named(self.plan, *copy) for copy in copies]
+                file = write_runs(storage, folder, index, count, runs, {})
+                answer = ShardSaved(file.file, file.nbytes, file.digest)
+            except CheckpointError as error:
+                answer = error
+            except Exception as error:
+                answer = CheckpointError(f"cannot write {folder}: {type(error).__name__}: {error}")
+            self.node.post(lambda: self._written(save, answer))
+
+        self.node.runtime.spawn(f"save {folder}", work)
+
+    def _written(self, save: _Save, answer: ShardSaved | CheckpointError) -> None:
+        save.answer, save.copies = answer, None
+        self._to_write.popleft()
+        if self._to_write:
+            self._write_next()
+        if save.written_asked is not None:
+            self.node.answer(save.written_asked, answer)
+
+
+@config.building()
+def named(plan: Plan, memory: ArenaMemory, slot: str | None, values: Array) -> Run:
+    """The values of an arena, or one of its slots, under the names that its parts have in a checkpoint."""
+    names, shapes = [], []
+    for place, part in enumerate(memory.arena.parts):
+        parts = plan.parts_of[part.variable]
+        names.append(tensor_name(plan.variables[part.variable].name, part.index - parts[0].index, len(parts), slot))
+        shapes.append(memory.extent(slot, place)[2])
+    return Run(names, shapes, values)
+
+
+@config.building()
+def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, manifest: Manifest) -> None:
+    """Fill a shard from a checkpoint that may have been written with other parts and another number of ps.
+
+    Raises CheckpointError where the checkpoint lacks a variable or has it in another shape or dtype.
+    """
+    storage, headers = node.runtime.storage, dict[str, ShardHeader]()
+    for memory in store.arenas:
+        found = [saved(plan.variables[part.variable], checkpoint_dir, manifest) for part in memory.arena.parts]
+        for number, (part, variable) in enumerate(zip(memory.arena.parts, found, strict=True)):
+            memory.applied[number] = applied_to(variable, part.row0, rows_of(part))
+        for slot in (None, *memory.slots):
+            gathering = Gathering(storage, checkpoint_dir, manifest, slot, headers)
+            for number, (part, variable) in enumerate(zip(memory.arena.parts, found, strict=True)):
+                if slot is None or slot in variable.slots:
+                    start, stop, _ = memory.extent(slot, number)
+                    got = gathering.add(variable, part.row0, rows_of(part), start)
+                    if got != stop - start:
+                        raise CheckpointError(
+                            f"{slot} of {variable.name} has {got} elements in {checkpoint_dir}/{manifest.name}, wanted "
+                            f"{stop - start}; use the optimizer that was saved, or another checkpoint_dir"
+                        )
+            for start, values in gathering.runs():
+                if slot is not None and memory.optimizer is not None:
+                    _check_slot(memory.optimizer, slot, values, f"{checkpoint_dir}/{manifest.name}")
+                memory.write(slot, start, values)
+    store.step = manifest.step
+
+
+def _check_slot(optimizer: Optimizer, slot: str, values: Array, where: str) -> None:
+    """CheckpointError for accumulators by whose root an optimizer without epsilon cannot divide."""
+    if "accumulator" in slot and getattr(optimizer, "epsilon", 1.0) == 0 and not (values > 0).all():
+        raise CheckpointError(
+            f"{where} holds accumulators of 0 and the optimizer of this program has epsilon=0: it would divide by 0; "
+            "use the optimizer that was saved, or another checkpoint_dir"
+        )

@@ -1,0 +1,180 @@
+"""Values on their way to those who pull them over a socket: one version in pieces, as they are or while it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dps.actors.ref import Sender
+from dps.actors.system import Node
+from dps.protocol import Pull, Values
+from dps.ps.serving.pace import Rates
+from dps.ps.serving.room import Room
+from dps.ps.store.store import Lease, Store
+from dps.transport.wire import Array
+from dps.variables.plan import Plan, piece_size
+
+COPIED = 2
+"""So many pieces as one, at most, for who copies them: longer ones have left his cache by then."""
+WHOLE_NBYTES, LONGEST_NBYTES = 128 << 20, 512 << 20
+"""Of a piece that nobody has to copy, at most, and of one variable that is longer."""
+A_PIECE_S = 0.25
+"""How long it takes to leave, at most: a connection on which no message ends for 5 s counts as broken."""
+EARLY = 8
+"""A version leaves in about so many pieces while it is made: each costs both ends 0.1 ms, and the sooner the first
+leaves, the more of the others do meanwhile."""
+
+Piece = list[tuple[int, int]]
+"""Ranges of the run: offset, bytes."""
+
+
+class Sending:
+    """What one shard sends."""
+
+    def __init__(self, node: Node, epoch: int, plan: Plan, store: Store, sessions: Container[int]) -> None:
+        """`sessions`: the incarnations of those that there are."""
+        self.node, self.epoch, self.layout = node, epoch, store.layout
+        self._plan, self._sessions = plan, sessions
+        self.room = Room(store)
+        self.rates = Rates()
+        self.answers = 0
+        self.under_way: set[tuple[Any, int]] = set()
+        """By route and request."""
+
+    def is_on_its_way(self, sender: Sender) -> bool:
+        """Whether an answer to this request is being sent."""
+        return (sender.route, sender.request) in self.under_way
+
+    def send(self, sender: Sender, pull: Pull, lease: Lease, over: Callable[[], None]) -> None:
+        """All pieces of one version at once; `over` is called when the last has left and the lease has ended."""
+        answer = Answer(self, sender, pull, lease, self._pieces(sender, pull), over)
+        answer.send_all()
+
+    def begin(self, sender: Sender, pull: Pull, lease: Lease, over: Callable[[], None]) -> Answer:
+        """An answer of a whole version that is still being made."""
+        most = max(self.layout.data_nbytes // EARLY, self.node.runtime.piece_nbytes)
+        return Answer(self, sender, pull, lease, self._pieces(sender, pull, most), over)
+
+    def left(self, sender: Sender, nbytes: int, began: float, whole: bool) -> None:
+        """An answer of so many bytes, of all of the shard or not, has left."""
+        self.under_way.discard((sender.route, sender.request))
+        if whole and sender.incarnation in self._sessions:
+            self.rates.note(sender.incarnation, nbytes, self.node.runtime.now() - began)
+
+    def _pieces(self, sender: Sender, pull: Pull, at_most: int = WHOLE_NBYTES) -> list[Piece]:
+        smallest = self.node.runtime.piece_nbytes
+        if not pull.parts:
+            most = min(self.rates.within(sender.incarnation, A_PIECE_S), LONGEST_NBYTES) if pull.whole else 0
+            if most >= self.layout.longest_part:
+                return self.layout.whole_pieces(min(most, at_most, WHOLE_NBYTES))
+            return self.layout.pieces(min(piece_size(self.layout.data_nbytes, smallest), COPIED * smallest))
+        ranges: Piece = []
+        for index in pull.parts:
+            number, start = self.layout.place[index]
+            arena = self.layout.arenas[number]
+            ranges.append((arena.offset + start * arena.itemsize, self._plan.parts[index].size * arena.itemsize))
+        return cut(ranges, smallest)
+
+
+class Answer:
+    """One version for one session. The lease ends when all has left that is to be sent."""
+
+    def __init__(
+        self, sending: Sending, sender: Sender, pull: Pull, lease: Lease, pieces: list[Piece], over: Callable[[], None]
+    ) -> None:
+        self._sending, self._sender, self._lease, self._over = sending, sender, lease, over
+        self._is_whole = not pull.parts
+        self._nbytes = sum(n for piece in pieces for _, n in piece)
+        self._pieces = pieces[::-1]
+        """Those to be sent, the next one last."""
+        self._leaving, self._complete, self._dropped = 0, False, False
+        self._began = sending.node.runtime.now()
+        sending.answers += 1
+        self._number = sending.answers
+        self._key = sender.route, sender.request
+        sending.under_way.add(self._key)
+        self._made = [
+            arena.offset + (arena.nbytes if arena.optimizer is None else 0) for arena in sending.layout.arenas
+        ]
+        """Of each arena: up to which byte of the run it is made. One that is not trained is what it was."""
+        self._apart: dict[int, int] = {}
+        """Ranges that are made, while something before them is not."""
+
+    def made(self, offset: int, nbytes: int) -> bool:
+        """These bytes of the run are as they will be: what is complete by now leaves, but for the last piece. Whether
+        anything does."""
+        arena, _ = self._sending.layout.check_range(offset, nbytes)
+        self._apart[offset] = offset + nbytes
+        while (end := self._apart.pop(self._made[arena], None)) is not None:
+            self._made[arena] = end
+        before = len(self._pieces)
+        while len(self._pieces) > 1 and all(self._is_made(*each) for each in self._pieces[-1]):
+            self._send(self._pieces.pop())
+        return len(self._pieces) < before
+
+    def send_all(self) -> None:
+        """The version is there: what has not been sent yet leaves."""
+        while self._pieces:
+            self._send(self._pieces.pop())
+        self._complete = True
+        self._end()
+
+    def drop(self) -> None:
+        """The version will not be: no more is sent of it, and the request may have another answer."""
+        self._pieces.clear()
+        self._sending.under_way.discard(self._key)
+        self._complete = self._dropped = True
+        self._end()
+
+    def _is_made(self, offset: int, nbytes: int) -> bool:
+        arena, _ = self._sending.layout.check_range(offset, nbytes)
+        return offset + nbytes <= self._made[arena]
+
+    def _send(self, piece: Piece) -> None:
+        lease, sending = self._lease, self._sending
+        arrays = tuple(self._bytes(offset, nbytes) for offset, nbytes in piece)
+        offsets = [offset for offset, _ in piece]
+        values = Values(sending.epoch, lease.counter, lease.step, self._nbytes, offsets, self._number, arrays)
+        self._leaving += 1
+        sending.node.answer(self._sender, values, partial(self._left, sum(nbytes for _, nbytes in piece)))
+
+    def _left(self, nbytes: int) -> None:
+        self._leaving -= 1
+        self._sending.room.sent += nbytes
+        self._end()
+
+    def _end(self) -> None:
+        if self._leaving or not self._complete:
+            return
+        self._lease.release()
+        if not self._dropped:
+            self._sending.left(self._sender, self._nbytes, self._began, self._is_whole)
+        self._over()
+
+    def _bytes(self, offset: int, nbytes: int) -> Array:
+        for arena, values in zip(self._sending.layout.arenas, self._lease.arrays, strict=True):
+            if arena.offset <= offset < arena.offset + arena.nbytes:
+                return values.view(np.uint8)[offset - arena.offset : offset - arena.offset + nbytes]
+        raise AssertionError(f"no arena at byte {offset}")
+
+
+def cut(ranges: Piece, size: int) -> list[Piece]:
+    """Byte ranges in pieces of at most `size` bytes each, in order; ranges longer than that are cut."""
+    pieces: list[Piece] = [[]]
+    room = size
+    for offset, nbytes in ranges:
+        while nbytes > 0:
+            n = min(nbytes, max(room, 0) // 8 * 8 or 0)
+            if n == 0:
+                if nbytes <= room:
+                    n = nbytes
+                else:
+                    pieces.append([])
+                    room = max(size, 8)
+                    continue
+            pieces[-1].append((offset, n))
+            offset, nbytes, room = offset + n, nbytes - n, room - n
+    return pieces

@@ -1,0 +1,407 @@
+"""The memory of one arena: up to three value buffers under leases, and the optimizer's slots.
+
+The store knows an arena by the methods of `ArenaMemory`; `dps.ps.store.device_memory` has an arena of a GPU under them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dps.errors import Unavailable
+from dps.kernels import cpu, looking
+from dps.kernels import rows as row_kernels
+from dps.kernels.fused import MOST
+from dps.optim import Optimizer
+from dps.ps.store import optimizers
+from dps.ps.store.crew import Crew
+from dps.ps.store.gradients import Mean, is_finite, summed
+from dps.transport.dtypes import HALVES
+from dps.transport.endpoint import Memory, Runtime
+from dps.transport.wire import Array
+from dps.variables.plan import Arena, Part
+
+log = logging.getLogger("dps")
+
+BUFFERS, SMALL_BUFFERS = 3, 32
+"""The most buffers of one arena; more where they are small, for their readers return them late."""
+SPARING = 2
+"""Buffers that suffice where readers of a large arena wait for one another."""
+WHOLE = (0, -1)
+ASIDE_NBYTES = 24 << 20
+"""From this size on an optimizer without slots looks at a gradient while it updates, into another buffer: one pass in
+place of two. Smaller values and gradients stay in the caches between the two, which is faster."""
+STREAM_NBYTES = 1 << 19
+"""From this size on what goes to another buffer is written past the caches."""
+HERE_NBYTES = 1 << 20
+"""From this size on an update in place asks for memory ahead, as `dps.kernels.fused` does."""
+LOOK_NBYTES = 64 << 20
+"""From this size on a second thread is woken for the look for NaN where it is not known whether a core is free. That
+costs 50 µs and more: with all cores busy 5 to 20 % of the look at 32 MB, up to 3 % at 48 and 98 MB."""
+SHARED_NBYTES = 8 << 20
+"""From this size on a crew shares a pass: two threads take 0.7 of the time at 8 MB, 0.55 at 102. At 4 MB it is 0.9, and
+to ask whether a core is free costs as much where none is."""
+PIECE_NBYTES = 1 << 20
+"""The least that a thread of a crew takes at a time."""
+
+
+@dataclass(slots=True)
+class Buffer:
+    """One copy of the values. `missed` are the element ranges in which it is older than the current one."""
+
+    values: Array
+    memory: Memory | None = None
+    """Where readers on this machine find the values; None where memory cannot be shared."""
+    leases: int = 0
+    abandoned: bool = False
+    """A reader of another process that was given up may still read it: it is never written again."""
+    missed: list[tuple[int, int]] = field(default_factory=list)
+    aside: bool = False
+    """The next version is being written to it, piece by piece: it is for no other update."""
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody reads or writes it."""
+        return self.leases == 0 and not self.aside
+
+
+def rows_of(part: Part) -> int:
+    """How many rows a part has; a scalar is one."""
+    return part.shape[0] if part.shape else 1
+
+
+class ArenaMemory:
+    """Values and slots of one arena. Only the ps's thread writes; the store's lock guards indices and leases.
+
+    A buffer under a lease is never written. A lease is granted only while another buffer is (or can be made)
+    free, so a writer always finds either an unleased current buffer or a free one.
+    """
+
+    on_device = False
+    """Whether values and slots are in the memory of a GPU, and the buffers are copies."""
+
+    def __init__(
+        self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None = None, crew: Crew | None = None
+    ) -> None:
+        """`runtime`: shares the values with readers on this machine; None keeps them to this process.
+
+        `crew`: who shares long passes; None: nobody, the calling thread does all.
+        """
+        self.arena, self.optimizer, self._runtime, self._crew = arena, optimizer, runtime, crew
+        self.places = {p.index: (n, start) for n, (p, start) in enumerate(zip(arena.parts, arena.starts, strict=True))}
+        """For each part, by its index: its number here, and its first element."""
+        self._most = SMALL_BUFFERS if runtime is not None and arena.nbytes <= runtime.small_nbytes else BUFFERS
+        self._item = np.dtype(arena.dtype).itemsize
+        self._row_starts = [0, *itertools.accumulate(rows_of(part) for part in arena.parts)]
+        self.buffers = [self._buffer()]
+        self.current = 0
+        self.slots = self._initial_slots()
+        self.applied = np.zeros(len(arena.parts), np.int64)
+        """For each part, how often its optimizer was applied: the t of Adam."""
+        self._bound = None if optimizer is None else optimizers.Bound(optimizer, self._precision())
+        self._ordered = [] if self._bound is None else self._bound.ordered(self.slots)
+        self.by_rows = self._bound is not None and self._bound.by_rows
+        """Whether rows must not be cut: an update of one needs all of it."""
+        self.counts = self._bound is not None and self._bound.counts
+        """Whether `applied` matters to an update."""
+        self._scratch: Array | None = None
+        plain = arena.dtype not in HALVES and not self.on_device and not self.by_rows and self._fused()
+        self.small = plain and arena.nbytes < min(STREAM_NBYTES, SHARED_NBYTES, LOOK_NBYTES)
+        """Whether gradients of all of it may go the short way: see `update_small`."""
+
+    def _initial_slots(self) -> dict[str, Array]:
+        if self.optimizer is None:
+            return {}
+        return optimizers.initial_slots(self.optimizer, self.arena.size, self._precision(), self._row_starts[-1])
+
+    def _precision(self) -> np.dtype[Any]:
+        """The dtype that updates are computed in, and that slots have."""
+        return np.dtype(self.arena.dtype)
+
+    def _buffer(self) -> Buffer:
+        """New values, zeros."""
+        if self._runtime is not None:
+            try:
+                memory = self._runtime.share(self.arena.nbytes)
+                return Buffer(memory.array.view(self.arena.dtype), memory)
+            except Unavailable as error:
+                log.debug("%s", error)
+        return Buffer(np.zeros(self.arena.size, self.arena.dtype))
+
+    def _empty(self) -> Buffer:
+        made = self._buffer()
+        made.missed = [WHOLE]
+        return made
+
+    def is_still(self) -> bool:
+        """Whether somebody may be reading the current buffer."""
+        return self.buffers[self.current].leases > 0 or self.buffers[self.current].abandoned
+
+    @property
+    def values(self) -> Array:
+        """The current values, flat. Read-only for everybody but the ps's thread."""
+        return self.buffers[self.current].values
+
+    def may_lease(self, sparing: bool = False) -> bool:
+        """Whether a writer would still find a free buffer with one more lease on the current one.
+
+        `sparing`: of those that there are, or of two."""
+        if len(self.buffers) < (min(self._most, SPARING) if sparing else self._most):
+            return True
+        current = self.buffers[self.current]
+        return any(buffer.free for buffer in self.buffers if buffer is not current)
+
+    def leaves_one(self, index: int) -> bool:
+        """Whether, with a reader of buffer `index`, a writer would find another one, of those that there are or of
+        two."""
+        return len(self.buffers) < SPARING or any(b.free for i, b in enumerate(self.buffers) if i != index)
+
+    def free_buffer(self) -> int | None:
+        """Index of a buffer to write the next version into, made on demand; None when all are leased."""
+        for index, buffer in enumerate(self.buffers):
+            if index != self.current and buffer.free:
+                if buffer.abandoned:
+                    self.buffers[index] = self._empty()
+                return index
+        if len(self.buffers) < self._most:
+            self.buffers.append(self._empty())
+            return len(self.buffers) - 1
+        return None
+
+    def target(self, check: bool) -> int:
+        """The buffer that an update of all values goes to: the current one, or one that nobody reads.
+
+        `check`: the gradient has not been looked at; see ASIDE_NBYTES.
+        """
+        # Two passes, the first of them shared, are faster; but with both of them shared one pass is faster still.
+        helped = self._crew is not None and not self._crew.waits
+        aside = check and self.looks() and self.arena.nbytes >= ASIDE_NBYTES and not helped
+        if not self.buffers or not (aside or self.is_still()):
+            return self.current
+        free = self.free_buffer()
+        if free is None:
+            if self.is_still():
+                raise RuntimeError("every buffer is leased; a lease was granted that should not have been")
+            return self.current
+        return free
+
+    def set_aside(self) -> int | None:
+        """A buffer for an update that comes piece by piece; None where it has to be one pass, or one buffer that is
+        free would not be left to others."""
+        left = self._most - len(self.buffers) + sum(b.free for i, b in enumerate(self.buffers) if i != self.current)
+        if self.on_device or not self.looks() or left < 1 + self.is_still():
+            return None
+        index = self.free_buffer()
+        if index is not None:
+            self.buffers[index].aside, self.buffers[index].missed = True, [WHOLE]
+        return index
+
+    def looks(self) -> bool:
+        """Whether a pass over all values may find what is not finite while it updates."""
+        return self._bound is not None and self._bound.fused is not None and not self.slots
+
+    def looks_itself(self, index: int) -> bool:
+        """Whether `update` of all values into buffer `index` finds what is not finite, and leaves all else as it is."""
+        return index != self.current and self.looks() and self.arena.nbytes >= STREAM_NBYTES
+
+    def spoilt(self, index: int) -> None:
+        """What was written to a buffer that is not current is of no use."""
+        self.buffers[index].missed = [WHOLE]
+
+    def catch_up(self, index: int) -> None:
+        """Copy into a free buffer the ranges that it missed."""
+        buffer, now = self.buffers[index], self.values
+        for start, stop in buffer.missed:
+            end = len(now) if stop == -1 else stop
+            buffer.values[start:end] = now[start:end]
+        buffer.missed = []
+
+    def wrote(self, index: int, ranges: list[tuple[int, int]]) -> None:
+        """Buffer `index` becomes current; the others have missed the ranges that were written."""
+        self.current = index
+        for other, buffer in enumerate(self.buffers):
+            if other == index:
+                buffer.missed = []
+            elif WHOLE not in buffer.missed:
+                buffer.missed = [WHOLE] if WHOLE in ranges or len(buffer.missed) + len(ranges) > 64 else [
+                    *buffer.missed, *ranges,
+                ]  # fmt: skip
+
+    # -- values and slots by their elements, on the ps's thread -----------------------------------------------
+
+    def read(self, slot: str | None, start: int, stop: int | None) -> Array:
+        """A copy of a range of a slot, or of the values; `stop` None: to the end."""
+        return (self.values if slot is None else self.slots[slot])[start:stop].copy()
+
+    def write(self, slot: str | None, start: int, data: Array) -> None:
+        """Fill a range of a slot, or of the values, before the shard is published."""
+        (self.values if slot is None else self.slots[slot])[start : start + data.size] = data
+
+    def extent(self, slot: str | None, place: int) -> tuple[int, int, tuple[int, ...]]:
+        """Where the values or a slot of the part at that place begin and end, and their shape."""
+        part, start = self.arena.parts[place], self.arena.starts[place]
+        if self.optimizer is not None and slot in self.optimizer.row_slots:
+            return self._row_starts[place], self._row_starts[place + 1], part.shape[:1]
+        return start, start + part.size, part.shape
+
+    def _tables(self, place: int) -> list[Array | None]:
+        """The slots of a part as its kernels for rows take them: (rows, dim), or (rows,)."""
+        part, start = self.arena.parts[place], self.arena.starts[place]
+        if self.by_rows:
+            return [None if s is None else s[slice(*self._row_starts[place : place + 2])] for s in self._ordered]
+        stop, shape = start + part.size, (rows_of(part), part.row_size)
+        return [None if slot is None else slot[start:stop].reshape(shape) for slot in self._ordered]
+
+    def gather(self, part: Part, start: int, rows: Array, out: Array | None = None) -> Array:
+        """Copies of rows of the part that begins at `start`, shape (len(rows), dim), in `out` where it is given.
+
+        The row numbers are in range."""
+        table = self.values[start : start + part.size].reshape(part.shape[0], part.row_size)
+        out = np.empty((len(rows), part.row_size), table.dtype) if out is None else out
+        row_kernels.gather(self._given(table), rows, self._given(out))
+        return out
+
+    def refresh(self) -> None:
+        """Have the current version where readers may lease it. Here it always is."""
+
+    def on_host(self, gradient: Array) -> Array:
+        """A gradient where numpy can read it."""
+        return gradient
+
+    def is_finite(self, gradient: Array | Mean) -> bool:
+        """Whether no element is NaN or infinite."""
+        if isinstance(gradient, Mean):
+            return all(self.is_finite(array) for array in gradient.arrays)
+        if self.small:
+            return bool(cpu.all_finite(gradient))
+        crew = self._crew
+        if crew is None or crew.waits or gradient.nbytes < LOOK_NBYTES:
+            return self.shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
+        given = self._given(gradient)
+        shared = looking.meeting(given)
+        crew.beside(lambda: looking.finite_from_back(given, shared))
+        return bool(looking.finite_from_front(given, shared))
+
+    def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
+        """One pass over the elements that `gradient` is for, from the current values to buffer `index`.
+
+        False when the gradient is not finite; only where it `looks_itself`.
+        """
+        if self.by_rows:
+            return self._update_rows_of_parts(index, start, gradient, t, step, scale)
+        out, w = self._given(self.buffers[index].values), self._given(self.buffers[self.current].values)
+        gs, slots = self._gradients(gradient), self._ordered
+        n, size = len(gs), gs[0].size
+        if size != out.size:
+            stop = start + size
+            out, w, slots = out[start:stop], w[start:stop], [None if s is None else s[start:stop] for s in slots]
+        if n > MOST or (n > 1 and not self._fused()):
+            gs = self._reduced(gs)
+            n = n if len(gs) > 1 else 1
+        large = size * self._item >= (STREAM_NBYTES if index != self.current else HERE_NBYTES)
+        one_pass = n > 1 or (large and self._fused()) or self.looks_itself(index)
+        if not self._is_shared(size):
+            return self._pass(out, w, slots, gs, n if one_pass else 0, t, step, scale)
+
+        def piece(begin: int, end: int) -> bool:
+            cut = [None if s is None else s[begin:end] for s in slots]
+            gradients = tuple(g[begin:end] for g in gs)
+            return self._pass(out[begin:end], w[begin:end], cut, gradients, n if one_pass else 0, t, step, scale)
+
+        return self.shared(size, piece)
+
+    @property
+    def counts_differ(self) -> bool:
+        """Whether the parts are to be updated with numbers of their own."""
+        return self.counts and len(self.applied) > 1 and not (self.applied == self.applied[0]).all()
+
+    def update_small(self, index: int, gs: tuple[Array, ...], step: int) -> None:
+        """`update` of all elements by the mean of a few gradients, where that is nothing but a call of a kernel."""
+        bound = self._bound
+        assert bound is not None
+        out, w, t = self.buffers[index].values, self.values, int(self.applied[0]) + 1
+        if len(gs) == 1:
+            bound.apply(out, w, self._ordered, gs[0], t, step, 1.0)
+        else:
+            bound.apply_mean(out, w, self._ordered, gs, len(gs), t, step, 1.0)
+
+    def _update_rows_of_parts(
+        self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float
+    ) -> bool:
+        """`update`, of whole parts, by an optimizer that takes all elements of a row together."""
+        assert self._bound is not None
+        g = self._reduced(self._gradients(gradient))[0]
+        values, new = self._given(self.values), self._given(self.buffers[index].values)
+        for place, part, begin in self._parts_within(start, start + g.size):
+            at, shape = slice(begin, begin + part.size), (rows_of(part), part.row_size)
+            part_g = g[begin - start : begin - start + part.size].reshape(shape)
+            self._bound.apply(
+                new[at].reshape(shape), values[at].reshape(shape), self._tables(place), part_g, t, step, scale
+            )
+        return True
+
+    def _parts_within(self, start: int, stop: int) -> Iterator[tuple[int, Part, int]]:
+        """The parts that lie whole between two elements: place, part and first element of each that has elements."""
+        for place, (part, begin) in enumerate(zip(self.arena.parts, self.arena.starts, strict=True)):
+            if part.size and start <= begin and begin + part.size <= stop:
+                yield place, part, begin
+
+    def _given(self, array: Array) -> Array:
+        """Values, or a gradient, as they are given to kernels."""
+        return array
+
+    def _gradients(self, gradient: Array | Mean) -> tuple[Array, ...]:
+        return tuple(self._given(g) for g in (gradient.arrays if isinstance(gradient, Mean) else (gradient,)))
+
+    def _fused(self) -> bool:
+        return self._bound is not None and self._bound.fused is not None
+
+    def _pass(
+        self, out: Array, w: Array, slots: list[Array | None], gs: tuple[Array, ...], n: int,
+        t: int, step: int, scale: float,
+    ) -> bool:  # fmt: skip
+        """Update a range; `n`: what the sum of `gs` is divided by where one pass does all, 0 for a plain update."""
+        bound = self._bound
+        assert bound is not None
+        if n:
+            return bound.apply_mean(out, w, slots, gs, n, t, step, scale)
+        bound.apply(out, w, slots, gs[0], t, step, scale)
+        return True
+
+    def _reduced(self, gs: tuple[Array, ...]) -> tuple[Array, ...]:
+        """As many gradients as a pass takes, of the same sum in the same order; or their mean."""
+        if len(gs) == 1:
+            return gs
+        if self._scratch is None or self._scratch.size < gs[0].size:
+            self._scratch = np.empty(gs[0].size, self._precision())
+        scratch = self._scratch[: gs[0].size]
+        if self._fused():
+            return (summed(gs[: 1 - MOST], scratch), *gs[1 - MOST :])
+        return (Mean(gs).array(scratch),)
+
+    def _is_shared(self, size: int) -> bool:
+        return self._crew is not None and self._crew.waits and size * self._item >= SHARED_NBYTES
+
+    def shared(self, size: int, work: Callable[[int, int], bool]) -> bool:
+        """`work(start, stop)` on all of `size` elements, by the crew where they are many."""
+        if self._crew is None or not self._is_shared(size):
+            return work(0, size)
+        return self._crew.share(size, PIECE_NBYTES // self._item, work)
+
+    def update_rows(
+        self, index: int, part: Part, start: int, rows: Array, gradient: Array, t: int, step: int, scale: float
+    ) -> None:
+        """The fused kernel over rows of the part that begins at `start`, in place in buffer `index`."""
+        assert self._bound is not None
+        stop, shape = start + part.size, (part.shape[0], part.row_size)
+        slots = self._tables(self.places[part.index][0])
+        table = self._given(self.buffers[index].values[start:stop]).reshape(shape)
+        self._bound.apply_rows(table, slots, rows, self._given(gradient).reshape(-1, shape[1]), t, step, scale)
+
+    def close(self) -> None:
+        """The shard is over: nothing reads or writes here any more but readers under leases."""

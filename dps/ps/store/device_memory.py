@@ -1,0 +1,176 @@
+"""The memory of one arena on a GPU: values and slots there, and copies on the host for those who read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dps.kernels import cuda, device
+from dps.optim import Optimizer
+from dps.ps.store.arena import ArenaMemory, rows_of
+from dps.ps.store.gradients import Mean
+from dps.transport.endpoint import Runtime
+from dps.transport.wire import Array
+from dps.variables.plan import Arena, Part
+
+
+class DeviceMemory(ArenaMemory):
+    """Values are updated in place on the GPU, where nobody else reads them.
+
+    The buffers of `ArenaMemory` are copies on the host. `refresh` makes one of the current version when somebody wants
+    to read it, once a version whoever reads; leases hold it as they hold any buffer. Host memory of the copies is not
+    pinned: leases and sockets may be the last to hold it, in threads that no GPU belongs to.
+
+    A gradient of all values may be an array of the same GPU; then nothing crosses to the host and back.
+    """
+
+    on_device = True
+
+    def __init__(self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None, index: int) -> None:
+        """`index`: of the GPU. Raises ConfigError where there is none such, or not enough memory on it."""
+        self._gpu = device.device(index)
+        self._staging: dict[str, Any] = {}
+        self._stale = True
+        with self._gpu:
+            self._values: Any = device.to_device(np.zeros(arena.size, arena.dtype))
+            super().__init__(arena, optimizer)
+        self.buffers.clear()  # the first copy is made when somebody reads
+        self._runtime = runtime
+
+    def _initial_slots(self) -> dict[str, Any]:
+        return {name: device.to_device(slot) for name, slot in super()._initial_slots().items()}
+
+    # -- versions on the host ---------------------------------------------------------------------------------
+
+    @property
+    def values(self) -> Array:
+        """The current values on the host, flat. Read-only; copied out now where that has not happened."""
+        self.refresh()
+        return self.buffers[self.current].values
+
+    def refresh(self) -> None:
+        """Copy the current version into a buffer that no reader holds; there always is one, as `may_lease` sees to."""
+        if not self._stale:
+            return
+        index = self.current if self.buffers and not super().is_still() else self.free_buffer()
+        if index is None:
+            raise RuntimeError("every buffer is leased; a lease was granted that should not have been")
+        with self._gpu:
+            device.to_host(self._values, self.buffers[index].values)
+        self.current, self._stale = index, False
+
+    def may_lease(self, sparing: bool = False) -> bool:
+        return not self._stale and super().may_lease(sparing)
+
+    def is_still(self) -> bool:
+        """Readers have copies: what is on the GPU may always be written."""
+        return False
+
+    def target(self, check: bool) -> int:
+        return self.current
+
+    def looks_itself(self, index: int) -> bool:
+        return False
+
+    def wrote(self, index: int, ranges: list[tuple[int, int]]) -> None:
+        self._stale = True
+
+    # -- gradients on the GPU ---------------------------------------------------------------------------------
+
+    @property
+    def in_place(self) -> Any:
+        """The current values on the GPU, flat. They change with the next update."""
+        return self._values
+
+    def is_finite(self, gradient: Array | Mean) -> bool:
+        if isinstance(gradient, Mean | np.ndarray):
+            return super().is_finite(gradient)
+        with self._gpu:
+            return bool(cuda.all_finite(gradient))
+
+    def on_host(self, gradient: Array) -> Array:
+        if isinstance(gradient, np.ndarray):
+            return gradient
+        with self._gpu:
+            return np.asarray(device.to_host(gradient))
+
+    # -- values and slots by their elements -------------------------------------------------------------------
+
+    def _array(self, slot: str | None) -> Any:
+        return self._values if slot is None else self.slots[slot]
+
+    def read(self, slot: str | None, start: int, stop: int | None) -> Array:
+        with self._gpu:
+            return np.asarray(device.to_host(self._array(slot)[start:stop]))
+
+    def write(self, slot: str | None, start: int, data: Array) -> None:
+        if data.size:
+            with self._gpu:
+                device.to_device(data, out=self._array(slot)[start : start + data.size])
+            self._stale = True
+
+    def gather(self, part: Part, start: int, rows: Array, out: Array | None = None) -> Array:
+        shape = (len(rows), part.row_size)
+        if not shape[0] * shape[1]:
+            return np.empty(shape, self.arena.dtype)
+        with self._gpu:
+            found = self._staged("values", np.dtype(self.arena.dtype), shape)
+            cuda.gather(self._table(self._values, part, start), self._sent("rows", rows), found)
+            return np.asarray(device.to_host(found) if out is None else device.to_host(found, out))
+
+    def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
+        assert self._bound is not None
+        g = self._reduced(self._gradients(gradient))[0]
+        if not g.size:
+            return True
+        with self._gpu:
+            sent = self._sent("values", g) if isinstance(g, np.ndarray) else g
+            if self.by_rows:
+                for place, part, begin in self._parts_within(start, start + g.size):
+                    w, here = self._table(self._values, part, begin), self._table(sent, part, begin - start)
+                    self._bound.apply(w, w, self._tables(place), here, t, step, scale, cuda)
+            else:
+                stop = start + g.size
+                w = self._values[start:stop]
+                slots = [None if slot is None else slot[start:stop] for slot in self._ordered]
+                self._bound.apply(w, w, slots, sent, t, step, scale, cuda)
+            device.wait()  # an error belongs to the push that made it, and its memory may be the session's
+        return True
+
+    def _fused(self) -> bool:
+        return False
+
+    def update_rows(
+        self, index: int, part: Part, start: int, rows: Array, gradient: Array, t: int, step: int, scale: float
+    ) -> None:
+        assert self._bound is not None
+        if not gradient.size:
+            return
+        with self._gpu:
+            slots, w = self._tables(self.places[part.index][0]), self._table(self._values, part, start)
+            g = self._sent("values", gradient)
+            self._bound.apply_rows(w, slots, self._sent("rows", rows), g, t, step, scale, cuda)
+            device.wait()
+
+    def close(self) -> None:
+        """Give the GPU's memory back, here, in a thread that the GPU belongs to."""
+        with self._gpu:
+            self._values, self.slots, self._ordered = None, {}, []
+            self._staging.clear()
+
+    def _table(self, array: Any, part: Part, start: int) -> Any:
+        return array[start : start + part.size].reshape(rows_of(part), part.row_size)
+
+    def _sent(self, what: str, array: Array) -> Any:
+        """A host array on the GPU, until the next of its kind."""
+        return device.to_device(array, out=self._staged(what, array.dtype, array.shape))
+
+    def _staged(self, what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """GPU memory that is used again: to allocate some makes the GPU wait."""
+        size = int(np.prod(shape))
+        held = self._staging.get(what)
+        if held is None or held.size < size:
+            self._staging.pop(what, None)
+            held = self._staging[what] = device.empty(min(2 * size, max(size, self.arena.size)), dtype)
+        return held[:size].reshape(*shape)
