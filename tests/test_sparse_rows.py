@@ -122,6 +122,73 @@ def test_a_lookup_fills_the_callers_array(parts: int) -> None:
             s.lookup("table", rows, out=np.empty((N, WIDTH)))
 
 
+@pytest.mark.parametrize("repeat", [False, True])
+def test_rows_of_any_shape_are_looked_up_and_pushed(repeat: bool) -> None:
+    """As a batch of examples with several ids each has them; sums and values are those of the flat list."""
+    table, shape = first_values()["table"].value, (N // 7, 7)
+    rows, values = chosen(1, repeat=repeat), normal(1)
+    with cluster(1, 1) as (server,), session(server) as s:
+        got = s.lookup("table", rows.reshape(shape))
+        np.testing.assert_array_equal(got, table[rows.reshape(shape)])
+        out = np.empty((*shape, WIDTH), np.float32)
+        assert s.lookup("table", rows.reshape(shape), out=out) is out
+        np.testing.assert_array_equal(out, got)
+        assert s.lookup("table", np.zeros((0, 3), np.int64)).shape == (0, 3, WIDTH)
+        s.push({"table": dps.Rows(rows.reshape(shape), values.reshape(*shape, WIDTH))})
+        np.testing.assert_array_equal(s.pull()["table"], after([(rows, values)]))
+        with pytest.raises(ValueError, match=r"out for rows of shape \(100, 7\) has to be C-contiguous"):
+            s.lookup("table", rows.reshape(shape), out=np.empty((7, 100, WIDTH), np.float32).transpose(1, 0, 2))
+        with pytest.raises(ValueError, match=r"got values float32 \(700, 40\); wanted float32 \(100, 7, 40\)"):
+            s.push({"table": dps.Rows(rows.reshape(shape), values)})
+        with pytest.raises(ValueError, match=r"rows are integers of shape \(n,\) or \(n, m, ...\); got int64 \(\)"):
+            s.lookup("table", 3)
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_several_tables_are_looked_up_at_one_time(ps: int) -> None:
+    values = first_values()
+    params = {
+        "user": values["table"],
+        "item": dps.Variable(values["table"].value[:50] + 1, sparse=True),
+        "bias": values["bias"],
+    }
+    user, item = params["user"].value, params["item"].value
+    wanted = {"user": chosen(1), "item": np.array([[3, 0], [3, 49]]), "bias": [1]}
+    with cluster(ps, 1) as (server,), session(server, params=params) as s:
+        found = s.lookup(wanted)
+        assert list(found) == ["user", "item", "bias"]
+        np.testing.assert_array_equal(found["user"], user[wanted["user"]])
+        np.testing.assert_array_equal(found["item"], item[wanted["item"]])
+        assert found["bias"].tolist() == [0.0]
+        out = {"item": np.empty((2, 2, WIDTH), np.float32)}
+        replies = [s.lookup_async(wanted, out=out), s.lookup_async({})]
+        assert replies[0].result()["item"] is out["item"]
+        np.testing.assert_array_equal(out["item"], found["item"])
+        assert replies[1].result() == {}
+        with pytest.raises(ValueError, match=r"row 50 of item is out of range; wanted 0 to 49"):
+            s.lookup({"user": [0], "item": [50]})
+        with pytest.raises(ValueError, match=r"out has \['items'\], of which no rows are looked up; wanted some of"):
+            s.lookup({"item": [0]}, out={"items": out["item"]})
+        with pytest.raises(TypeError, match=r"lookup takes \(name, rows, out=array\) or \({name: rows}"):
+            s.lookup({"item": [0]}, [0])
+        np.testing.assert_array_equal(s.lookup("user", [7]), user[[7]])
+
+
+def test_a_sparse_gradient_of_torch_is_pushed_as_it_is() -> None:
+    torch = pytest.importorskip("torch", reason="sparse tensors need torch")
+    table = first_values()["table"].value
+    layer = torch.nn.Embedding(ROWS_OF_TABLE, WIDTH, sparse=True, _weight=torch.from_numpy(table.copy()))
+    ids = torch.tensor([[5, 2, 5], [0, 9, 2]])
+    layer(ids).sum().backward()
+    wanted = table.copy()
+    wanted[[0, 9]] -= 1.0
+    wanted[[2, 5]] -= 2.0
+    with cluster(1, 1) as (server,), session(server) as s:
+        s.push({"table": layer.weight.grad})
+        np.testing.assert_array_equal(s.pull()["table"], wanted)
+        np.testing.assert_array_equal(s.lookup("table", ids), wanted[ids.numpy()])
+
+
 def test_what_was_looked_up_is_the_callers_for_as_long_as_he_keeps_it() -> None:
     table = first_values()["table"].value
     with cluster(1, 1) as (server,), session(server) as s:

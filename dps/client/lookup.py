@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
 from dps.transport.dtypes import wire_name
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
-from dps.variables.layout import check_rows
+from dps.variables.layout import check_rows, row_numbers
 from dps.variables.plan import Part, VariableSpec
 from dps.variables.rowlists import RowList
 
@@ -36,29 +36,48 @@ class Lookups:
         self._open: set[int] = set()
         self._last = 0
 
-    def start(self, name: str, rows: Any, out: Array | None) -> LookupOp:
-        """Ask for rows. Raises ValueError for what is no variable, no row of it, or no array to hold the rows."""
+    def start(
+        self, wanted: str | Mapping[str, Any], rows: Any, out: Array | Mapping[str, Array] | None
+    ) -> LookupOp | TablesOp:  # fmt: skip
+        """Ask for rows of a variable, or of several at one time. All is checked before anything is sent.
+
+        Raises ValueError for what is no variable, no row of it, or no array to hold the rows, and TypeError for
+        arguments of the two forms mixed."""
+        if isinstance(wanted, str):
+            operation: LookupOp | TablesOp = self._lookup(wanted, rows, out)
+        else:
+            if rows is not None or not isinstance(out, Mapping | None):
+                raise TypeError("lookup takes (name, rows, out=array) or ({name: rows}, out={name: array})")
+            strange = sorted(set(out or ()) - set(wanted))
+            if strange:
+                raise ValueError(f"out has {strange}, of which no rows are looked up; wanted some of {list(wanted)}")
+            places = out or {}
+            operation = TablesOp({name: self._lookup(name, of, places.get(name)) for name, of in wanted.items()})
+        operation.start()
+        return operation
+
+    def _lookup(self, name: str, rows: Any, out: Any) -> LookupOp:
         plan = self.connection.plan
         if name not in plan.by_name:
             raise ValueError(f"no variable {name!r}; there are {list(plan.by_name)[:10]}")
         spec = plan.variables[plan.by_name[name]]
         if not spec.shape:
             raise ValueError(f"{name} is a scalar; it has no rows")
-        indices = np.asarray(rows)
-        if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
-            raise ValueError(f"rows are integers of shape (n,), got {indices.dtype} {indices.shape}")
-        found = self.connection.row_lists.of(indices)
+        indices = row_numbers(rows, "rows")
+        found = self.connection.row_lists.of(indices.reshape(-1))
         lowest, highest = found.ends()
         if lowest < 0 or highest >= spec.shape[0]:
-            check_rows(spec, indices)
-        shape = (len(found.asked), *spec.shape[1:])
-        fits = isinstance(out, np.ndarray) and out.shape == shape and wire_name(out.dtype) == spec.dtype
-        if out is not None and not fits:
+            check_rows(spec, indices.reshape(-1))
+        shape = (*indices.shape, *spec.shape[1:])
+        flat = len(found.asked), *spec.shape[1:]
+        if out is None:
+            return LookupOp(self, spec, found, self.array(flat, spec.dtype), shape)
+        if not isinstance(out, np.ndarray) or out.shape != shape or wire_name(out.dtype) != spec.dtype:
             got = f"{getattr(out, 'dtype', type(out))} {getattr(out, 'shape', '')}"
             raise ValueError(f"out is {got}; wanted an array of {np.dtype(spec.dtype)} {shape}")
-        operation = LookupOp(self, spec, found, self.array(shape, spec.dtype) if out is None else out)
-        operation.start()
-        return operation
+        if indices.ndim > 1 and not out.flags.c_contiguous:
+            raise ValueError(f"out for rows of shape {indices.shape} has to be C-contiguous")
+        return LookupOp(self, spec, found, out.reshape(flat), shape, out)
 
     def array(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Memory for rows, its contents undefined."""
@@ -108,8 +127,13 @@ class _Recycled:
 class LookupOp:
     """One lookup: its rows come part by part, each once, and are put in the caller's order where they are not yet."""
 
-    def __init__(self, lookups: Lookups, spec: VariableSpec, rows: RowList, out: Array) -> None:
+    def __init__(
+        self, lookups: Lookups, spec: VariableSpec, rows: RowList, out: Array, shape: tuple[int, ...],
+        given: Array | None = None,
+    ) -> None:  # fmt: skip
+        """`out`: memory for the rows, shape (n, ...); the result is that in this shape, or the caller's array."""
         self._lookups, self._spec, self._out = lookups, spec, out
+        self._shape, self._given = shape, given
         self._parts: list[_PartLookup] = []
         self._incarnation = -1
         plan = lookups.connection.plan
@@ -120,9 +144,18 @@ class LookupOp:
 
     def start(self) -> None:
         """Send what is not sent yet; after a rollback all of it again."""
+        if self.ask():
+            self.flush()
+
+    def flush(self) -> None:
+        """Have what was asked leave now."""
+        self._lookups.connection.caller.flush()
+
+    def ask(self) -> bool:
+        """As `start`, but for what leaves with the next flush; whether there is anything."""
         connection = self._lookups.connection
         if self._incarnation == connection.caller.incarnation:
-            return
+            return False
         for part in self._parts:
             part.drop()
         self._incarnation = connection.caller.incarnation
@@ -130,7 +163,7 @@ class LookupOp:
         asked = [(part, first, last) for part, first, last in found if first < last]
         whole = len(asked) == 1
         self._parts = [_PartLookup(self, self._lookups, part, first, last, whole) for part, first, last in asked]
-        connection.caller.flush()
+        return True
 
     @property
     def complete(self) -> bool:
@@ -176,8 +209,45 @@ class LookupOp:
         """The rows in the caller's order; complete operations only."""
         if self._distinct is not None:
             self.put_all(self._distinct)
-        found, self._out, self._parts = self._out, NOTHING, []
+        found = self._out.reshape(self._shape) if self._given is None else self._given
+        self._out, self._given, self._parts = NOTHING, None, []
         return found  # the caller's alone: a transfer and its request would keep it, and its memory from further use
+
+
+class TablesOp:
+    """Lookups of several variables, asked for at one time and waited for together."""
+
+    def __init__(self, lookups: dict[str, LookupOp]) -> None:
+        self._lookups = lookups
+
+    def start(self) -> None:
+        """Send what is not sent yet; after a rollback all of it again."""
+        asked = [operation for operation in self._lookups.values() if operation.ask()]
+        if asked:
+            asked[0].flush()
+
+    @property
+    def complete(self) -> bool:
+        return all(operation.complete for operation in self._lookups.values())
+
+    def requests(self) -> Sequence[Request]:
+        return [request for operation in self._lookups.values() for request in operation.requests()]
+
+    def waits_for(self) -> list[str]:
+        return sorted({name for operation in self._lookups.values() for name in operation.waits_for()})
+
+    def raise_error(self) -> None:
+        for operation in self._lookups.values():
+            operation.raise_error()
+
+    def drop(self) -> None:
+        """Nobody wants it any more."""
+        for operation in self._lookups.values():
+            operation.drop()
+
+    def result(self) -> dict[str, Array]:
+        """The rows of each variable; complete operations only."""
+        return {name: operation.result() for name, operation in self._lookups.items()}
 
 
 class _PartLookup(Transfer):

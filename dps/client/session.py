@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from math import isfinite
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dps import config, telemetry
 from dps.client.connection import Connection
@@ -371,18 +371,31 @@ class Session:
             return self._pulls.still([lent.memory])
         return held.enter_context(self._pulls.held(None))
 
+    @overload
+    def lookup(self, /, name: str, rows: Any, timeout: float | None = None, out: Array | None = None) -> Array: ...
+
+    @overload
+    def lookup(
+        self, /, name: Mapping[str, Any], rows: None = None, timeout: float | None = None,
+        out: Mapping[str, Array] | None = None,
+    ) -> dict[str, Array]: ...  # fmt: skip
+
     @one_at_a_time
-    def lookup(self, name: str, rows: Any, timeout: float | None = None, out: Array | None = None) -> Array:
-        """Rows of a variable. Blocks.
+    def lookup(self, name: Any, rows: Any = None, timeout: float | None = None, out: Any = None) -> Any:
+        """Rows of a variable, or of several variables at one time. Blocks.
 
         Args:
-            name: The variable's name, such as "table" or "hidden/w".
-            rows: Row numbers, integers of shape (n,), from 0; they may repeat.
+            name: The variable's name, such as "table" or "hidden/w". Or a dict from names to row numbers: all are asked
+                for at once.
+            rows: Row numbers, integers from 0; they may repeat. Their shape is (n,), or any other of one dimension and
+                more, such as (batch, fields). None where `name` is a dict.
             timeout: Seconds; None: the session's.
-            out: An array of shape (n, ...) and the variable's dtype to fill and return. None: a new one.
+            out: An array to fill and return, of the shape of the result and of the variable's dtype; for a dict of
+                names a dict of such arrays. None: new ones.
 
         Returns:
-            The rows, shape (n, ...), in the order of `rows`. The array belongs to the caller.
+            The rows, of the shape of `rows` and then of a row, such as (batch, fields, dim). The array belongs to the
+            caller. For a dict of names: a dict of such arrays.
 
         Raises:
             ValueError: An unknown name, a row that the variable does not have, or an `out` that does not fit.
@@ -394,18 +407,30 @@ class Session:
             array([[3., 3.],
                    [0., 0.],
                    [3., 3.]], dtype=float32)
+            >>> session.lookup("table", [[3, 0], [1, 3]]).shape
+            (2, 2, 2)
+            >>> session.lookup({"table": [1], "w": [0, 2]})["table"]
+            array([[1., 1.]], dtype=float32)
             ```
         """
         self._waiter.check_open()
         operation = self._lookups.start(name, rows, out)
         try:
-            self._waiter.wait(operation, timeout, f"looking up rows of {name}")
+            self._waiter.wait(operation, timeout, _looking_up(name))
             return operation.result()
         finally:
             operation.drop()
 
+    @overload
+    def lookup_async(self, /, name: str, rows: Any, out: Array | None = None) -> Reply[Array]: ...
+
+    @overload
+    def lookup_async(
+        self, /, name: Mapping[str, Any], rows: None = None, out: Mapping[str, Array] | None = None
+    ) -> Reply[dict[str, Array]]: ...  # fmt: skip
+
     @one_at_a_time
-    def lookup_async(self, name: str, rows: Any, out: Array | None = None) -> Reply[Array]:
+    def lookup_async(self, name: Any, rows: Any = None, out: Any = None) -> Any:
         """Start a lookup and return at once.
 
         Args:
@@ -428,8 +453,8 @@ class Session:
         self._waiter.check_open()
         operation = self._lookups.start(name, rows, out)
 
-        def finish(timeout: float | None) -> Array:
-            self._waiter.wait(operation, timeout, f"looking up rows of {name}")
+        def finish(timeout: float | None) -> Any:
+            self._waiter.wait(operation, timeout, _looking_up(name))
             return operation.result()
 
         return self._reply(operation, finish, lambda: None)
@@ -862,6 +887,11 @@ class Session:
             return False
         self.close()
         return True
+
+
+def _looking_up(wanted: str | Mapping[str, Any]) -> str:
+    """What a lookup waits for, for its deadline's error."""
+    return f"looking up rows of {wanted if isinstance(wanted, str) else ', '.join(wanted)}"
 
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dps.transport.wire import Array
 from dps.variables.packed import Packed, PackedGradient
 from dps.variables.plan import Part, Plan, ShardLayout, VariableSpec
 from dps.variables.rowlists import RowLists, RowsOfPart
-from dps.variables.tree import Rows, is_tensor, to_array
+from dps.variables.tree import Rows, is_tensor, rows_of_tensor, to_array
 
 Gradient = Array | Rows | PackedGradient
 """Packed ones come from a session's `Compression`."""
@@ -68,8 +68,9 @@ def check_gradients(plan: Plan, found: list[tuple[str, Any]]) -> dict[int, Gradi
             continue
         if spec.optimizer is None:
             raise ValueError(f"a gradient came for {name!r}, which is not trained; leave it out or pass None")
-        if isinstance(value, Rows):
-            gradients[index] = _checked_rows(spec, value)
+        rows = rows_of_tensor(value, name) if is_tensor(value) else value
+        if isinstance(rows, Rows):
+            gradients[index] = _checked_rows(spec, rows)
             continue
         array = to_array(value, name)
         if array.shape != spec.shape:
@@ -101,22 +102,28 @@ def check_is_nested(plan: Plan, tree: Any) -> None:
         raise ValueError(f"push wants gradients for {names_of(plan)}; got {got}")
 
 
+def row_numbers(rows: Any, what: str) -> Array:
+    """Row numbers as an array of integers of one dimension or more. ValueError names them by `what`."""
+    indices: Array = to_array(rows, what) if is_tensor(rows) else np.asarray(rows)
+    if indices.ndim == 0 or (indices.dtype.kind not in "iu" and indices.size):
+        raise ValueError(f"{what} are integers of shape (n,) or (n, m, ...); got {indices.dtype} {indices.shape}")
+    return indices
+
+
 def _checked_rows(spec: VariableSpec, gradient: Rows) -> Rows:
-    indices = np.asarray(gradient.indices)
-    values = to_array(gradient.values, spec.name)
     if not spec.shape:
         raise ValueError(f"{spec.name} is a scalar, which has no rows; push its gradient as a number or an array")
-    if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
-        raise ValueError(
-            f"Rows of {spec.name}: indices are integers of shape (n,), got {indices.dtype} {indices.shape}"
-        )
-    if values.shape != (len(indices), *spec.shape[1:]) or wire_name(values.dtype) != spec.dtype:
+    indices = row_numbers(gradient.indices, f"Rows of {spec.name}: indices")
+    values = to_array(gradient.values, spec.name)
+    wanted = (*indices.shape, *spec.shape[1:])
+    if values.shape != wanted or wire_name(values.dtype) != spec.dtype:
         raise ValueError(
             f"Rows of {spec.name}: got values {values.dtype.name} {values.shape}; wanted {np.dtype(spec.dtype).name} "
-            f"{(len(indices), *spec.shape[1:])}"
+            f"{wanted}"
         )
+    indices = indices.reshape(-1)
     check_rows(spec, indices)
-    return Rows(indices.astype(np.int64, copy=False), values)
+    return Rows(indices.astype(np.int64, copy=False), values.reshape(len(indices), *spec.shape[1:]))
 
 
 def check_rows(spec: VariableSpec, indices: Array) -> None:

@@ -48,8 +48,12 @@ class Rows:
     """A gradient for some rows of a variable.
 
     Args:
-        indices: Row numbers, integers of shape (n,). The gradients of a row that occurs several times are summed.
-        values: Their gradients, shape (n, ...), of the variable's dtype.
+        indices: Row numbers, integers of any shape, such as (n,) or (batch, fields). The gradients of a row that occurs
+            several times are summed.
+        values: Their gradients, of the shape of `indices` and then of a row, such as (n, dim), and of the variable's
+            dtype.
+
+    A sparse tensor of torch, as `torch.nn.Embedding(sparse=True)` makes it, is pushed as it is.
 
     Example:
         ```pycon
@@ -264,13 +268,27 @@ def is_tensor(value: Any) -> bool:
     return hasattr(value, "detach")
 
 
+def rows_of_tensor(tensor: Any, name: str) -> Rows | None:
+    """The rows of a sparse tensor of torch, in its memory where that is on the CPU; None for a dense one.
+
+    Raises TypeError for one whose elements, not rows, are sparse.
+    """
+    if str(tensor.layout) == "torch.strided":
+        return None
+    if str(tensor.layout) != "torch.sparse_coo" or tensor.sparse_dim() != 1:
+        kind = tensor.layout if str(tensor.layout) != "torch.sparse_coo" else f"{tensor.sparse_dim()} sparse dimensions"
+        raise TypeError(
+            f"{name} is a sparse tensor of torch ({kind}); wanted torch.sparse_coo with 1 sparse dimension, as "
+            "torch.nn.Embedding(sparse=True) makes it; pass dps.Rows(indices, values), or call .to_dense()"
+        )
+    tensor = tensor.detach().cpu()
+    return Rows(tensor._indices()[0].numpy(), tensor._values())  # rows that repeat are summed by the ps
+
+
 def _of_tensor(tensor: Any, name: str) -> Any:
     """A tensor of torch on the CPU as an array of the same memory; numpy() knows no bfloat16."""
     if str(tensor.layout) != "torch.strided":
-        raise TypeError(
-            f"{name} is a sparse tensor of torch ({tensor.layout}); pass dps.Rows(indices, values) for a sparse "
-            "gradient, or make it dense with .to_dense()"
-        )
+        raise TypeError(f"{name} is a sparse tensor of torch ({tensor.layout}); make it dense with .to_dense()")
     if str(tensor.dtype) != "torch.bfloat16":
         return tensor.numpy()
     import torch

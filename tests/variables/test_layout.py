@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import hypothesis.strategies as st
@@ -150,7 +151,8 @@ def test_gradients_are_checked_by_name_and_none_is_none() -> None:
         ("t", np.zeros((2, 3), np.float32), r"the gradient of t has shape \(2, 3\); the variable has \(3, 2\)"),
         ("t", np.zeros((3, 2)), r"the gradient of t is float64; the variable is float32: cast with .astype"),
         ("s", Rows([0], [1.0]), "s is a scalar, which has no rows; push its gradient as a number"),
-        ("t", Rows([[0]], np.zeros((1, 2), np.float32)), r"indices are integers of shape \(n,\), got int64 \(1, 1\)"),
+        ("t", Rows([[0]], np.zeros((1, 2), np.float32)), r"got values float32 \(1, 2\); wanted float32 \(1, 1, 2\)"),
+        ("t", Rows(0, np.zeros(2, np.float32)), r"integers of shape \(n,\) or \(n, m, ...\); got int64 \(\)"),
         ("t", Rows([0, 1], np.zeros((1, 2), np.float32)), r"got values float32 \(1, 2\); wanted float32 \(2, 2\)"),
         ("t", Rows([0], np.zeros((1, 2))), r"got values float64 \(1, 2\); wanted float32 \(1, 2\)"),
         ("t", Rows([0, -1], np.zeros((2, 2), np.float32)), "^row -1 of t is out of range; wanted 0 to 2$"),
@@ -179,8 +181,14 @@ def test_a_tensor_that_does_not_fit_is_told_in_the_words_of_torch() -> None:
     torch = pytest.importorskip("torch", reason="gradients that are tensors need torch")
     with pytest.raises(ValueError, match=r"t is float64; the variable is float32: cast with .to\(torch.float32\)"):
         check_gradients(two_ps(), [("t", torch.zeros(3, 2, dtype=torch.float64))])
-    with pytest.raises(TypeError, match=r"pass dps.Rows\(indices, values\) for a sparse gradient"):
+    with pytest.raises(
+        TypeError, match=r"t is a sparse tensor of torch \(2 sparse dimensions\); wanted .* pass dps.Rows\("
+    ):
         check_gradients(two_ps(), [("t", torch.zeros(3, 2).to_sparse())])
+    with warnings.catch_warnings(action="ignore"):  # torch's own: its support is in beta state
+        csr = torch.zeros(3, 2).to_sparse_csr()
+    with pytest.raises(TypeError, match=r"t is a sparse tensor of torch \(torch.sparse_csr\); wanted"):
+        check_gradients(two_ps(), [("t", csr)])
 
 
 def test_no_rows_at_all_are_fine_whatever_their_dtype() -> None:
