@@ -1,4 +1,4 @@
-"""Counts lines of code: without comments, docstrings and blank lines. `python benchmarks/lines.py dps/client dps/ps`."""
+"""Counts lines of code, without comments, docstrings and blank lines: `benchmarks/lines.py dps/client dps/ps`."""
 
 from __future__ import annotations
 
