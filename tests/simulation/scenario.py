@@ -10,7 +10,6 @@ from unittest.mock import patch
 from dps.client import pushing, stepping
 from dps.launch.simulate import SimulatedCluster
 from dps.ps.intake import rowlists
-from dps.ps.modes import foreseen
 from dps.ps.store import ahead, store
 from dps.transport.sim import Compute, Kill, Network, Partition, Pause, runtime
 from dps.transport.sim.faults import DiskFull, Fault, SlowDisk
@@ -193,7 +192,6 @@ def run(
         patch.object(ahead, "MOST_SKIPPED", 0 if crowd else ahead.MOST_SKIPPED),
         patch.object(pushing, "PIECES", 0 if chosen.seed % 4 else pushing.PIECES),
         patch.object(store, "LARGE", 0 if chosen.seed % 4 == 2 else store.LARGE),
-        patch.object(foreseen, "BLOCK", 1 if chosen.seed % 2 else foreseen.BLOCK),
     ):  # fmt: skip
         cluster.run(until_s=900.0)
         found = violations(cluster, history, chosen.mode, BOUND, chosen.killed, chosen.update)

@@ -15,7 +15,7 @@ from dps.errors import CheckpointError
 from dps.ps import server, shard
 from dps.ps.intake import rowlists, staging
 from dps.ps.modes import asynchronous as modes
-from dps.ps.modes import clocks, foreseen, quorum, sync, tokens
+from dps.ps.modes import clocks, quorum, sync, tokens
 from dps.ps.modes import stepping as ps_stepping
 from dps.ps.serving import answers, early, saving
 from dps.ps.store import ahead, store
@@ -119,15 +119,6 @@ def test_a_missing_lease_is_caught_where_pushes_go_at_once(monkeypatch: pytest.M
 def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead.Ahead, "holds", True)
     caught("async", "differ", 40)
-
-
-def test_a_step_made_ahead_that_is_published_for_another_set_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def any_set(self: foreseen.Foreseen, chosen: Any, step: int) -> bool:
-        return publish(self, self._set, step)
-
-    publish: Callable[..., bool] = foreseen.Foreseen.publish
-    monkeypatch.setattr(foreseen.Foreseen, "publish", any_set)
-    caught("sync", "hold", 970)
 
 
 def test_a_session_that_waits_for_the_step_ps_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

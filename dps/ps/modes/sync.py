@@ -24,7 +24,6 @@ from dps.protocol import (
 )
 from dps.ps.intake.staging import Ledger, Staged
 from dps.ps.modes.combine import mean
-from dps.ps.modes.foreseen import Foreseen
 from dps.ps.modes.quorum import Decision, Grant, Member, PushId, Quorum
 from dps.ps.modes.stepping import Stepping
 from dps.ps.serving.notices import Notices
@@ -58,7 +57,6 @@ class SyncMode:
         quota = settings.replicas_to_aggregate or settings.total_num_replicas
         self._goes_on = quota is not None or bool(settings.initial_tokens)
         """Whether a session may usually go on before its push is part of a step."""
-        self._foreseen = Foreseen(shard, quota)
         self._notices = shard.notices if self.quorum is not None else Notices(shard.node, HELD_S)
         self._decisions: dict[int, Decide] = {}
         self._next = 1
@@ -86,8 +84,6 @@ class SyncMode:
             self._say_held(key)
         elif key in self._askers:
             self._notices.add(partial(self._say_held, key))
-        if self._others:
-            self._foreseen.whole(staged)
 
     def _say_held(self, key: tuple[int, int]) -> None:
         """To whom waits. Of a ps that is not the step ps a session wants no more than that."""
@@ -97,15 +93,9 @@ class SyncMode:
         if self.quorum is None:
             ledger = self.shard.ledgers.get(key[0])
             if ledger is not None and (staged := ledger.staged.get(key[1])) is not None:
-                self._own(staged)
+                staged.own()
             del self._askers[key]
         self.shard.node.answer(sender, self._held(key[1]))
-
-    def _own(self, staged: Staged) -> None:
-        """Its session may go on before it is applied."""
-        if staged.borrowed:
-            self._foreseen.gives_back(staged.id)
-        staged.own()
 
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
         result = self._granted.get((sender.incarnation, number)) if self.quorum else ledger.results.get(number)
@@ -131,7 +121,6 @@ class SyncMode:
         """Nothing to note: a step's set says what a gradient was computed from."""
 
     def members(self, message: Members) -> None:
-        self._foreseen.members(message)
         if self.quorum is None:
             self._own_all_but({incarnation for incarnation, *_ in message.live})
         else:
@@ -143,7 +132,7 @@ class SyncMode:
         has pushed may be part of a step that is decided already."""
         for incarnation, ledger in self.shard.ledgers.items():
             for staged in ledger.staged.values() if incarnation not in live else ():
-                self._own(staged)
+                staged.own()
 
     @property
     def reached(self) -> int:
@@ -253,11 +242,8 @@ class SyncMode:
 
     def _apply(self, chosen: tuple[PushId, ...], step: int) -> None:
         shard = self.shard
-        if not self._foreseen.publish(chosen, step):
-            staged = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in chosen]
-            began = shard.node.runtime.now()
-            shard.store.apply(mean(staged, shard.layout), step)
-            self._foreseen.took(shard.node.runtime.now() - began)
+        staged = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in chosen]
+        shard.store.apply(mean(staged, shard.layout), step)
         shard.store.step = step  # a step in which nobody had a gradient for this shard counts, too
         shard.node.runtime.record("applied", epoch=shard.epoch, counter=shard.store.counter, step=step, pushes=chosen)
         for push in chosen:
@@ -268,7 +254,6 @@ class SyncMode:
         if ledger is None:
             return
         result = Pushed(push[2], status, self.shard.store.step, 0, self.shard.store.counter, reason)
-        self._foreseen.forget(push)
         self.shard.decide(ledger, result)
         asker = self._askers.get((push[1], push[2]))
         if self.quorum is None and asker is not None:
@@ -285,7 +270,7 @@ class SyncMode:
             return
         ledger = self.shard.ledgers.get(grant.incarnation)
         if ledger is not None and (staged := ledger.staged.get(grant.number)) is not None:
-            self._own(staged)  # a token that comes before the step
+            staged.own()  # a token that comes before the step
         result = Pushed(grant.number, grant.status, grant.step, 0, self.shard.store.counter, grant.reason)
         self.shard.node.runtime.record("token", epoch=self.shard.epoch, incarnation=grant.incarnation, step=grant.step)
         self._note(grant.incarnation, result)
@@ -298,7 +283,6 @@ class SyncMode:
         self._granted.pop((incarnation, result.number - WINDOW), None)
 
     def _forget(self, incarnation: int) -> None:
-        self._foreseen.forget_all(incarnation)
         self.shard.forget(incarnation)
         for table in (self._askers, self._granted):
             for key in [k for k in table if k[0] == incarnation]:

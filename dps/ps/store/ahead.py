@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dps.ps.store.arena import ArenaMemory
-from dps.ps.store.gradients import Mean
 from dps.ps.store.store import Store
 from dps.transport.wire import Array
 
@@ -63,11 +62,7 @@ class Ahead:
         """Whether the shard still is what the update is made from."""
         return self._of == (self._store.counter, self._store.step)
 
-    def makes(self, step: int) -> bool:
-        """Whether it is this step that it makes out of what the shard is."""
-        return self.holds and self._step == step
-
-    def add(self, number: int, start: int, gradient: Array | Mean, check: bool) -> bool:
+    def add(self, number: int, start: int, gradient: Array, check: bool) -> bool:
         """Take a piece of the gradient of arena `number`, from element `start` on; False where it is not finite, and
         that was to be looked for (`check`): what was added is of no use then."""
         store, index = self._store, self._aside[number]

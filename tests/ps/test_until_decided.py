@@ -1,9 +1,7 @@
-"""Synchronous steps on a ps that is not the step ps: made before their set is decided, and published if it is that one.
-And whose memory a push lies in until then."""
+"""Synchronous steps on a ps that is not the step ps: whose memory a push lies in until its step is decided."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,14 +9,11 @@ import pytest
 
 from dps import optim, update
 from dps.client.transfers import About, shared_message
-from dps.protocol import APPLIED, DROPPED, REFUSED, Decide, Members, Pushed, PushHeld, PushStatus, Report
-from dps.ps.modes import foreseen
+from dps.protocol import APPLIED, DROPPED, REFUSED, Decide, Members, Pushed, PushHeld, PushStatus
 from dps.ps.modes.sync import HELD_S, SyncMode
 from dps.ps.server import PsActor
 from dps.ps.serving.notices import Notices
 from dps.ps.shard import Shard
-from dps.ps.store import ahead
-from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.transport.endpoint import Memory
 from dps.update import SyncReplicas
@@ -26,14 +21,6 @@ from dps.variables.plan import VariableSpec, make_plan
 from tests.ps.test_modes import Desk, sender
 
 SIZE = 4
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_small() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ahead, "PIECES", 0)
-        patch.setattr(foreseen, "GAIN", 0.0)
-        yield
 
 
 class Told(Desk):
@@ -50,29 +37,15 @@ class Told(Desk):
     def after(self, seconds: float, call: Any) -> None:
         self.due.append((self.now + seconds, call))
 
-    def wait(self, seconds: float, most: int = 1000) -> list[Any]:
-        """What is answered in the time to come, with no more than so many timers run."""
+    def wait(self, seconds: float) -> list[Any]:
+        """What is answered in the time to come."""
         until = self.now + seconds
-        while most and self.due and min(at for at, _ in self.due) <= until:
+        while self.due and min(at for at, _ in self.due) <= until:
             place = min(range(len(self.due)), key=lambda n: self.due[n][0])
             self.now, call = self.due.pop(place)
             call()
-            most -= 1
         self.now = until
         return [answer for _, answer in self.take()]
-
-
-class Later:
-    """A runtime on whose clock it is later."""
-
-    def __init__(self, runtime: Any, seconds: float) -> None:
-        self._runtime, self._seconds = runtime, seconds
-
-    def now(self) -> float:
-        return float(self._runtime.now()) + self._seconds
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runtime, name)
 
 
 class Ps:
@@ -89,7 +62,6 @@ class Ps:
         self.layout, self.part = plan.layouts[1], plan.parts[1]
         self.shard = Shard(self.actor.node, 1, plan, 1, {0: "inproc://ps-0"}, {"update": update.to_wire(mode)})
         self.actor.shard, self.shard.mode = self.shard, SyncMode(self.shard, mode)
-        self.shard.mode._foreseen.took(0.0)  # known, as after the first step
         self.memories: dict[int, Memory] = {}
         self.index = self.version = 0
         self.members(*range(1, workers + 1))
@@ -121,109 +93,31 @@ class Ps:
         assert len(set(values.tolist())) == 1
         return float(values[0])
 
-    @property
-    def made(self) -> list[float]:
-        """What the versions hold that are made and not published."""
-        return [
-            float(buffer.values[0])
-            for memory in self.shard.store.arenas for buffer in memory.buffers
-            if buffer.aside
-        ]  # fmt: skip
-
 
 def applied(number: int, step: int) -> Pushed:
     return Pushed(number, APPLIED, step, 0, step, "")
 
 
-def test_the_version_is_made_when_the_last_push_is_whole_and_published_when_the_step_is_decided() -> None:
-    ps = Ps()
-    ps.push(1, 2.0)
-    assert ps.made == []
-    ps.push(2, 4.0)
-    assert ps.made == [-3.0] and ps.value == 0.0 and ps.shard.store.counter == 0
-    assert [type(m) for m in ps.desk.told] == [Report, Report]
-    for memory in ps.memories.values():
-        memory.array.view(np.float64)[:] = 77.0  # to show that it is not made again
-    assert ps.decide({1: 1, 2: 1}, 1) == [(1, applied(1, 1)), (2, applied(1, 1))]
-    assert ps.value == -3.0 and ps.made == [] and (ps.shard.store.counter, ps.shard.store.step) == (1, 1)
-
-
-def test_a_decision_that_comes_with_the_last_push_finds_nothing_begun() -> None:
-    ps = Ps()
-    ps.push(1, 2.0)
-    ps.push(2, 4.0, wait=0.0)
-    ps.decide({1: 1, 2: 1}, 1)
-    ps.desk.wait(0.01)
-    assert ps.made == [] and ps.value == -3.0
-
-
-@pytest.mark.parametrize("blocks", range(SIZE + 1))
-def test_a_decision_in_between_ends_what_is_nearly_done_and_drops_what_is_not(
-    blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(foreseen, "BLOCK", 0)  # of one element
-    ps, passes = Ps(), []
-    monkeypatch.setattr(ps.shard.store, "apply", lambda *given: passes.append(apply(*given)))
-    apply = Store.apply.__get__(ps.shard.store)
-    ps.push(1, 2.0)
-    ps.push(2, 4.0, wait=0.0)
-    ps.desk.wait(0.1, most=blocks)
-    assert len(ps.made) == min(blocks, 1)
-    ps.decide({1: 1, 2: 1}, 1)
-    assert (ps.value, ps.made, len(passes)) == (-3.0, [], int(blocks < SIZE // 2))
-    ps.desk.wait(0.1)
-    assert ps.value == -3.0
-
-
 def test_memory_that_a_session_gets_back_is_read_before() -> None:
     ps = Ps()
     ps.push(1, 2.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(foreseen, "BLOCK", 0)
-        ps.push(2, 4.0, wait=0.0)
-        ps.desk.wait(0.1, most=1)
-        ps.actor.on_PushStatus(PushStatus(1, 1), sender(1))
+    ps.push(2, 4.0)
+    ps.actor.on_PushStatus(PushStatus(1, 1), sender(1))
     assert [type(answer) for _, answer in ps.desk.take()] == [PushHeld]
     ps.memories[1].array.view(np.float64)[:] = 77.0
     ps.decide({1: 1, 2: 1}, 1)
     assert ps.value == -3.0
 
 
-def test_a_step_is_begun_where_decisions_usually_take_long_beside_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreseen, "GAIN", 0.5)
-    ps, begun = Ps(), []
-    ps.shard.mode._foreseen.took(400.0)  # the usual pass takes 100 s then
-    for number, wait in enumerate([0.0, 0.0, 300.0, 0.0], 1):
-        for incarnation in (1, 2):
-            ps.push(incarnation, 1.0, number, number - 1)
-        begun.append(bool(ps.made))
-        monkeypatch.setattr(ps.desk, "runtime", Later(ps.desk.runtime, wait))
-        ps.decide({1: number, 2: number}, number)
-    assert begun == [False, False, False, True] and ps.value == -4.0
-
-
-def test_another_set_than_foreseen_is_applied_as_decided() -> None:
+def test_only_the_pushes_of_the_set_are_applied() -> None:
     ps = Ps(3, SyncReplicas(2, 3))
     ps.push(1, 2.0)
     ps.push(2, 4.0)
     ps.push(3, 10.0)
-    assert ps.made == [-3.0]
     ps.decide({1: 1, 3: 1}, 1)
-    assert ps.value == -6.0 and ps.made == []
+    assert ps.value == -6.0
     assert [r.status for _, r in ps.decide({}, 1, dropped=[[1, 2, 1]])] == []  # it was told that it is held
     assert ps.shard.ledgers[2].results[1].status == DROPPED
-
-
-def test_after_a_set_that_was_foreseen_wrongly_the_next_is_not_tried_and_the_one_after_is() -> None:
-    ps = Ps()
-    for number in range(1, 4):
-        for incarnation in (1, 2):
-            ps.push(incarnation, 1.0, number, number - 1)
-        assert bool(ps.made) == (number != 2)
-        ps.decide({1: number} if number == 1 else {1: number, 2: number}, number)
-        if number == 1:
-            ps.decide({}, 1, dropped=[[1, 2, 1]])
-    assert ps.value == -3.0 and ps.made == []
 
 
 def test_a_session_that_ends_meanwhile_takes_its_push_along() -> None:
@@ -233,53 +127,26 @@ def test_a_session_that_ends_meanwhile_takes_its_push_along() -> None:
     ps.members(1)
     ps.decide({}, 0, ended=[2])
     ps.decide({1: 1}, 1)
-    assert ps.value == -2.0 and ps.made == []
+    assert ps.value == -2.0
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_the_push_of_a_session_that_begins_anew_is_read_before_its_memory_is_written(
-    begun: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(foreseen, "BLOCK", 0)
+def test_the_push_of_a_session_that_begins_anew_is_read_before_its_memory_is_written() -> None:
     ps = Ps()
     ps.push(1, 2.0)
-    ps.push(2, 4.0, wait=0.0)
-    ps.desk.wait(0.1, most=int(begun))
+    ps.push(2, 4.0)
     ps.members(2, 3)  # what ps:0 has decided before is on its way
     ps.memories[1].array.view(np.float64)[:] = 1000.0
     ps.decide({1: 1, 2: 1}, 1)
     assert ps.value == -3.0
 
 
-def test_of_what_was_begun_nothing_is_left_when_its_sessions_have_ended() -> None:
-    ps = Ps()
-    ps.push(1, 2.0)
-    ps.push(2, 4.0)
-    assert ps.made
-    ps.members()
-    ps.decide({}, 0, ended=[1, 2])
-    assert ps.made == [] and not ps.shard.ledgers
-
-
-def test_a_refusal_elsewhere_ends_what_was_begun() -> None:
+def test_a_push_that_another_ps_refuses_is_not_applied() -> None:
     ps = Ps()
     ps.push(1, 2.0)
     ps.push(2, 4.0)
     ps.decide({}, 0, refused=[[[1, 2, 1], "not finite on ps:0"]])
-    assert ps.made == []
     ps.decide({1: 1}, 1)
     assert ps.value == -2.0
-
-
-def test_who_asks_again_ends_no_pass_that_does_not_read_his_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreseen, "BLOCK", 0)
-    ps = Ps()
-    ps.push(1, 2.0)
-    ps.shard.ledgers[1].staged[1].own()
-    ps.push(2, 4.0, wait=0.0)
-    ps.desk.wait(0.1, most=1)
-    ps.actor.on_PushStatus(PushStatus(1, 1), sender(1))
-    assert ps.shard.mode._foreseen._left == (SIZE - 1) * 8  # type: ignore[attr-defined]
 
 
 def test_a_copy_for_which_there_is_no_memory_is_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,34 +204,14 @@ def test_a_notice_that_fails_keeps_no_other_from_being_given() -> None:
     assert said == [1, 2]
 
 
-def test_a_push_that_is_not_finite_is_for_no_version() -> None:
+def test_a_push_that_is_not_finite_is_reported_so() -> None:
     ps = Ps()
     ps.push(1, 2.0)
     ps.push(2, float("nan"))
-    assert ps.made == [] and "NaN" in ps.desk.told[-1].pushes[0][3]
+    assert "NaN" in ps.desk.told[-1].pushes[0][3]
     assert ps.decide({}, 0, refused=[[[1, 2, 1], "bad"]])[0][1].status == REFUSED
     ps.decide({1: 1}, 1)
     assert ps.value == -2.0
-
-
-def test_pushes_of_an_older_step_are_for_no_version() -> None:
-    ps = Ps()
-    for incarnation in (1, 2):
-        ps.push(incarnation, 1.0)
-    ps.decide({1: 1, 2: 1}, 1)
-    ps.push(1, 1.0, 2, 1)
-    ps.push(2, 5.0, 2, 0)
-    assert ps.made == []
-
-
-def test_slots_are_not_changed_before_the_decision() -> None:
-    ps = Ps(optimizer=optim.Momentum(1.0, 0.5))
-    for number in (1, 2):
-        ps.push(1, 2.0, number, number - 1)
-        ps.push(2, 4.0, number, number - 1)
-        assert ps.made == [] and ps.shard.store.step == number - 1
-        ps.decide({1: number, 2: number}, number)
-    assert ps.value == -3.0 - 4.5
 
 
 def test_a_push_stays_in_the_sessions_memory_until_it_is_applied() -> None:
