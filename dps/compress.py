@@ -1,4 +1,4 @@
-"""Compressors: how gradients and values travel in fewer bytes. Plain settings; the arithmetic is in `dps.kernels`.
+"""Compressors: settings for gradients and values that travel in fewer bytes. `dps.kernels` does the arithmetic.
 
 A session chooses one for all of its variables, or one for each by patterns of names. It compresses, the ps restores
 arrays of the variable's dtype, and from there on an update knows nothing of it.

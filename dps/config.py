@@ -1,4 +1,4 @@
-"""Settings of this process that are made once, by its entry point."""
+"""Settings of this process, set once by its entry point."""
 
 from __future__ import annotations
 

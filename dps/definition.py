@@ -1,4 +1,4 @@
-"""Settings as data: records of checked numbers with a name and a form for the wire.
+"""Base classes for settings: frozen records of checked numbers with a name and a wire form.
 
 The ground of `dps.schedules` and `dps.optim`. Numbers are kept as Python floats and ints, so equal settings
 compare equal and hash alike. A number out of range raises ConfigError (a ValueError), anything that is no number, and

@@ -1,4 +1,4 @@
-"""How many descriptors (files, sockets, pipes) a task needs, and whether this process may have as many."""
+"""Checks that this process may open as many descriptors (files, sockets, pipes) as its task needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors of dps, one tree.
+"""All exception classes of dps, in one tree.
 
     DpsError
     ├── DeadlineExceeded   a wait passed its deadline (also a TimeoutError); names who did not answer

@@ -1,4 +1,4 @@
-"""Packages whose modules are loaded when one of their names is first used: most processes need few of them."""
+"""Packages that import a module only when one of its names is first used, since most processes need few of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages between client sessions, ps and chief. Roles meet here and nowhere else.
+"""The messages between sessions, ps and chief. These three roles share only this module.
 
 `epoch` is the run epoch that the sender believes in; a ps answers another one with Aborted. The sender's
 incarnation, which every envelope carries, is the number under which the chief admitted the session.

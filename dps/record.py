@@ -1,4 +1,4 @@
-"""Frozen classes of plain data that cost little to import.
+"""`record`: frozen classes of plain data, like dataclasses but cheaper to import.
 
 A dataclass compiles six methods when its class is made, 0.7 ms: with all of dps's settings a third of the time of an
 import. A record is the same to its users and to type checkers (PEP 681), but has its methods from here; only its

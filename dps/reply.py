@@ -1,4 +1,4 @@
-"""What a session hands back: versions, results of pushes, and replies that are still on their way."""
+"""What a session returns: versions, results of pushes, and replies that may still be pending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One task as a process: `python -m dps.role --job ps --task 0`. Configuration enters here and nowhere below.
+"""Runs one task as a process: `python -m dps.role --job ps --task 0`. Only entry points like this read configuration.
 
 The cluster comes from the first of: --cluster, --ps_hosts/--worker_hosts, TF_CONFIG or DPS_CLUSTER, Slurm, --chief;
 with none of them the chief is at 127.0.0.1:2220, and its ps and workers join there.

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the rate as a pure function of the global step, as data that can be sent to a ps.
+"""Learning-rate schedules: pure functions of the global step, as plain data that can be sent to a ps.
 
 The names users write are `dps.optim.Constant`, `Exponential`, `Cosine`, `Piecewise` and `WarmUp`.
 """

@@ -1,4 +1,4 @@
-"""One task of the cluster in this process: a node with the actors that its job asks for."""
+"""Runs one task of the cluster in this process: a node with the actors of its job."""
 
 from __future__ import annotations
 

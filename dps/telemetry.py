@@ -1,4 +1,4 @@
-"""What a run tells about itself: the log, and a row of progress for every push."""
+"""What a run reports about itself: the log, and one progress row for each push."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The switch on the ps: how gradients become updates. Plain settings, chosen once for a run."""
+"""Update modes: how a ps turns gradients into updates. Plain settings, chosen once for a run."""
 
 from __future__ import annotations
 

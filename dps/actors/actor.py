@@ -1,4 +1,4 @@
-"""What an actor is: state that changes only while it handles a message, a timer or a loss."""
+"""Base class of actors. An actor's state changes only while it handles a message, a timer or a loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests from a thread of the user's, which sends, polls and receives for itself."""
+"""Sends requests from a user's thread. That thread itself sends, polls and receives."""
 
 from __future__ import annotations
 

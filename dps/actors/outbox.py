@@ -1,4 +1,4 @@
-"""Messages on their way out: those to one node that are written in one turn travel as one.
+"""Collects outgoing messages, so that messages to one node in one turn leave as a single bundle.
 
 A message costs the receiver a wake-up, which takes longer than most messages take to handle.
 """

@@ -1,4 +1,4 @@
-"""The clock for deadlines: it stands still while this process does, so that nobody is blamed for that time.
+"""The clock for deadlines. It leaves out the time in which this process was stopped.
 
 A process that was stopped (SIGSTOP, a suspended machine) finds that all deadlines have passed at once, while answers
 that came in time wait to be read. Such a process waits in `receive` nearly always, so a `receive` that took much longer

@@ -1,4 +1,4 @@
-"""When a wait is told to people: after 2 s, then every 10 s."""
+"""Decides when to report a wait to people: after 2 s, then every 10 s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of actors and of those who write to them."""
+"""Addresses of actors and of senders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that wait for answers: numbers, deadlines and resends as a state machine without sockets.
+"""Pending requests as a state machine without sockets: numbers, deadlines and resends.
 
 A request is a number and a count: it is sent once, sent again while nothing comes, fed with every answer that
 bears its number, and ends when its `feed` says that the answer is complete, or when its deadline passes.

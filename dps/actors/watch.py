@@ -1,4 +1,4 @@
-"""Who is away and since when: connections that broke, with a grace before they count as lost."""
+"""Tracks broken connections: a node counts as lost when it stays away for longer than its grace period."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that one process of this machine has for itself, by the operating system's lock on it.
+"""A lock file that one process of this machine holds, through the operating system's file lock.
 
 The lock is `flock`'s: it belongs to what was opened, so that two claims of one process exclude each other, and no other
 reading of the file ends it. It goes with the process. A forked child closes its copy.

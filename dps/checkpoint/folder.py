@@ -1,4 +1,4 @@
-"""The checkpoints in a checkpoint_dir: commit one, find the newest that is whole, delete the old.
+"""The checkpoints in a checkpoint_dir: commits one, finds the newest whole one, deletes old ones.
 
 The newest is the one with the highest epoch, then the highest step. The epoch comes first because a rollback starts
 a new epoch at an earlier step: what was saved later in the abandoned epoch is ahead in steps, but no longer true.

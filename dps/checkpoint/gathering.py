@@ -1,4 +1,4 @@
-"""Rows of very many variables out of a checkpoint: what lies together in a file is read together.
+"""Reads rows of very many variables from a checkpoint: adjacent bytes of a file in one read.
 
 `read_part` asks for one variable, and costs a call to the storage; this costs one for about 16 MiB.
 """

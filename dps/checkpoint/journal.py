@@ -1,4 +1,4 @@
-"""The chief's journal: what a new chief has to know about the run that an earlier one led.
+"""The chief's journal: what a restarted chief must know about the run.
 
 Which run epoch it is, which incarnations were given out and which have ended: an ended one is never let in again, and
 a push record goes only after its incarnation's end is written here.

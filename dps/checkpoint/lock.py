@@ -1,4 +1,4 @@
-"""The lock on a checkpoint_dir: one run at a time writes there. A file that names the chief who has it.
+"""The lock file of a checkpoint_dir. It names the chief that holds it, so that only one run at a time writes there.
 
 Two things show that a lock is in use. The operating system locks the file for the process that holds it and unlocks it
 when that process ends, however it ends: on one machine, and on network file systems with locks, this decides at once.

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: step, epoch, shards, and where each part of each variable lies.
+"""A checkpoint's manifest: its step, epoch and shards, and the position of each part of each variable.
 
 A manifest knows nothing of the number of ps tasks or parts that a restore will want; `restore.py` cuts anew.
 """

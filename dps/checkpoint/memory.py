@@ -1,4 +1,4 @@
-"""A disk in memory, for the simulator and for tests: it outlives tasks, and fails on request."""
+"""An in-memory disk for the simulator and tests. It outlives tasks and can fail on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What files, folders and tensors of a checkpoint are called.
+"""Names of the files, folders and tensors of a checkpoint.
 
     checkpoint_dir/
       run.lock                                while a run uses the folder

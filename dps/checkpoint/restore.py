@@ -1,4 +1,4 @@
-"""Rows of a variable out of a checkpoint, whatever parts and shards it was written with."""
+"""Reads rows of a variable from a checkpoint, however it was split into parts and shards."""
 
 from __future__ import annotations
 

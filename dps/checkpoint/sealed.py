@@ -1,4 +1,4 @@
-"""A JSON document that ends with a checksum over all its other bytes.
+"""JSON documents that end with a checksum over all their other bytes.
 
 Any program can read it; any altered, missing or added byte is noticed here. Manifest and journal are such documents.
 Later format versions keep this seal, so that an older dps can tell "newer" from "damaged".

@@ -1,4 +1,4 @@
-"""One shard file: all that one ps holds, in the safetensors format, which any program can read.
+"""A shard file: everything that one ps holds, in the safetensors format, which other programs can read.
 
 The layout (https://github.com/huggingface/safetensors#format): 8 bytes, little-endian, with the length of the
 header; the header, JSON: `{name: {"dtype", "shape", "data_offsets": [begin, end]}}`; then the tensors' bytes, with

@@ -1,4 +1,4 @@
-"""Where the bytes of checkpoints live: the seam, and a folder that the operating system gives.
+"""Where checkpoint files are kept: the `Storage` interface, and folders of the file system.
 
 A write is whole or not there. Every call blocks until it is done, may be made from any thread, and raises
 CheckpointError, with the path, the reason and what to try, where the operating system refuses. Only regular files are

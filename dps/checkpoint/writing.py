@@ -1,4 +1,4 @@
-"""Writes a shard file: its header, then each run of tensors from where it lies in memory, looked over for the digest.
+"""Writes a shard file: its header, then each tensor straight from memory, and computes the digest on the way.
 
 The layout is that of `dps.checkpoint.shard`. The library takes one array for each tensor and gives one run of bytes
 back; here tensors that lie together are one array, which is not copied, and many small ones cost no more than their

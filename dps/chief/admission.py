@@ -1,4 +1,4 @@
-"""How sessions get into the run, and how they leave: refused, admitted, told once every ps knows them, closed, lost."""
+"""Admits sessions to the run and ends them: they are refused, admitted, closed or lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tasks and sessions of a run must agree on: update mode, layout, settings. Errors name both sides."""
+"""Checks that all tasks and sessions of a run agree on update mode, layout and settings. Errors name both sides."""
 
 from __future__ import annotations
 

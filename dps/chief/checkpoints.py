@@ -1,4 +1,4 @@
-"""Checkpoints of the run: all shards are copied at one cut, written, and committed with a manifest."""
+"""Saves checkpoints: every ps copies its shard at the same cut and writes it; a manifest commits them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes that the chief knows: which ps and workers have registered, from where, in which process."""
+"""The nodes that have registered with the chief: each ps and worker, its address and its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the run is over and how it ends: all workers done, the last step saved, every task told; or it has failed."""
+"""Decides when the run is over and ends it: saves the last step and tells every task. Also reports failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run epoch: the ps take their shards, restored or filled with first values; then it trains until it is over."""
+"""One run epoch: gives each ps its shard, restored or with first values. It ends with the run or with a lost ps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From one run epoch to the next: when one begins, with which plan and checkpoint, and what ends it."""
+"""Begins and ends run epochs: chooses the plan and the checkpoint of the next one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a run: every node is told, then the chief ends, too."""
+"""Tells every node that the run is over, and ends the chief last."""
 
 from __future__ import annotations
 

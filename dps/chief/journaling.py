@@ -1,4 +1,4 @@
-"""Keeps the journal up to date. While it cannot be written no run epoch begins, and it is tried again and again."""
+"""Keeps the journal up to date and retries failed writes. No run epoch begins before its number is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ps that were told to end while the run goes on: it is saved and lets them go, or it ends with them."""
+"""Lets a ps leave that was told to end while the run goes on: saves a checkpoint first, or drains the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chief's lock on the run's checkpoint_dir: taken before anything is written there, kept, given back at the end."""
+"""The chief's lock on the run's checkpoint_dir: taken before any write there, released at the end of the run."""
 
 from __future__ import annotations
 

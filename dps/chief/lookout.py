@@ -1,4 +1,4 @@
-"""Who is missing in the cluster, told to people with the command that starts them."""
+"""Reports missing tasks to people, with the command that starts each of them."""
 
 from __future__ import annotations
 

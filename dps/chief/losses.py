@@ -1,4 +1,4 @@
-"""How many steps are lost when a run epoch ends: how far it got, as far as its ps and its sessions tell."""
+"""Counts the steps that are lost when a run epoch ends, from what its ps and sessions report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part in the run, as a state machine: admissions, ends, and when all are done."""
+"""Tracks who takes part in the run, as a state machine: admissions, ends, and whether all are done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the run is doing now, in the words that people see in `dps status` and in messages."""
+"""The phases of a run, in the words that `dps status` and messages show."""
 
 from __future__ import annotations
 

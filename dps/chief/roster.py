@@ -1,4 +1,4 @@
-"""Who takes part, told to every ps of a run epoch: always the newest version, until each has it."""
+"""Sends the newest list of members to every ps of a run epoch until each has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is: the plan and settings that its first session brought, and the journal beside its checkpoints."""
+"""The run as the chief knows it: plan and settings from the first session, and the journal beside its checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chief as an actor: gathers the cluster, starts run epochs, admits sessions, commits checkpoints, ends the run."""
+"""The chief's actor: gathers the cluster, starts run epochs, admits sessions, commits checkpoints, ends the run."""
 
 from __future__ import annotations
 

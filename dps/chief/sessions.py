@@ -1,4 +1,4 @@
-"""The client sessions that the chief knows, as a state machine: who asks to be let in, and who can be told."""
+"""The client sessions that the chief knows, as a state machine: who asks to be admitted and who can be answered."""
 
 from __future__ import annotations
 

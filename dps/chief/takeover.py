@@ -1,4 +1,4 @@
-"""What a chief finds of a run that another chief led: each ps that serves it is asked, and tells what it was told."""
+"""Asks each ps what an earlier chief told it, so that a restarted chief can continue the run."""
 
 from __future__ import annotations
 

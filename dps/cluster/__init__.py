@@ -1,4 +1,4 @@
-"""Who is in a cluster and where things go: specs, devices, placement, partitioning, resolvers.
+"""The members of a cluster and where things go: specs, devices, placement, partitioning, resolvers.
 
 `device` and `resolve` are modules here; the functions of those names are `dps.device` and `dps.resolve`.
 """

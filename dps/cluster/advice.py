@@ -1,4 +1,4 @@
-"""What would spread a model's bytes more evenly over its ps: other placements, computed, and the best of them named."""
+"""Finds a placement that spreads a model's bytes more evenly over its ps."""
 
 from __future__ import annotations
 

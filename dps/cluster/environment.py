@@ -1,4 +1,4 @@
-"""Which task the environment makes of a process: the launcher's variables, or TF_CONFIG and its kin."""
+"""Reads from the environment which task a process is: launcher variables, TF_CONFIG and similar ones."""
 
 from __future__ import annotations
 

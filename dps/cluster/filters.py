@@ -1,4 +1,4 @@
-"""Device filters: which other tasks a task knows of and connects to."""
+"""Device filters: which other tasks a task sees and connects to."""
 
 from __future__ import annotations
 

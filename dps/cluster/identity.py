@@ -1,4 +1,4 @@
-"""Who a process is in the cluster: its job and number, where it listens, and where the chief is."""
+"""The identity of a process in the cluster: its job and number, its listening address, and the chief's address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many parts a variable is cut into, along axis 0, and which rows each part has.
+"""Partitioners: how many parts a variable has along axis 0, and which rows belong to each part.
 
 A partitioner is a callable (shape, dtype) -> number of parts; 1 means an ordinary variable. `max_shards`
 keeps TensorFlow's name and counts parts.

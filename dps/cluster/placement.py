@@ -1,4 +1,4 @@
-"""Which ps task a variable goes to: round robin (the default), greedy by load, random by name.
+"""Placements: which ps gets a variable: round robin (default), greedy by load, or random by name.
 
 A policy is a callable (name, shape, dtype) -> task, called once for each variable, or each part of a
 partitioned one, in creation order. `.loads[task]` is what it has given to each task so far.

@@ -1,4 +1,4 @@
-"""Where the cluster is said to be: TF_CONFIG, DPS_CLUSTER, Slurm's environment, cluster files.
+"""Finds the cluster's definition: TF_CONFIG, DPS_CLUSTER, Slurm's environment, or a cluster file.
 
 Everything is read anew at each call; `environ` is any mapping, None the process's environment.
 """

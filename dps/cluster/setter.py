@@ -1,4 +1,4 @@
-"""The setter that spreads variables over the ps tasks and leaves the rest on the workers."""
+"""Device setter: puts variables on the ps tasks and everything else on the workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster that a Slurm job step describes in its environment."""
+"""Reads the cluster from the environment of a Slurm job step."""
 
 from __future__ import annotations
 

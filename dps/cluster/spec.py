@@ -1,4 +1,4 @@
-"""Which tasks a cluster has and where they listen: `ClusterSpec`, and `Task`, the name of one of them."""
+"""`ClusterSpec`: the tasks of a cluster and their addresses. `Task`: the name of one task."""
 
 from __future__ import annotations
 

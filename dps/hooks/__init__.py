@@ -1,4 +1,4 @@
-"""Hooks: what happens around a training loop. Subclass `Hook` and pass instances to `dps.Session(hooks=[...])`."""
+"""Hooks run code around a training loop. Subclass `Hook` and pass instances to `dps.Session(hooks=[...])`."""
 
 from __future__ import annotations
 

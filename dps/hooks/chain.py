@@ -1,4 +1,4 @@
-"""The hooks of a session as one: called in list order, and an error says whose it was."""
+"""Calls all hooks of a session in list order. An error names the hook that raised it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that summaries are written to: JSON lines, and TensorBoard's event files."""
+"""Writes summary files: JSON lines, and TensorBoard event files."""
 
 from __future__ import annotations
 

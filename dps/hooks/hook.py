@@ -1,4 +1,4 @@
-"""What a hook is: five moments of a session, and rollbacks."""
+"""`Hook`: the base class, with a method for each of five moments of a session and one for rollbacks."""
 
 from __future__ import annotations
 

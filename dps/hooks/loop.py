@@ -1,4 +1,4 @@
-"""What hooks use of a session: a small part of `dps.Session`, so that they need not import it."""
+"""The part of `dps.Session` that hooks use, as a protocol, so that hooks need not import the session."""
 
 from __future__ import annotations
 

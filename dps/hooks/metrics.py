@@ -1,4 +1,4 @@
-"""Logs how training goes."""
+"""Logs the progress of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends the loop when the loss is no number any more."""
+"""Ends the loop when the loss is NaN or infinite."""
 
 from __future__ import annotations
 

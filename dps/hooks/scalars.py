@@ -1,4 +1,4 @@
-"""Scalars that a program reports beside its loss."""
+"""Collects scalars that a program reports beside its loss."""
 
 from __future__ import annotations
 

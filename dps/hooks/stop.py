@@ -1,4 +1,4 @@
-"""Ends the loop at a step."""
+"""Ends the loop at a given step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes how training goes to files: JSON lines, and event files for TensorBoard."""
+"""Writes training progress to files: JSON lines, and event files for TensorBoard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When is it time again? What checkpoints, summaries and the step rate share."""
+"""Decides when a hook is due: every N steps or every N seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients and values in fewer bytes, and back: casts, eight bits a number, the largest few, a random few.
+"""Kernels that pack gradients and values into fewer bytes, and unpack them.
 
 All arrays are flat and C-contiguous; `a` and `out` are float32 or float64. No kernel looks at more than one element
 but for a block's largest, a count and a sum, all of which are the same in any order, so that the bits do not depend

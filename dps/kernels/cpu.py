@@ -1,4 +1,4 @@
-"""The arithmetic of a ps on CPU: arrays in, arrays out, one pass over each.
+"""CPU kernels of a ps: they take arrays and return arrays, in one pass over each.
 
 Dense kernels take 1-D C-contiguous arrays of one size and one dtype (float32 or float64): first `out`, then the
 variable `w`, its slots, the gradient `g`, then scalars. `out` receives the new variable: it is `w` itself, or memory

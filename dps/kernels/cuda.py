@@ -1,4 +1,4 @@
-"""The arithmetic of a ps on CUDA: the functions of `dps.kernels.cpu` and their arguments, on arrays of a GPU.
+"""CUDA kernels of a ps: the functions of `dps.kernels.cpu` with the same arguments, on GPU arrays.
 
 What they compute is said there. Every function starts kernels on `stream` (0: the default one), in order, and does not
 wait, but those that return a number or row numbers, which wait for it. Arrays are those of `dps.kernels.device`, in

@@ -1,4 +1,4 @@
-"""Gradients and running sums on CUDA, element by element: as in `dps.kernels.cpu`, which says what they compute."""
+"""Element-wise CUDA kernels for gradients and running sums, as defined in `dps.kernels.cpu`."""
 
 from __future__ import annotations
 

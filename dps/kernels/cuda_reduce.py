@@ -1,4 +1,4 @@
-"""Many elements to one answer on CUDA. All of these wait for it, and get it in one order at every run."""
+"""CUDA reductions to one result. All of them block, and add up in the same order in every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of tables on CUDA: updates, reading, and adding up what names the same row twice, as in `dps.kernels.cpu`.
+"""CUDA kernels for rows of tables: updates, reads, and sums of duplicate rows, as in `dps.kernels.cpu`.
 
 A thread takes an element of a row. Rows are unique, so no two threads write one element.
 """

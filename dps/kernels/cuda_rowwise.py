@@ -1,4 +1,4 @@
-"""Adagrad with one accumulator for each row on CUDA: see `dps.kernels.rowwise`.
+"""Adagrad with one accumulator per row, on CUDA: see `dps.kernels.rowwise`.
 
 A thread adds up a row, in the order that the CPU has; then a thread takes an element.
 """

@@ -1,4 +1,4 @@
-"""What an optimizer does to one element, for kernels on CUDA: the formulas of `dps.kernels.cpu`, the same roundings.
+"""Each optimizer's update of one element, for CUDA kernels: the formulas and the rounding of `dps.kernels.cpu`.
 
 libNVVM joins a product and a sum into one operation with one rounding (fma), and numba has no option that forbids
 it: fastmath=False, its default, concerns other things. Products here are made by `mul`, which PTX calls mul.rn: with

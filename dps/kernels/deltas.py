@@ -1,4 +1,4 @@
-"""What changed between two versions of the same numbers. Flat arrays of unsigned integers: the numbers' bits.
+"""Kernels that find the changes between two versions of the same numbers, as bits in flat unsigned arrays.
 
 Numbers are looked at in blocks of 64; of each block a mask of 64 bits says which have changed (bit 0 is the first).
 """

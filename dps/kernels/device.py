@@ -1,4 +1,4 @@
-"""A GPU of this machine: whether it can be used, arrays in its memory, copies to and from them, launches of kernels.
+"""A GPU of this machine: whether it is usable, arrays in its memory, copies to and from them, kernel launches.
 
 Importing this imports numba.cuda; a ps or a worker without a GPU never does. With NUMBA_ENABLE_CUDASIM=1 in the
 environment numba's simulator takes the GPU's place: the same code, thousands of times slower, with bounds checked.

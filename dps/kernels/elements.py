@@ -1,4 +1,4 @@
-"""Single elements of arrays as the numbers that kernels compute with: halves are float32 here, all others themselves.
+"""Reads and writes single elements in kernels: float16 and bfloat16 as float32, other dtypes unchanged.
 
 Indices are not checked. Arrays of halves are C-contiguous; see `dps.kernels.widening`.
 """

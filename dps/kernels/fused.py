@@ -1,4 +1,4 @@
-"""One pass that takes the mean of some gradients, looks for NaN and infinity, and updates the variable, on CPU.
+"""One CPU pass that averages some gradients, checks for NaN and infinity, and updates the variable.
 
 As the kernels of `dps.kernels.cpu`, but for `gs`, a tuple of one to four gradients, and `n`, what their sum, taken in
 their order, is divided by: the bits of `add`, `add_divide` and then the update. With one gradient `n` is not looked at.

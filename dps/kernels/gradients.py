@@ -1,4 +1,4 @@
-"""Gradients and running sums on CPU: added, scaled, clipped, cast. 1-D arrays, as in `dps.kernels.cpu`.
+"""CPU kernels that add, scale, clip and cast gradients and sums. 1-D arrays, as in `dps.kernels.cpu`.
 
 `out` is the first array after it, or does not overlap any.
 """

@@ -1,4 +1,4 @@
-"""Numbers of two bytes as float32, and back: whole arrays, and what a ps gives to its kernels.
+"""Converts whole arrays between float16 or bfloat16 and float32, and prepares them for kernels.
 
 All arrays are flat and C-contiguous: `bits` are float16 or bfloat16 as integers of two bytes, `a` and `out` float32.
 `dps.kernels.widening` says how numbers are rounded. (`dps.kernels.compress` keeps such numbers finite instead: there

@@ -1,4 +1,4 @@
-"""How kernels are compiled: one decorator, so that no kernel differs in a flag that its bits depend on."""
+"""The one decorator that compiles kernels, so that all use the same flags. The bits of results depend on these."""
 
 from __future__ import annotations
 

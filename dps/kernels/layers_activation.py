@@ -1,4 +1,4 @@
-"""Activations as functions that kernels on CUDA call: the value, and the derivative from the value."""
+"""Activations for CUDA kernels: the function, and its derivative computed from the function's value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers' arithmetic on CPU: numpy and its BLAS. `dps.kernels.layers_cuda` has the same names and arguments.
+"""The layers' arithmetic on CPU, with numpy and its BLAS. `dps.kernels.layers_cuda` has the same functions.
 
 Arrays in, arrays out. All are C-contiguous and of one dtype, float32 or float64; row numbers and labels are int64.
 The first arguments are written, the others are read, and what is written overlaps nothing else. Nothing is checked

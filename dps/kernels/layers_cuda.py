@@ -1,4 +1,4 @@
-"""The layers' arithmetic on CUDA. `dps.kernels.layers_cpu` has the same names and arguments, and says what they mean.
+"""The layers' arithmetic on CUDA. `dps.kernels.layers_cpu` has the same functions and documents them.
 
 Arrays are those of `dps.kernels.device`. Every call starts its kernels on `stream`, in order, and does not
 wait; None is the default stream. Sums are made in one order at every run: there are no atomic operations.

@@ -1,4 +1,4 @@
-"""The matrix product of the layers on CUDA: tiles in shared memory, double-buffered, with bias and activation fused.
+"""The matrix product of the layers on CUDA: double-buffered tiles in shared memory, fused bias and activation.
 
 `product` is the one function behind which an implementation is chosen; the tiled kernel here is the only one so far.
 One with cuBLASDx (nvmath-python's device API) would be a second `Product` there, for the dtypes and sizes that it is

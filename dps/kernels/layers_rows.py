@@ -1,4 +1,4 @@
-"""Row numbers of an embedding in the order in which its gradient is summed. Made on the host, where they come from."""
+"""Sorts the row numbers of an embedding into the order in which its gradient is summed. Runs on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row numbers and the rows they name: bounds, reading, and adding up what names the same row twice.
+"""CPU kernels for row numbers and rows: check bounds, read rows, and add up duplicate rows.
 
 Tables and values are C-contiguous of shape (rows, dim), row numbers int64 of shape (n,). A ps copies row numbers
 that lie in shared memory before it checks them, or a peer could change them after the check.

@@ -1,4 +1,4 @@
-"""Adagrad with one accumulator for each row, on CPU: a table of (rows, dim) has `rows` numbers beside it.
+"""Adagrad with one accumulator per row, on CPU: a table of (rows, dim) has `rows` accumulators.
 
 As the kernels of `dps.kernels.cpu`, but for the accumulator of shape (rows,); dense arrays, too, are of shape
 (rows, dim). Variables and gradients may be halves; the rest is float32 then. `dps.kernels.cuda_rowwise` has the same

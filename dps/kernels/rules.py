@@ -1,4 +1,4 @@
-"""What an optimizer does to one element, or to a vector of them, on CPU. Scalars have the dtype of the elements.
+"""Each optimizer's update of one element, or of a vector, on CPU. Scalars have the dtype of the elements.
 
 `dps.kernels.cuda_rules` has the same for CUDA.
 """

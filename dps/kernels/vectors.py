@@ -1,4 +1,4 @@
-"""Vectors of one cache line as a numba type: what kernels compute with that must say how memory is written.
+"""Vectors of one cache line as a numba type, for kernels that control how memory is written.
 
 Numbers of two bytes are float32 in registers, so half a line of them makes a vector: `dps.kernels.widening`.
 

@@ -1,4 +1,4 @@
-"""Numbers of two bytes as LLVM has them: made float32 in registers, alone or as vectors, and rounded back.
+"""float16 and bfloat16 in LLVM: widened to float32 in registers, alone or as vectors, and rounded back.
 
 Kernels get float16 as arrays of int16 and bfloat16 as arrays of uint16, for numba has no arrays of either on CPU, and
 kernels that compute take such integers for nothing else; `dps.kernels.halves.bits_in` makes them. Widening is exact.

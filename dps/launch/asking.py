@@ -1,4 +1,4 @@
-"""What a launched cluster's chief is asked, from outside of any session."""
+"""Asks a launched cluster's chief questions from outside any session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One task as a process of this machine: started, its output read line by line, ended."""
+"""Runs one task as a child process: starts it, reads its output line by line, ends it."""
 
 from __future__ import annotations
 

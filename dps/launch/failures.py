@@ -1,4 +1,4 @@
-"""How failed workers are told: one traceback, from the program's own lines on, and a line for each other failure."""
+"""Formats the failures of workers: one traceback, from the program's own code on, and a line for each other failure."""
 
 from __future__ import annotations
 

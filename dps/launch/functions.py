@@ -1,4 +1,4 @@
-"""Functions by their paths: how a training function is named to another process."""
+"""Names functions by their import path, so that another process can import them."""
 
 from __future__ import annotations
 

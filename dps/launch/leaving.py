@@ -1,4 +1,4 @@
-"""The end of a worker whose session cannot tell of it: the chief is told, so that nobody waits for it."""
+"""Tells the chief that a worker has ended whose session could not say so, so that nobody waits for it."""
 
 from __future__ import annotations
 

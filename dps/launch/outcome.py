@@ -1,4 +1,4 @@
-"""How a launched run ended: from the exit codes of its tasks to one exit code and a line that says why."""
+"""Turns the exit codes of a launched run's tasks into one exit code, and a line that gives the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A LocalCluster of processes: chief and ps under a supervisor, and a process for each worker of a run."""
+"""A LocalCluster of processes: chief and ps under a supervisor, and one process for each worker of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a run is, and how that is shown while somebody waits for it: with tqdm, in plain lines, or not at all."""
+"""Shows how far a run is while somebody waits for it: with tqdm, in plain lines, or not at all."""
 
 from __future__ import annotations
 

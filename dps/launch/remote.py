@@ -1,4 +1,4 @@
-"""What a worker process of a LocalCluster runs: a function by its path, its results sent back through a pipe."""
+"""The program of a LocalCluster's worker process: runs a function by its path and returns its result through a pipe."""
 
 from __future__ import annotations
 

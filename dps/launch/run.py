@@ -1,4 +1,4 @@
-"""A function running on every worker of a LocalCluster: what its workers do, what came of it, and how to stop it."""
+"""A function that runs on every worker of a LocalCluster: its workers, their results, and how to stop it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole cluster in this process on a virtual clock: the same actors, messages, sessions and training loops."""
+"""Simulates a whole cluster in this process on a virtual clock, with the real actors, sessions and training loops."""
 
 from __future__ import annotations
 

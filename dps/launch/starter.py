@@ -1,4 +1,4 @@
-"""Where launched processes are started: on one thread that does not end before this process does."""
+"""Starts processes from one thread that lives as long as this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All tasks of a cluster as processes of this machine: output merged, ps and chief restarted once, all ended.
+"""Runs all tasks of a cluster as child processes: merges their output, restarts ps and chief once, ends all of them.
 
 Nothing that is large is imported before the tasks have been started.
 """

@@ -1,4 +1,4 @@
-"""A LocalCluster in this process: each task a node, each worker of a run a thread."""
+"""A LocalCluster of threads: each task is a node in this process, each worker of a run a thread."""
 
 from __future__ import annotations
 

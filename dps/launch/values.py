@@ -1,4 +1,4 @@
-"""Arguments and results of functions that run in other processes: plain values and arrays, never code."""
+"""Checks and encodes arguments and results that travel between processes: plain values and arrays, never code."""
 
 from __future__ import annotations
 

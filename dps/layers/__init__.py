@@ -1,4 +1,4 @@
-"""Layers for a worker that has no framework: forward and backward with kernels on a GPU, or with numpy on the CPU.
+"""Layers for workers without a framework: forward and backward with kernels on a GPU, or with numpy on the CPU.
 
 network = dps.layers.Sequential([
     dps.layers.Dense(784, 128, name="hidden"),

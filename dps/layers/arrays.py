@@ -1,4 +1,4 @@
-"""Checks of what a user hands to a network: arrays, parameters, row numbers, labels. Each error is one line."""
+"""Checks the arrays, parameters, row numbers and labels that a user passes to a network. Each error is one line."""
 
 from __future__ import annotations
 

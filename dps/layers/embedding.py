@@ -1,4 +1,4 @@
-"""An embedding: rows of a table, looked up by number."""
+"""An embedding: looks up rows of a table by number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network: layers one after the other, with softmax cross-entropy at the end."""
+"""A network: a sequence of layers with softmax cross-entropy at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a network computes: its kernels, its memory, and how arrays get there and back. Chosen by a device string."""
+"""The device on which a network computes: its kernels, its memory, and copies to and from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays to work in, kept from step to step: a step that is like the last one allocates nothing."""
+"""A pool of work arrays, so that a step with the same shapes as the last one allocates nothing."""
 
 from __future__ import annotations
 

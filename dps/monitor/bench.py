@@ -1,4 +1,4 @@
-"""`dps bench`: pull, push, step, sparse rows, sync steps and training loops, beside what this machine can do at best.
+"""`dps bench`: measures pull, push, step, sparse rows, sync steps and training loops beside the machine's limits.
 
 The ps, the chief and the workers beside the first are processes of their own, but threads of this one on inproc.
 Limits are measured in the same rounds. Compare ratios (`of_limit`), not seconds of two days.

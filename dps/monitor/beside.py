@@ -1,4 +1,4 @@
-"""More workers beside the one that `dps bench` measures: each repeats the work it is told, in a process of its own."""
+"""Worker processes that run beside the one that `dps bench` measures. Each repeats the work that it is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine and environment have, for people who ask why something is slow or does not start."""
+"""`dps doctor`: checks this machine and environment, for people who ask why dps is slow or does not start."""
 
 from __future__ import annotations
 

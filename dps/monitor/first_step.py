@@ -1,4 +1,4 @@
-"""A program that takes one step and says when, on the clock that the processes of a machine share; see goals.py."""
+"""A program that takes one step and prints when, on the clock that all processes of a machine share; see goals.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The goals that dps can be held to alone, beside what was measured: which hold, and by how much the others fall short.
+"""Compares measured figures with the goals for dps alone: which are met, and by how much others are missed.
 
 Goals against other systems are in `benchmarks/peers`, memory in `benchmarks/memory.py`.
 """

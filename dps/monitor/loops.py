@@ -1,4 +1,4 @@
-"""The training loop that `dps bench` measures: a small network trained alone, and through a ps (W6 of the goals).
+"""The training loop that `dps bench` measures: a small network trained alone and through a ps (W6 of the goals).
 
 The cost of a parameter server is the time of one step through it over the time of one step of plain local training. The
 network is that of `examples/mnist.py` at batch 128. The images are random: a step takes the same time with any images.

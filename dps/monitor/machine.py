@@ -1,4 +1,4 @@
-"""What the system tells about this machine: processors, memory, kernel settings, and numba's cache. Reads, no more."""
+"""Reads what the system reports about this machine: processors, memory, kernel settings, numba's cache."""
 
 from __future__ import annotations
 

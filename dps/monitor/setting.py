@@ -1,4 +1,4 @@
-"""What one group of `dps bench` figures is measured on: a cluster, a model, an optimizer, and what limits it."""
+"""The setting of one group of `dps bench` figures: a cluster, a model, an optimizer, and what limits it."""
 
 from __future__ import annotations
 

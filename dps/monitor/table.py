@@ -1,4 +1,4 @@
-"""The figures of `dps bench` as text: a table, and ratios to an earlier run."""
+"""Prints the figures of `dps bench`: a table, and ratios to an earlier run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The works that `dps bench` measures, and the variables that they move."""
+"""The works that `dps bench` measures, and the variables that they transfer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real clock alone, for who waits for processes and loads nothing else of the transport."""
+"""The real clock, in a module of its own for processes that need nothing else of the transport."""
 
 from __future__ import annotations
 

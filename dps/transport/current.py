@@ -1,4 +1,4 @@
-"""Which runtime the calling task stands on: the simulated one inside a simulation, else the real one."""
+"""Finds the runtime of the calling task: the simulated one inside a simulation, else the real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connection of an endpoint to one node: a DEALER socket, who watches it, and what waits for it."""
+"""An endpoint's connection to one node: a DEALER socket, its monitor, and messages that wait for the connection."""
 
 from __future__ import annotations
 

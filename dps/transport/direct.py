@@ -1,4 +1,4 @@
-"""The direct way between two processes of one machine: small messages as datagrams, past ZeroMQ.
+"""Sends small messages between two processes of one machine as datagrams that bypass ZeroMQ.
 
 A message through ZeroMQ wakes a thread of its own in each process on the way; a datagram wakes only who it is for.
 It is taken where both ends know each other and while there is room in the receiver's queue; else ZeroMQ carries the

@@ -1,4 +1,4 @@
-"""The dtypes that arrays travel in, by name: numpy's own, and bfloat16, which a package of its own defines."""
+"""The dtypes of arrays on the wire, by name: numpy's own, and bfloat16 from the package ml_dtypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam to the outside world: messages, time, randomness, tasks and disk, for real and simulated.
+"""Interfaces to the outside world: messages, time, randomness, tasks and disk. Real and simulated ones implement them.
 
 Everything above this package reaches the world through a `Runtime` and the `Endpoint`s it makes. There are
 two of each: ZeroMQ with the real clock (`zmq.py`, `real.py`) and the simulator (`sim/`). Code above cannot

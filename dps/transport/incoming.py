@@ -1,4 +1,4 @@
-"""How a message is read from a socket: what is copied, what is not, what is malformed."""
+"""Reads messages from a socket: copies small frames and rejects malformed messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which `inproc://` names are bound: libzmq tells nobody when such a peer comes, goes or comes back.
+"""Tracks which `inproc://` names are bound, because libzmq does not report when such a peer comes or goes.
 
 A socket that connected to an `inproc://` name is not connected again when the name is bound anew, and has no
 monitor events. So the endpoints of one context tell each other.

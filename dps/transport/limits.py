@@ -1,4 +1,4 @@
-"""What this machine could do at best: memory, a raw TCP socket, raw ZeroMQ. Measured beside dps by `dps bench`.
+"""Measures what this machine can do at best: memory, a raw TCP socket, raw ZeroMQ. `dps bench` shows it.
 
 The other end of a socket is a process of its own, as a ps is: a thread would share this one's interpreter lock.
 Each limit is a function to call again and again, or a context manager that yields one.

@@ -1,4 +1,4 @@
-"""The ROUTER socket of a node at its address: binding it, and giving the address back."""
+"""The ROUTER socket of a node: binds its address and releases it again."""
 
 from __future__ import annotations
 

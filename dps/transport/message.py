@@ -1,4 +1,4 @@
-"""Messages: classes of plain fields, each under a number that names it on the wire.
+"""Base class of messages: plain fields, and a number for each class that identifies it on the wire.
 
 A class says its fields as a record does. A message is as good as frozen, but nothing keeps watch: it is made some
 thousands of times a second.

@@ -1,4 +1,4 @@
-"""How a message is handed to libzmq without copying, and when its buffers come back."""
+"""Hands messages to libzmq without copying, and tracks when their buffers may be reused."""
 
 from __future__ import annotations
 

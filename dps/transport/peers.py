@@ -1,4 +1,4 @@
-"""Who an endpoint exchanges datagrams with: the name of each peer's socket, and whether the peer may be written to.
+"""The datagram peers of an endpoint: the name of each peer's socket, and whether the peer may be written to.
 
 Names are random and never used twice, so a name stands for one endpoint of one process until that closes its socket.
 The two ends of a pair decide for themselves, and neither hears what the other has decided. So an endpoint may stop

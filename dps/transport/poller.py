@@ -1,4 +1,4 @@
-"""What an endpoint waits on: ZeroMQ sockets and plain descriptors, told apart with few calls.
+"""Waits for ZeroMQ sockets and plain descriptors with few system calls.
 
 ZeroMQ's own poll asks each of its sockets before and after every wait. The descriptor of such a socket is readable
 while something has happened there that nobody has looked at; so only those need to be asked that were used since they

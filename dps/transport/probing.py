@@ -1,4 +1,4 @@
-"""How two processes find out that each can read the other's memory: by a token that only that memory holds."""
+"""Checks that two processes can read each other's memory, by a token that only that memory holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that processes of one user on one machine share: sealed memfds, which peers open through /proc.
+"""Shared memory between processes of one user on one machine: sealed memfds that peers open through /proc.
 
 Only its owner can write to such memory, and nobody can change its size, so a peer can neither make this process read
 beyond its end nor alter what it holds. Nothing lies in a folder: the memory goes when its last user has gone,

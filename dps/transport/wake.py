@@ -1,4 +1,4 @@
-"""A file descriptor that any thread can make readable, to end another thread's wait."""
+"""A file descriptor that any thread can make readable to end another thread's wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages as bytes: a header, then the raw bytes of the arrays, one frame each.
+"""Encodes messages as bytes: a header, then the raw bytes of each array as a frame.
 
 The header is a msgpack list: protocol version, kind of message, request number, sender, its incarnation, the actor it
 is for, the message's fields, and dtype and shape of each array. The field `arrays`, where a class of messages has it,

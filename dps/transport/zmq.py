@@ -1,4 +1,4 @@
-"""The real side of the seam: an endpoint over ZeroMQ.
+"""The real endpoint: an `Endpoint` over ZeroMQ.
 
 One ROUTER where it is bound, one DEALER per node it connected to. libzmq's own thread moves the bytes, keeps the
 heartbeats and tells by a socket monitor when a connection comes or breaks, however busy Python is.

@@ -1,1 +1,1 @@
-"""The client's side of the shards: nested arrays, the plan that places them, and the shards as runs of bytes."""
+"""Variables as client and ps share them: nested arrays, the plan that places them, shards as runs of bytes."""

@@ -1,4 +1,4 @@
-"""How a plan of many variables travels: columns of numbers as bytes, and tables of what many variables share.
+"""Encodes a plan of many variables: columns of numbers as bytes, and tables of the values that many share.
 
 `ps`: their tasks. `names` of the variables; `kinds`, the distinct [shape, dtype, optimizer, sparse], and in `kind` each
 variable's number there; `cuts`, [variable, rows of each part] for those that are split; `places`, the distinct

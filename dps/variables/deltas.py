@@ -1,4 +1,4 @@
-"""What changed from one version of a shard's values to another, in fewer bytes than the values. Loads numba.
+"""Encodes the changes from one version of a shard's values to another. Loads numba.
 
 For each entry of a PackedLayout in turn, without gaps: a bit for each block of 64 numbers, whether any of it changed
 (bit 0 of byte 0 is the first; whole bytes); a mask of 64 bits for each block that did; the changed numbers. All are

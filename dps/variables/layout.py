@@ -1,4 +1,4 @@
-"""Between logical variables and the parts of the plan: gradients checked and cut, values put together."""
+"""Converts between logical variables and the parts of the plan: checks and cuts gradients, assembles values."""
 
 from __future__ import annotations
 

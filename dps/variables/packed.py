@@ -1,4 +1,4 @@
-"""Gradients and values in fewer bytes, as they travel: what a session and a ps have to agree on.
+"""The format of compressed gradients and values on the wire, on which session and ps agree.
 
 A packed part of a gradient is one array of bytes (uint8) and a form beside it, plain values that begin with the name
 of the compressor. The part has `n` elements, the first of which is element `first` of its variable; `item` is the size

@@ -1,4 +1,4 @@
-"""What a plan is made of: variables, and their parts, each on one ps.
+"""The elements of a plan: variables and their parts, each part on one ps.
 
 Tuples with names, as a plan of very many variables is made of them in every task.
 """

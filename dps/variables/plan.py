@@ -1,4 +1,4 @@
-"""Which part of which variable lives on which ps."""
+"""The plan: which part of which variable is on which ps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a user's nested arrays, optimizer, placement and partitioner to the plan of a run."""
+"""Makes the plan of a run from a user's nested arrays, optimizer, placement and partitioner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row numbers as a session sends them: distinct and rising, and those that come again not a second time."""
+"""Prepares row numbers for sending: sorted and unique; a list that is used again is sent only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a ps lays its parts out as one run of bytes, and how runs are cut: for travel, and into arrays."""
+"""The parts of a shard as one run of bytes: how a ps orders them, and how runs are cut into pieces and arrays."""
 
 from __future__ import annotations
 

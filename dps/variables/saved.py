@@ -1,4 +1,4 @@
-"""The variables of a plan in a checkpoint: there, and of the same shape and dtype, or an error that names both."""
+"""Checks that a checkpoint holds the variables of a plan with the same shapes and dtypes. Errors name both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nested dicts, lists and tuples of arrays as flat lists of named leaves, and back."""
+"""Flattens nested dicts, lists and tuples of arrays into lists of named leaves, and rebuilds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator: whole clusters in one process, on a virtual clock, with faults, the same again for the same seed.
+"""The simulator: whole clusters in one process on a virtual clock, with faults. The same seed repeats the same run.
 
     world = World(seed=7, faults=[Kill("ps:0", at=3.0)])
     world.process("ps:0", serve, restarts=1)

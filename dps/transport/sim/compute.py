@@ -1,4 +1,4 @@
-"""What a step of computing costs in virtual time."""
+"""The compute model: how much virtual time a computing step takes."""
 
 from __future__ import annotations
 

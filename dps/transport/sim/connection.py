@@ -1,4 +1,4 @@
-"""The two ends of a simulated connection, the messages on it, and what may cut it."""
+"""A simulated connection: its two ends, its messages, and the partitions that may cut it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The datagram sockets of one simulated machine, with the rules of the real ones (`dps.transport.direct`).
+"""The datagram sockets of a simulated machine. They follow the rules of the real ones (`dps.transport.direct`).
 
 A datagram is in its receiver's queue at once, or its sender hears that there is no room or nobody. It needs no
 connection, no partition stops it, and it has no order relative to messages on connections. It waits while the receiver

@@ -1,4 +1,4 @@
-"""The disk that the processes of a world share, its faults, and how each process reaches it."""
+"""The disk that all processes of a world share, its faults, and each process's access to it."""
 
 from __future__ import annotations
 

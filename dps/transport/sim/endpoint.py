@@ -1,4 +1,4 @@
-"""The endpoint that simulated processes send and receive with."""
+"""The simulated endpoint: an `Endpoint` for simulated processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies between simulated endpoints: addresses, connections, messages on their way, partitions."""
+"""The simulated network: addresses, connections, in-flight messages, partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults that a simulated world can be told to have: what, whom, when. Times are virtual seconds.
+"""The faults of a simulated world: what fails, which task, and when. Times are virtual seconds.
 
 A task is named as its process is: "ps:1", "worker:3", "chief" ("chief:0" is the same). A fault that names nobody is a
 ValueError when the world begins to run.

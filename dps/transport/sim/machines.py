@@ -1,4 +1,4 @@
-"""The machines that simulated processes run on: cores to wait for, what a message costs there, and network cards."""
+"""Models the machines under simulated processes: cores, the cost of a message, and network cards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that the processes of one simulated machine share; it stays while somebody has it, as memfds do."""
+"""Shared memory of a simulated machine. Like a memfd, it exists while any process has it open."""
 
 from __future__ import annotations
 

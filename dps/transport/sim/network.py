@@ -1,4 +1,4 @@
-"""The model of a network: what its links are like, and when a message that is sent now arrives."""
+"""The network model: properties of links, and when a message that is sent now arrives."""
 
 from __future__ import annotations
 

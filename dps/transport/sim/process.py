@@ -1,4 +1,4 @@
-"""Simulated processes: how they start, end, are killed, stopped and started again."""
+"""Simulated processes: starting, ending, killing, pausing and restarting them."""
 
 from __future__ import annotations
 

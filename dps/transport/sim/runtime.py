@@ -1,4 +1,4 @@
-"""What a simulated process stands on, from its start until it ends or is killed."""
+"""The simulated runtime: what one process has of the world, from its start until it ends or is killed."""
 
 from __future__ import annotations
 

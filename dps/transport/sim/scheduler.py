@@ -1,4 +1,4 @@
-"""The virtual clock and the tasks on it: one runs at a time, and the order follows from the seed alone."""
+"""The virtual clock and its tasks. One task runs at a time, and the seed alone decides the order."""
 
 from __future__ import annotations
 

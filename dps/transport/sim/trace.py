@@ -1,4 +1,4 @@
-"""What happened in a simulated world, in order: lines that people read and replays are compared by."""
+"""The trace of a simulated world: its events in order, for people to read and for comparing replays."""
 
 from __future__ import annotations
 

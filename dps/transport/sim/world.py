@@ -1,4 +1,4 @@
-"""A simulated world: processes, network, disk and faults on a virtual clock, the same again for the same seed."""
+"""A simulated world: processes, network, disk and faults on a virtual clock. The same seed repeats the same run."""
 
 from __future__ import annotations
 
