@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 
 from dps.actors.actor import Actor
+from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.checkpoint import load
 from dps.errors import Aborted, DpsError, ProtocolError, Unavailable
@@ -39,7 +39,7 @@ from dps.protocol import (
     Stats,
     Step,
 )
-from dps.ps.intake.credit import CREDIT_TIMEOUT_S, Credits
+from dps.ps.intake.credit import CREDIT_TIMEOUT_S, CREDITS
 from dps.ps.intake.parts import unknown_list
 from dps.ps.intake.staging import Staged
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
@@ -76,7 +76,6 @@ class PsActor(Actor):
         self._ended = 0, 0
         """The last run epoch that trained here and is over, and how far it got; 0 where this was not its step ps."""
         self._probe: Memory | None = None
-        self._credits = Credits()
 
     def started(self) -> None:
         self.node.after(CREDIT_TIMEOUT_S / 2, self._expire_credit)
@@ -109,7 +108,6 @@ class PsActor(Actor):
             self.shard.ended = True
             self.shard.store.close()
         self.epoch, self.shard, self._configuration = message.epoch, None, message
-        self._credits.clear()
         addresses = {int(task): str(address) for task, address in message.addresses}
         own = self.device, self.threads
         shard = Shard(self.node, message.epoch, plan, message.shard, addresses, message.settings, *own)
@@ -200,12 +198,35 @@ class PsActor(Actor):
     def on_Credit(self, message: Credit, sender: Sender) -> None:
         shard = self._shard(message.epoch)
         ledger = shard.ledger(sender, message.epoch)
-        key = (sender.incarnation, message.number)
-        staged = ledger.staged.get(message.number)
-        if key in self._credits or ledger.decided(message.number) or (staged is not None and staged.whole):
+        key = sender.incarnation, message.number
+        if key in shard.credits or ledger.is_here(message.number):
             self.node.answer(sender)
             return
-        self._credits.ask(shard, key, sender)
+        shard.credits.wanted(key, sender)
+        self._grant(shard)
+        if shard.credits.waits(key):
+            self.node.answer(sender, Waiting(f"{self.node.name} takes {CREDITS} large pushes at a time"))
+
+    def _grant(self, shard: Shard) -> None:
+        """Give credit to whom it is due."""
+        now = self.node.runtime.now()
+        for sender in shard.credits.grants(now, shard.spares):
+            self.node.answer(sender)
+        seconds = shard.credits.asks_again(now)
+        if seconds is not None:
+            self.node.after(seconds, lambda: None if shard.ended else self._grant(shard))
+
+    def _expire_credit(self) -> None:
+        """Take credit and staged pieces from senders that bring nothing."""
+        self.node.after(CREDIT_TIMEOUT_S / 2, self._expire_credit)
+        shard = self.shard
+        if shard is None:
+            return
+        for incarnation, number in shard.credits.expire(self.node.runtime.now()):
+            ledger = shard.ledgers.get(incarnation)
+            if ledger is not None and not ledger.is_here(number):
+                ledger.discard(number)
+        self._grant(shard)
 
     def on_Push(self, message: Push, sender: Sender) -> None:
         shard = self._shard(message.epoch)
@@ -239,17 +260,14 @@ class PsActor(Actor):
                 ledger.task, sender.incarnation, message.number, message.step, message.counter, message.form,
                 message.nbytes, clock=message.clock,
             )  # fmt: skip
-            staged.half_gone = partial(self._credits.half_gone, shard, key)
             ledger.staged[message.number] = staged
             if message.form == RUN or (message.form == SHARED and message.offsets):
                 shard.mode.begun(ledger, staged)
             if message.form == RUN and sum(array.nbytes for array in message.arrays) < message.nbytes:
-                self._credits.begins(shard, key)
+                shard.credits.begins(key, self.node.runtime.now())
         elif staged.whole:
             shard.mode.again(ledger, message.number, sender)
             return
-        staged.touched_at = self.node.runtime.now()
-        self._credits.heard(key, staged.touched_at)
         check_finite = shard.checks_finite
         if borrowed is not None and message.offsets:
             staged.lend(message, borrowed, shard.layout, check_finite)
@@ -257,12 +275,15 @@ class PsActor(Actor):
             staged.borrow(borrowed, shard.layout, check_finite)
         else:
             staged.add(message, shard.layout, check_finite, session)
+        shard.credits.heard(key, staged.here, self.node.runtime.now())
         if staged.lost:
             ledger.discard(message.number)
             self.node.answer(sender, PushMissing(message.number))
         elif staged.whole:
             shard.mode.whole(staged, sender)
-            self._credits.over(shard, key)  # not before its memory has gone, or is on its way into a step
+            if key in shard.credits:  # not before its memory has gone, or is on its way into a step
+                shard.credits.over(key, self.node.runtime.now())
+                self._grant(shard)
 
     def on_Step(self, message: Step, sender: Sender) -> None:
         shard = self._shard(message.epoch)
@@ -289,8 +310,7 @@ class PsActor(Actor):
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)
         ledger = shard.ledger(sender, message.epoch)
-        staged = ledger.staged.get(message.number)
-        if ledger.decided(message.number) or (staged is not None and staged.whole):
+        if ledger.is_here(message.number):
             shard.mode.again(ledger, message.number, sender)
         else:
             self.node.answer(sender, PushMissing(message.number))
@@ -310,10 +330,6 @@ class PsActor(Actor):
         if isinstance(shard.mode, SyncMode):
             shard.mode.on_decide(message)
         self.node.answer(sender)
-
-    def _expire_credit(self) -> None:
-        self.node.after(CREDIT_TIMEOUT_S / 2, self._expire_credit)
-        self._credits.expire(self.shard, self.node.runtime.now())
 
     def _shard(self, epoch: int) -> Shard:
         if self.shard is None or self.shard.epoch != epoch:

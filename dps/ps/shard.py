@@ -31,7 +31,9 @@ from dps.protocol import (
     Values,
 )
 from dps.ps.intake.borrowed import Borrowed
-from dps.ps.intake.staging import Ledger, Staged
+from dps.ps.intake.credit import Credits
+from dps.ps.intake.ledger import Ledger
+from dps.ps.intake.staging import Staged
 from dps.ps.serving.early import Early
 from dps.ps.serving.lending import Lending
 from dps.ps.serving.lookups import Lookups
@@ -131,6 +133,7 @@ class Shard:
         self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
         self.staleness: dict[str, int] = {}
         self.lending = Lending(self.store)
+        self.credits = Credits(self.layout.gradient_nbytes)
         self.lookups = Lookups(self)
         self.notices = Notices(node)
         self._packing = Packing(self.store)

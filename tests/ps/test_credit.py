@@ -8,7 +8,7 @@ import pytest
 
 from dps.actors.messages import Waiting
 from dps.protocol import APPLIED, Credit
-from dps.ps.intake.credit import CREDIT_TIMEOUT_S, SLOW
+from dps.ps.intake.credit import CREDIT_TIMEOUT_S, SLOW, Credits
 from dps.ps.modes.sync import SyncMode
 from dps.ps.serving.pace import SLOW_NBYTES_S, WINDOW_S
 from dps.ps.store import store
@@ -39,7 +39,7 @@ def waits(answers: list[tuple[int, Any]]) -> bool:
     return len(answers) == 1 and isinstance(answers[0][1], Waiting)
 
 
-def test_the_next_push_of_a_large_shard_begins_while_the_one_before_is_applied() -> None:
+def test_the_next_push_of_a_large_shard_begins_when_the_one_before_is_applied() -> None:
     ps = Ps(1, 2, 3)
     assert ask(ps, 1) == [(1, GRANTED)]
     assert waits(ask(ps, 2)) and waits(ask(ps, 3))
@@ -49,26 +49,6 @@ def test_the_next_push_of_a_large_shard_begins_while_the_one_before_is_applied()
     (one, result), (two, granted) = ps.desk.take()
     assert one == 1 and result.status == APPLIED and (two, granted) == (2, GRANTED)
     assert ps.values == after(2.0)
-
-
-def test_half_of_the_pieces_have_gone_when_the_next_push_gets_its_credit(monkeypatch: pytest.MonkeyPatch) -> None:
-    ps, left = Ps(1, 2), []
-    ask(ps, 1)
-    ask(ps, 2)
-    *first, last = push(1, 2.0)
-    ps.bring(1, *first)
-    staged = ps.shard.ledgers[1].staged[1]
-    runs: list[Any] = []
-    make = staged._of_arena
-
-    def noted(_: Any, arena: Any) -> Any:
-        runs.append(make(arena))
-        return runs[-1]
-
-    monkeypatch.setattr(type(staged), "_of_arena", noted)
-    monkeypatch.setattr(ps.desk, "flush", lambda: left.append(sum(len(run.arrays) for run in runs)))
-    ps.bring(1, last)
-    assert left == [5, 3] and [len(run.arrays) for run in runs] == [0, 0, 0]  # of five pieces none was, then two
 
 
 def test_two_begin_at_once_where_a_shard_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,19 +102,6 @@ def test_a_push_that_keeps_its_pace_is_waited_for(clock: list[float], monkeypatc
     assert slow(ps, clock, SLOW) == [(2, GRANTED)]
 
 
-def test_who_wanted_credit_before_an_epoch_ended_does_not_keep_others_waiting(clock: list[float]) -> None:
-    ps = Ps(1, 2)
-    ask(ps, 1)
-    ask(ps, 2)
-    ps.actor._credits.clear()
-    ps.shard.ended = True
-    new = Ps(1, 2)
-    ps.actor.shard = new.shard
-    new.shard.node = ps.desk  # type: ignore[assignment]
-    assert ask(ps, 1) == [(1, GRANTED)] and waits(ask(ps, 2))
-    assert slow(ps, clock, SLOW) == [(2, GRANTED)]
-
-
 def test_a_sender_that_brings_nothing_loses_its_credit_to_the_next(clock: list[float]) -> None:
     ps = Ps(1, 2, 3)
     for incarnation in (1, 2, 3):
@@ -169,3 +136,74 @@ def test_such_a_push_that_is_brought_no_further_goes(clock: list[float]) -> None
     ps.actor._expire_credit()
     assert not ps.shard.ledgers[1].staged and ps.aside == 0
     assert ps.bring(1, *push(2, 4.0))[-1].status == APPLIED and ps.values == after(6.0)
+
+
+# -- the policy alone: events with their times in, who has credit out -------------------------------------------------
+
+MB = 10**6
+
+
+def of(incarnation: int, number: int = 1) -> tuple[int, int]:
+    return incarnation, number
+
+
+def wanted(*incarnations: int) -> Credits:
+    """Pushes of 100 MB; all of these want credit, and the first has it."""
+    credits = Credits(100 * MB)
+    for incarnation in incarnations:
+        credits.wanted(of(incarnation), sender(incarnation))
+    assert granted(credits, 0.0) == [incarnations[0]]
+    return credits
+
+
+def granted(credits: Credits, now: float, spares: bool = True) -> list[int]:
+    return [each.incarnation for each in credits.grants(now, spares)]
+
+
+def test_credit_is_granted_in_the_order_of_asking_one_at_a_time() -> None:
+    credits = wanted(1, 2, 3)
+    assert of(1) in credits and credits.waits(of(2)) and granted(credits, 0.1) == []
+    credits.over(of(1), 0.2)
+    assert granted(credits, 0.2) == [2] and credits.waits(of(3))
+
+
+def test_two_have_credit_where_memory_is_not_spared() -> None:
+    credits = wanted(1, 2, 3)
+    assert granted(credits, 0.1, spares=False) == [2] and granted(credits, 9.0, spares=False) == []
+
+
+def test_who_waits_is_looked_after_with_one_timer_for_each_window() -> None:
+    credits = wanted(1, 2)
+    assert credits.asks_again(0.0) == WINDOW_S and credits.asks_again(0.1) is None
+    credits.heard(of(1), 90 * MB, WINDOW_S)
+    assert granted(credits, WINDOW_S) == [] and credits.asks_again(WINDOW_S) == WINDOW_S
+    for window in range(2, SLOW + 1):
+        assert granted(credits, window * WINDOW_S) == []
+    assert granted(credits, (SLOW + 1) * WINDOW_S) == [2] and credits.asks_again(9.0) is None
+
+
+def test_after_one_that_was_fast_the_next_is_waited_for_again() -> None:
+    credits = wanted(1, 2, 3)
+    for window in range(1, SLOW + 1):
+        granted(credits, window * WINDOW_S)
+    credits.over(of(1), 10.0)
+    assert granted(credits, 10.0) == [3], "beside the second"
+    credits.over(of(2), 100.0)
+    credits.over(of(3), 10.5)
+    credits.wanted(of(1, 2), sender(1))
+    credits.wanted(of(2, 2), sender(2))
+    assert granted(credits, 101.0) == [1]
+
+
+def test_a_push_that_begins_without_asking_counts() -> None:
+    credits = Credits(100 * MB)
+    credits.begins(of(1), 0.0)
+    credits.wanted(of(2), sender(2))
+    assert granted(credits, 0.1) == []
+
+
+def test_who_brings_nothing_loses_its_credit() -> None:
+    credits = wanted(1, 2)
+    credits.heard(of(1), MB, 1.0)
+    assert credits.expire(1.0 + CREDIT_TIMEOUT_S) == []
+    assert credits.expire(1.1 + CREDIT_TIMEOUT_S) == [of(1)] and of(1) not in credits

@@ -15,8 +15,9 @@ from dps.errors import ProtocolError
 from dps.protocol import APPLIED, DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, RUN, SHARED, WINDOW, Push, Pushed
 from dps.ps.intake import rowlists
 from dps.ps.intake.borrowed import Borrowed
+from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.parts import unknown_list
-from dps.ps.intake.staging import KEEPS, Ledger, Staged
+from dps.ps.intake.staging import KEEPS, Staged
 from dps.ps.store.gradients import Pieces, RowGradient
 from dps.ps.store.store import Store
 from dps.transport.current import runtime

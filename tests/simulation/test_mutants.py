@@ -13,7 +13,7 @@ from dps.chief.run import write_journal
 from dps.client import pushing, stepping, waiting
 from dps.errors import CheckpointError
 from dps.ps import server, shard
-from dps.ps.intake import rowlists, staging
+from dps.ps.intake import ledger, rowlists, staging
 from dps.ps.modes import asynchronous as modes
 from dps.ps.modes import clocks, quorum, sync, tokens
 from dps.ps.modes import stepping as ps_stepping
@@ -40,13 +40,13 @@ def caught(mode: str, words: str, first: int = 0, of: Callable[[str, int], Scena
 
 def test_a_ps_that_forgets_what_it_has_applied_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def apply_at_once(self: modes.AsyncMode, staged: staging.Staged, sender: Any) -> None:
-        ledger = self.shard.ledgers[staged.incarnation]
-        self.shard.node.answer(sender, self._apply(ledger, staged))
-        ledger.staged.clear()
+        found = self.shard.ledgers[staged.incarnation]
+        self.shard.node.answer(sender, self._apply(found, staged))
+        found.staged.clear()
         self.shard.wake_reads()
 
-    monkeypatch.setattr(staging.Ledger, "decided", lambda self, number: False)
-    monkeypatch.setattr(staging.Ledger, "in_reach", lambda self, number: True)
+    monkeypatch.setattr(ledger.Ledger, "decided", lambda self, number: False)
+    monkeypatch.setattr(ledger.Ledger, "in_reach", lambda self, number: True)
     monkeypatch.setattr(modes.AsyncMode, "whole", apply_at_once)
     caught("async", "was applied twice")
 

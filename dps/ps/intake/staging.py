@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dps.errors import ProtocolError
-from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push, Pushed
+from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push
 from dps.ps.intake.borrowed import Borrowed, writable
 from dps.ps.intake.parts import Parts
 from dps.ps.serving.early import Early
@@ -43,7 +43,6 @@ class Staged:
     """Its values lie in memory of the session's."""
     unchecked: bool = False
     """Nobody has looked for NaN and infinity in the run."""
-    touched_at: float = 0.0
     looks: bool = False
     """Ranges of the session's memory are looked at when they are told of, not with the update."""
     keeps: int = GATHERS
@@ -57,8 +56,6 @@ class Staged:
     """Called once, when enough has been applied ahead to tell whether there is to be such an answer."""
     lost: bool = False
     """Pieces that were let go are wanted again."""
-    half_gone: Callable[[], None] | None = None
-    """Called when half of the kept pieces are applied, and their memory has gone."""
     run: Array | None = None
     pieces: list[Array] = field(default_factory=list)
     """Those that are kept, as elements of their arenas, in the order of `_got`."""
@@ -253,7 +250,7 @@ class Staged:
         """The kept pieces of an arena."""
         first = bisect_left(self._got, (arena.offset, 0))
         last = bisect_left(self._got, (arena.offset + arena.nbytes, 0))
-        return Pieces(self.pieces[first:last], len(self.pieces) // 2 - first, self.half_gone)
+        return Pieces(self.pieces[first:last])
 
 
 def elements(data: Array, arena: Arena) -> Array:
@@ -262,47 +259,3 @@ def elements(data: Array, arena: Arena) -> Array:
     if not values.flags.aligned:
         return values.copy()
     return values if values.flags.writeable else writable(values)
-
-
-class Ledger:
-    """The pushes of one session on this shard: what is staged, and the results of those that are decided.
-
-    Numbers are dense from 1. In asynchronous modes a push is applied only when all lower ones have results;
-    in sync the step ps decides in that order too. Results of the last `window` numbers are kept, so that a
-    push that comes again is answered and not applied again.
-    """
-
-    def __init__(self, task: int, name: str, window: int) -> None:
-        self.task, self.name, self.window = task, name, window
-        self.staged: dict[int, Staged] = {}
-        self.results: dict[int, Pushed] = {}
-        self.done = 0
-        """All numbers up to this one have results."""
-        self.pulled = 0
-        """Version counter that the session last pulled."""
-
-    def decided(self, number: int) -> bool:
-        return number <= self.done or number in self.results
-
-    def in_reach(self, number: int) -> bool:
-        """Whether a push with this number may be staged now."""
-        return self.done < number <= self.done + self.window
-
-    def record(self, result: Pushed) -> None:
-        """Keep a result; the push's memory goes."""
-        self.results[result.number] = result
-        self.discard(result.number)
-        while self.done + 1 in self.results:
-            self.done += 1
-            self.results.pop(self.done - self.window, None)
-
-    def discard(self, number: int) -> None:
-        """Forget what is staged under a number."""
-        staged = self.staged.pop(number, None)
-        if staged is not None:
-            staged.stop()
-
-    def clear(self) -> None:
-        """The session has ended."""
-        for number in list(self.staged):
-            self.discard(number)

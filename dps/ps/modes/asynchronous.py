@@ -13,7 +13,8 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.kernels.halves import widened
 from dps.protocol import APPLIED, DROPPED, REFUSED, RUN, Members, Pull, Push, Pushed, Step, Token
-from dps.ps.intake.staging import FORGETS, KEEPS, Ledger, Staged
+from dps.ps.intake.ledger import Ledger
+from dps.ps.intake.staging import FORGETS, KEEPS, Staged
 from dps.ps.modes.clocks import Clocks
 from dps.ps.serving.early import FAST_NBYTES_S, Early
 from dps.ps.shard import Shard

@@ -22,7 +22,8 @@ from dps.protocol import (
     Step,
     Token,
 )
-from dps.ps.intake.staging import Ledger, Staged
+from dps.ps.intake.ledger import Ledger
+from dps.ps.intake.staging import Staged
 from dps.ps.modes.combine import mean
 from dps.ps.modes.quorum import Decision, Grant, Member, PushId, Quorum
 from dps.ps.modes.stepping import Stepping

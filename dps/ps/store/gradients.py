@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,12 +40,10 @@ def summed(arrays: tuple[Array, ...], out: Array) -> Array:
 class Pieces:
     """A flat gradient of one arena, as it came: one array after the other. Its memory goes while it is applied."""
 
-    __slots__ = ("_at", "_call", "arrays")
+    __slots__ = ("arrays",)
 
-    def __init__(self, arrays: Iterable[Array], at: int = -1, call: Callable[[], None] | None = None) -> None:
-        """`call` is called when so many of them (`at`) have gone."""
+    def __init__(self, arrays: Iterable[Array]) -> None:
         self.arrays = deque(arrays)
-        self._at, self._call = at, call
 
     def array(self) -> Array:
         """All of it, in new memory."""
@@ -53,15 +51,12 @@ class Pieces:
 
     def taken(self, nbytes: int) -> Iterator[list[Array]]:
         """All pieces in turn, so many bytes of them and more at a time, which go when the next are asked for."""
-        gone, group = 0, list[Array]()
+        group = list[Array]()
         while self.arrays:
             group.append(self.arrays.popleft())
             if not self.arrays or sum(array.nbytes for array in group) >= nbytes:
-                before, gone = gone, gone + len(group)
                 yield group
                 group = []
-                if self._call is not None and before < self._at <= gone:
-                    self._call()
 
 
 @dataclass(frozen=True)
