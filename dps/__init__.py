@@ -21,12 +21,13 @@ _NAMES = {
     "Unavailable": "dps.errors", "Aborted": "dps.errors", "Cancelled": "dps.errors", "ProtocolError": "dps.errors",
     "NotAuthenticated": "dps.errors", "CheckpointError": "dps.errors", "PlacementError": "dps.errors",
     "ConfigError": "dps.errors", "RemoteError": "dps.errors", "HookError": "dps.errors", "NotFinite": "dps.errors",
-    "MissingExtra": "dps.errors", "OutOfDescriptors": "dps.errors",
+    "MissingExtra": "dps.errors", "OutOfDescriptors": "dps.errors", "DataError": "dps.errors",
 }  # fmt: skip
 _MODULES = {
     "optim": "dps.optim",
     "layers": "dps.layers",
     "compress": "dps.compress",
+    "data": "dps.data",
     "placement": "dps.cluster.placement",
     "partition": "dps.cluster.partition",
     "sim": "dps.transport.sim",
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from dps import compress as compress
+    from dps import data as data
     from dps import layers as layers
     from dps import optim as optim
     from dps.client.session import FOREVER as FOREVER
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from dps.errors import Cancelled as Cancelled
     from dps.errors import CheckpointError as CheckpointError
     from dps.errors import ConfigError as ConfigError
+    from dps.errors import DataError as DataError
     from dps.errors import DeadlineExceeded as DeadlineExceeded
     from dps.errors import DpsError as DpsError
     from dps.errors import HookError as HookError

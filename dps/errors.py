@@ -13,6 +13,7 @@
     ├── ConfigError        flags, files or environment that do not fit together (also a ValueError)
     │   ├── MissingExtra   a package of an extra is not installed (also an ImportError)
     │   └── OutOfDescriptors   the process may open no more files and sockets
+    ├── DataError          a dataset's function raised, or its examples do not fit together (also a ValueError)
     ├── HookError          a hook raised; names hook and method, the hook's own error is its `__cause__`
     ├── NotFinite          a loss is NaN or infinite (also a ValueError); raised by NanGuard
     └── RemoteError        a handler on another task failed; carries its task and its traceback
@@ -113,6 +114,10 @@ class OutOfDescriptors(ConfigError):
     """The process has as many files, sockets and pipes open as the system lets it have."""
 
 
+class DataError(DpsError, ValueError):
+    """A dataset cannot go on: a function of it raised (its `__cause__`), or its examples do not fit together."""
+
+
 class HookError(DpsError):
     """A hook of the session raised; the session is closed. `__cause__` is what the hook raised."""
 
@@ -140,7 +145,7 @@ _BY_NAME: dict[str, type[Exception]] = {
     cls.__name__: cls
     for cls in (
         DpsError, DeadlineExceeded, TaskLost, Unavailable, Aborted, Cancelled, ProtocolError,
-        NotAuthenticated, CheckpointError, PlacementError, ConfigError, ValueError, TypeError,
+        NotAuthenticated, CheckpointError, PlacementError, ConfigError, DataError, ValueError, TypeError,
     )
 }  # fmt: skip
 

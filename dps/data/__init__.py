@@ -1,0 +1,22 @@
+"""Input: datasets that are read, prepared and batched, and queues that tasks share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dps.parts import at_first_use
+
+if TYPE_CHECKING:
+    from dps.data.dataset import Dataset as Dataset
+    from dps.data.dataset import Iterator as Iterator
+    from dps.data.dataset import from_arrays as from_arrays
+    from dps.data.dataset import from_files as from_files
+    from dps.data.dataset import from_generator as from_generator
+
+_NAMES = {
+    "Dataset": "dataset", "Iterator": "dataset", "from_arrays": "dataset", "from_files": "dataset",
+    "from_generator": "dataset",
+}  # fmt: skip
+
+__all__ = [*_NAMES]  # noqa: PLE0604
+__getattr__ = at_first_use(__name__, _NAMES)

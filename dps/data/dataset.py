@@ -1,0 +1,298 @@
+"""The dataset: examples from arrays, files or a generator, and what is done to them, as a chain of stages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+from dps.data.arrays import Arrays
+from dps.data.prefetching import Prefetch
+from dps.data.shuffling import Shuffle
+from dps.data.sources import ArraySource, FileSource, GeneratorSource
+from dps.data.stage import Cursor, Stage, State
+from dps.data.stages import Batch, Map, Repeat, Rows, Shard
+from dps.errors import ConfigError
+from dps.transport.current import runtime
+
+
+class Iterator:
+    """One pass over a dataset. It belongs to one thread at a time.
+
+    Made by `iter(dataset)` or `dataset.iterator(position)`.
+
+    Args:
+        stage: The last stage of the dataset.
+        epoch: Which pass this is, from 0.
+        at: Where to begin. None: at the beginning.
+
+    Example:
+        ```pycon
+        >>> batches = dps.data.from_arrays(np.arange(6)).batch(2).iterator()
+        >>> next(batches), batches.position["epoch"]
+        (array([0, 1]), 0)
+        ```
+    """
+
+    def __init__(self, stage: Stage, epoch: int, at: State | None) -> None:
+        self._epoch = epoch
+        self._cursor: Cursor = stage.open(epoch, at)
+        self._rows = Rows(self._cursor, stage.arrays)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        found = self._rows.take(1)
+        if not found:
+            raise StopIteration
+        return found[0]
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Where this pass is, after the elements that it has given: numbers, text, lists and dicts, fit for JSON.
+
+        `dataset.iterator(position)` gives what follows, also in another process.
+        """
+        return {"epoch": self._epoch, "at": self._cursor.state()}
+
+    def close(self) -> None:
+        """End the pass, and with it what reads ahead. A second call does nothing."""
+        self._cursor.close()
+
+
+class Dataset:
+    """Examples and what is done to them. A dataset is not changed: each method returns another one.
+
+    An example is an array or a number, or a dict, list or tuple of them, nested as variables are. Each `for` over a
+    dataset is a pass of its own, an epoch: shuffles have another order in each, and for the same seed the same one in
+    each process.
+
+    Made by `from_arrays`, `from_generator` or `from_files`.
+
+    Args:
+        stage: The last stage.
+
+    Example:
+        ```pycon
+        >>> x, y = np.arange(6.0).reshape(6, 1), np.arange(6)
+        >>> dataset = dps.data.from_arrays(x, y).shuffle(6, seed=1).batch(4)
+        >>> [labels.tolist() for _, labels in dataset]
+        [[2, 4, 5, 0], [3, 1]]
+        >>> [labels.tolist() for _, labels in dataset]
+        [[5, 3, 0, 2], [1, 4]]
+        ```
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._epoch = 0
+
+    def map(self, function: Callable[..., Any]) -> Dataset:
+        """Each element through a function; after `batch`, each batch.
+
+        Args:
+            function: Gets an element, and returns what takes its place. An element that is a tuple comes as several
+                arguments where the function must be given as many.
+
+        Returns:
+            The dataset of the results.
+        """
+        return Dataset(Map(self._stage, _callable("map", function)))
+
+    def shuffle(self, buffer: int, seed: int | None = None) -> Dataset:
+        """Elements in random order, another one in each epoch.
+
+        Args:
+            buffer: How many elements are kept and drawn from. With as many as the dataset has, any order is as likely.
+            seed: Chooses the orders. None: another one for each dataset.
+
+        Returns:
+            The shuffled dataset.
+
+        Raises:
+            ConfigError: A buffer below 1, or a negative seed.
+        """
+        if seed is None:
+            seed = runtime().random.getrandbits(31)
+        return Dataset(Shuffle(self._stage, _whole("shuffle: buffer", buffer, 1), _whole("shuffle: seed", seed, 0)))
+
+    def batch(self, n: int, drop_remainder: bool = False) -> Dataset:
+        """Consecutive examples stacked: each array gets an axis of `n` in front.
+
+        Args:
+            n: Examples in a batch.
+            drop_remainder: Whether to leave out a last batch of fewer examples.
+
+        Returns:
+            The dataset of the batches. Their arrays are the caller's own.
+
+        Raises:
+            ConfigError: A size below 1.
+            DataError: While it is read: examples of different nestings, shapes or dtypes.
+        """
+        return Dataset(Batch(self._stage, _whole("batch: n", n, 1), drop_remainder))
+
+    def repeat(self, n: int | None = None) -> Dataset:
+        """Several epochs one after the other.
+
+        Args:
+            n: How many. None: without end.
+
+        Returns:
+            The longer dataset.
+
+        Raises:
+            ConfigError: A number below 1.
+        """
+        return Dataset(Repeat(self._stage, None if n is None else _whole("repeat: n", n, 1)))
+
+    def shard(self, n: int, i: int) -> Dataset:
+        """Every n-th element, from element `i` on: the part of one of `n` workers. All parts together are the dataset.
+
+        Args:
+            n: How many parts there are.
+            i: Which one, from 0 to n - 1.
+
+        Returns:
+            The part.
+
+        Raises:
+            ConfigError: No such part.
+        """
+        _whole("shard: n", n, 1)
+        if _whole("shard: i", i, 0) >= n:
+            raise ConfigError(f"shard: i: got {i}, wanted 0 to {n - 1}")
+        return Dataset(Shard(self._stage, n, i))
+
+    def prefetch(self, n: int) -> Dataset:
+        """Elements made ahead by a thread of their own, while others are used.
+
+        Args:
+            n: How many at most.
+
+        Returns:
+            The same elements.
+
+        Raises:
+            ConfigError: A number below 1.
+        """
+        return Dataset(Prefetch(self._stage, _whole("prefetch: n", n, 1)))
+
+    def iterator(self, position: dict[str, Any] | None = None) -> Iterator:
+        """Begin a pass, or go on with an earlier one.
+
+        What lies before the position is not made again, but for elements that a shuffle's buffer holds, and those that
+        a generator has to yield first.
+
+        Args:
+            position: The `position` of an iterator of such a dataset. The next pass begins the epoch after its own.
+                None: the next epoch.
+
+        Returns:
+            The iterator.
+
+        Raises:
+            ConfigError: A position of another dataset.
+            DataError: The dataset cannot be read.
+        """
+        if position is None:
+            epoch, at = self._epoch, None
+        else:
+            if not isinstance(position, dict) or position.keys() != {"epoch", "at"}:
+                raise ConfigError(f"position: got {position!r:.60}, wanted the position of an iterator")
+            epoch, at = position["epoch"], position["at"]
+        iterator = Iterator(self._stage, epoch, at)
+        self._epoch = epoch + 1
+        return iterator
+
+    def __iter__(self) -> Iterator:
+        return self.iterator()
+
+
+def from_arrays(*arrays: Any) -> Dataset:
+    """A dataset of the rows of arrays, in their order.
+
+    Args:
+        arrays: One array or nesting of arrays, whose rows are the examples; several: an example is a tuple. All have
+            the same number of rows. They are not copied, and must not change while they are read.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        ConfigError: No arrays, or different numbers of rows.
+        TypeError: What is no array of numbers.
+
+    Example:
+        ```pycon
+        >>> list(dps.data.from_arrays({"x": np.arange(4).reshape(2, 2), "y": np.array([7, 8])}))
+        [{'x': array([0, 1]), 'y': array(7)}, {'x': array([2, 3]), 'y': array(8)}]
+        ```
+    """
+    return Dataset(ArraySource(Arrays(arrays[0] if len(arrays) == 1 else arrays)))
+
+
+def from_generator(function: Callable[[], Iterable[Any]]) -> Dataset:
+    """A dataset of what a generator yields.
+
+    Args:
+        function: Returns the examples, each time from the first on: a generator function, or one that opens something.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        ConfigError: No function, such as a generator that has already begun.
+
+    Example:
+        ```pycon
+        >>> def squares():
+        ...     for i in range(5):
+        ...         yield i * i
+        >>> [batch.tolist() for batch in dps.data.from_generator(squares).batch(2)]
+        [[0, 1], [4, 9], [16]]
+        ```
+    """
+    return Dataset(GeneratorSource(_callable("from_generator", function)))
+
+
+def from_files(paths: Sequence[str | os.PathLike[str]], read: Callable[[str], Iterable[Any]]) -> Dataset:
+    """A dataset of the examples in files, file after file.
+
+    Args:
+        paths: The files, in their order. Give each of several readers some of them: `paths[i::n]`.
+        read: Gets a path, and returns the examples of that file: a generator, a list, or a dataset.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        ConfigError: A single path, or no function.
+
+    Example:
+        ```python
+        def read(path):
+            return dps.data.from_arrays(np.load(path))
+
+        for name in "a.npy", "b.npy":
+            np.save(name, np.arange(3))
+        numbers = dps.data.from_files(["a.npy", "b.npy"], read)
+        assert [int(n) for n in numbers] == [0, 1, 2, 0, 1, 2]
+        ```
+    """
+    if isinstance(paths, str | os.PathLike):
+        raise ConfigError(f"from_files: got the path {os.fspath(paths)!r}, wanted a list of paths")
+    return Dataset(FileSource([os.fspath(path) for path in paths], _callable("from_files", read)))
+
+
+def _callable(who: str, function: Any) -> Any:
+    if not callable(function):
+        raise ConfigError(f"{who}: got a {type(function).__name__}, wanted a function")
+    return function
+
+
+def _whole(what: str, number: Any, least: int) -> int:
+    if isinstance(number, bool) or not hasattr(number, "__index__") or number < least:
+        raise ConfigError(f"{what}: got {number!r}, wanted a whole number from {least} on")
+    return int(number)

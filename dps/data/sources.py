@@ -1,0 +1,167 @@
+"""Where examples come from: arrays in memory, a generator, or files that a function reads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dps.data.arrays import Arrays
+from dps.data.stage import Block, State, check
+from dps.errors import ConfigError, DataError, DpsError
+
+
+class ArraySource:
+    """The rows of arrays, in their order."""
+
+    name = "from_arrays"
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
+
+    def open(self, epoch: int, at: State | None) -> ArrayCursor:
+        at = check(at, self.name)
+        if at is not None and at["rows"] != self.arrays.rows:
+            raise ConfigError(f"position: got one of arrays with {at['rows']} rows, these have {self.arrays.rows}")
+        return ArrayCursor(self.arrays.rows, 0 if at is None else at["next"])
+
+
+class ArrayCursor:
+    """Row numbers, rising."""
+
+    def __init__(self, rows: int, first: int) -> None:
+        self._rows, self._next = rows, first
+
+    def take(self, count: int) -> Block:
+        first, self._next = self._next, min(self._rows, self._next + count)
+        return np.arange(first, self._next)
+
+    def state(self) -> State:
+        return {"stage": ArraySource.name, "rows": self._rows, "next": self._next}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class GeneratorSource:
+    """What a function's generator yields."""
+
+    name = "from_generator"
+    arrays = None
+
+    def __init__(self, function: Callable[[], Iterable[Any]]) -> None:
+        self._function = function
+
+    def open(self, epoch: int, at: State | None) -> GeneratorCursor:
+        at = check(at, self.name)
+        return GeneratorCursor(self._function, 0 if at is None else at["next"])
+
+
+class GeneratorCursor:
+    """The generator, begun anew and read up to where the cursor is to be."""
+
+    def __init__(self, function: Callable[[], Iterable[Any]], first: int) -> None:
+        self._what = f"from_generator: {named(function)}"
+        self._next = 0
+        self._examples = guarded(lambda: iter(function()), self._what, self._told)
+        while self._next < first and len(self.take(first - self._next)):
+            pass
+
+    def _told(self) -> str:
+        return f" after {self._next} examples"
+
+    def take(self, count: int) -> Block:
+        found = guarded(lambda: list(itertools.islice(self._examples, 1)), self._what, self._told)
+        self._next += len(found)
+        return found
+
+    def state(self) -> State:
+        return {"stage": GeneratorSource.name, "next": self._next}
+
+    def close(self) -> None:
+        end = getattr(self._examples, "close", None)
+        if end is not None:
+            end()
+
+
+class FileSource:
+    """The examples in files, file after file."""
+
+    name = "from_files"
+    arrays = None
+
+    def __init__(self, paths: Sequence[str], read: Callable[[str], Iterable[Any]]) -> None:
+        self._paths, self._read = list(paths), read
+
+    def open(self, epoch: int, at: State | None) -> FileCursor:
+        at = check(at, self.name)
+        if at is not None and at["files"] != len(self._paths):
+            raise ConfigError(f"position: got one of {at['files']} files, this dataset has {len(self._paths)}")
+        file, skipped = (0, 0) if at is None else (at["file"], at["example"])
+        return FileCursor(self._paths, self._read, file, skipped)
+
+
+class FileCursor:
+    """One file at a time, opened when its first example is wanted."""
+
+    def __init__(self, paths: list[str], read: Callable[[str], Iterable[Any]], file: int, skipped: int) -> None:
+        self._paths, self._read, self._file, self._skipped = paths, read, file, skipped
+        self._example = 0
+        self._open: Iterator[Any] | None = None
+
+    def _what(self) -> str:
+        return f"from_files: {named(self._read)}({self._paths[self._file]!r})"
+
+    def _told(self) -> str:
+        return f" after {self._example} examples"
+
+    def take(self, count: int) -> Block:
+        while self._file < len(self._paths):
+            if self._open is None:
+                self._begin()
+            found = self._one()
+            if found:
+                return found
+            self._file, self._example, self._open = self._file + 1, 0, None
+        return []
+
+    def _begin(self) -> None:
+        path = self._paths[self._file]
+        self._open = guarded(lambda: iter(self._read(path)), self._what(), self._told)
+        skipped, self._skipped = self._skipped, 0
+        while self._example < skipped and self._one():
+            pass
+
+    def _one(self) -> list[Any]:
+        examples = self._open
+        assert examples is not None
+        found: list[Any] = guarded(lambda: list(itertools.islice(examples, 1)), self._what(), self._told)
+        self._example += len(found)
+        return found
+
+    def state(self) -> State:
+        at = max(self._example, self._skipped)
+        return {"stage": FileSource.name, "files": len(self._paths), "file": self._file, "example": at}
+
+    def close(self) -> None:
+        end = getattr(self._open, "close", None)
+        if end is not None:
+            end()
+
+
+def named(function: Callable[..., Any]) -> str:
+    """A function's name, for messages."""
+    return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def guarded(call: Callable[[], Any], what: str, told: Callable[[], str]) -> Any:
+    """What `call` returns. Its errors become a DataError of one line; those of dps pass as they are."""
+    try:
+        return call()
+    except DpsError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise DataError(f"{what} raised {type(error).__name__}{told()}: {text}") from error

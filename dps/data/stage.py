@@ -1,0 +1,74 @@
+"""What a dataset is made of: stages, and the cursors that read through them.
+
+A stage is a part of a pipeline, such as a shuffle. It is plain settings and may be opened any number of times. A cursor
+is one reading of a stage: it gives the next elements, and says where it is as plain data.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dps.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dps.data.arrays import Arrays
+
+State = dict[str, Any]
+"""Where a cursor is: numbers, text, lists and dicts. `stage` names the stage, `of` is that of the stage before."""
+
+Block = Any
+"""Consecutive elements: a list of them, or where the stage has `arrays`, their row numbers, as a list or an array."""
+
+
+class Cursor(Protocol):
+    """One reading of a stage. Belongs to one thread at a time."""
+
+    def take(self, count: int) -> Block:
+        """The next elements: from 1 to `count` of them, or none at the end. May block while they are read."""
+
+    def state(self) -> State:
+        """Where the cursor is: a cursor that is opened there gives what this one gives next."""
+
+    def close(self) -> None:
+        """Nothing more is read; a second call does nothing."""
+
+
+class Stage(Protocol):
+    """A part of a pipeline."""
+
+    @property
+    def arrays(self) -> Arrays | None:
+        """The arrays of which cursors give row numbers; None where they give the elements themselves."""
+
+    def open(self, epoch: int, at: State | None) -> Cursor:
+        """A cursor at the beginning of an epoch, or where the state of an earlier one says."""
+
+
+def check(at: State | None, stage: str) -> State | None:
+    """The state, if it is of this kind of stage. Raises ConfigError for one of another pipeline."""
+    if at is None:
+        return None
+    found = at.get("stage") if isinstance(at, dict) else at
+    if found != stage:
+        raise ConfigError(f"position: got {found!r} where this dataset has {stage!r}; is it of another dataset?")
+    return at
+
+
+def full(cursor: Cursor, count: int) -> Block:
+    """The next `count` elements; fewer only at the end."""
+    block = cursor.take(count)
+    while 0 < len(block) < count:
+        more = cursor.take(count - len(block))
+        if not len(more):
+            break
+        block = join(block, more)
+    return block
+
+
+def join(first: Block, second: Block) -> Block:
+    """Two blocks as one."""
+    if isinstance(first, np.ndarray):
+        return np.concatenate([first, second])
+    return [*first, *second]
