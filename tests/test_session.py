@@ -538,13 +538,13 @@ def test_a_conditional_pull_has_the_values_of_now_also_of_shards_that_are_not_ne
 def test_an_interrupt_amid_a_push_to_several_ps_leaves_no_gap(
     update: str, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dps.client import pushing
+    from dps.client import transfers
 
     one, params = np.ones(3, np.float32), {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
     settings: Any = {"optimizer": dps.optim.SGD(1.0), "shared_memory": shared, "update": update, "timeout": 10}
-    sent, calls = pushing.PushTransfer.__init__, list[None]()
+    sent, calls = transfers.PushTransfer.__init__, list[None]()
 
-    def interrupted(self: pushing.PushTransfer, *arguments: Any, **more: Any) -> None:
+    def interrupted(self: transfers.PushTransfer, *arguments: Any, **more: Any) -> None:
         calls.append(None)
         if len(calls) == 2:
             raise KeyboardInterrupt
@@ -552,7 +552,7 @@ def test_an_interrupt_amid_a_push_to_several_ps_leaves_no_gap(
 
     with cluster(2, 1) as (server,), dps.Session(server, params, **settings) as s:
         s.push({"a": one, "b": one})
-        monkeypatch.setattr(pushing.PushTransfer, "__init__", interrupted)
+        monkeypatch.setattr(transfers.PushTransfer, "__init__", interrupted)
         with pytest.raises(KeyboardInterrupt):
             s.push_async({"a": one, "b": one})
         s.pull()

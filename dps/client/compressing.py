@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.actors.caller import Caller
-from dps.actors.ref import Ref
+from dps.client.peer import Peer
 from dps.client.transfers import PullTransfer
 from dps.client.unpacking import PackedPull
 from dps.compress import Bfloat16, Compressor, Float16, Int8, RandomK, Rules, TopK, check_names, chosen, rules
@@ -84,10 +83,9 @@ class Compression:
         """Whether any values are pulled packed."""
         return bool(self._pull)
 
-    def pull(
-        self, caller: Caller, ref: Ref, ps: int, layout: ShardLayout, message: Pull, *others: Any
-    ) -> PullTransfer:  # fmt: skip
+    def pull(self, peer: Peer, message: Pull, *others: Any) -> PullTransfer:
         """Start a pull of one shard, as the constructor of `PullTransfer` does, in the bytes that are wanted."""
+        ps, layout = peer.ps, peer.layout
         casts: dict[str, list[int]] = {}
         for index, name in self._casts_of(ps, layout).items():
             if not message.parts or index in message.parts:
@@ -95,10 +93,10 @@ class Compression:
         packed = [[name, parts] for name, parts in casts.items()]
         deltas = self._deltas and not message.parts and (bool(packed) or not message.shared)
         if not packed and not deltas:
-            return PullTransfer(caller, ref, ps, layout, message, *others)
+            return PullTransfer(peer, message, *others)
         base, run = self._bases.get(ps, (-1, None)) if deltas else (NO_BASE, None)
         asked = changed(message, shared=False, packed=packed, base=base)
-        transfer = PackedPull(caller, ref, ps, layout, asked, *others)
+        transfer = PackedPull(peer, asked, *others)
         transfer.base = run
         return transfer
 

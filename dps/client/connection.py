@@ -18,6 +18,7 @@ from dps.actors.requests import Request
 from dps.actors.system import local_actor
 from dps.client.dense import Whole, gather
 from dps.client.lanes import Lanes
+from dps.client.peer import Peer
 from dps.errors import CANCELLED, Aborted, Cancelled, DeadlineExceeded, DpsError, TaskLost
 from dps.protocol import (
     CHIEF,
@@ -92,8 +93,8 @@ class Connection:
         self.compression: Compression | None = None
         """How the session's gradients and values travel; None: as they are."""
         self.row_lists = RowLists(1 if runtime.simulated else LEAST)
-        self.credit: dict[int, int] = {}
-        """The push, by its number, that a ps takes without being asked, by ps."""
+        self.peers: dict[int, Peer] = {}
+        """The ps on which variables lie, in the order of the plan; made anew with each incarnation."""
         self.aborted = False
         """A ps has said that this epoch or incarnation is over; `reopen` is due."""
         self.abort: Callable[[], None]
@@ -147,7 +148,6 @@ class Connection:
     def _join(self, deadline: float) -> None:
         while True:
             self.aborted = False
-            self.credit.clear()
             opened = self._open_once(deadline)
             enters = bool(self._wire_plan) or not self.sync
             if enters or opened.epoch != self.epoch:
@@ -158,6 +158,10 @@ class Connection:
             self.caller.incarnation = opened.incarnation
             self.abort = self._aborter(opened.incarnation)
             self.lanes.open(self.refs, self.epoch, self._worth_sharing)
+            self.peers = {
+                ps: Peer(self.caller, ps, self.refs[ps], layout, self.lanes[ps], self.abort)
+                for ps, layout in self.plan.layouts.items()
+            }
             try:
                 if enters:
                     self._enter(deadline)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
-
-import numpy as np
 
 from dps.actors.caller import Caller
 from dps.actors.messages import Failed
@@ -18,7 +15,6 @@ from dps.transport.endpoint import Memory, Runtime
 from dps.transport.message import Message
 from dps.transport.probing import marked, starts_with
 from dps.transport.wire import Array
-from dps.variables.plan import ShardLayout
 
 log = logging.getLogger("dps")
 
@@ -130,62 +126,3 @@ class Lanes:
     def all_on(self) -> bool:
         """Whether every ps is on this machine."""
         return bool(self._lanes) and all(lane.on for lane in self._lanes.values())
-
-
-class Run:
-    """Bytes of a session's own for what it pushes to one shard, shared with its ps where the lane is on."""
-
-    def __init__(self, runtime: Runtime, lane: Lane, nbytes: int) -> None:
-        self.memory: Memory | None = None
-        if lane.on:
-            try:
-                self.memory = runtime.share(nbytes)
-            except Unavailable as error:
-                lane.give_up(error)
-        self.bytes: Array = np.zeros(nbytes, np.uint8) if self.memory is None else self.memory.array
-        self.reader: Request | None = None
-        """The push that was made of it."""
-
-    @property
-    def in_use(self) -> bool:
-        """Whether a push that was made of it is still on its way."""
-        return self.reader is not None and not self.reader.complete
-
-
-class ShardRun(Run):
-    """A run for gradients of a whole shard."""
-
-    def __init__(self, runtime: Runtime, lane: Lane, layout: ShardLayout) -> None:
-        super().__init__(runtime, lane, layout.nbytes)
-        self._layout = layout
-
-    @functools.cached_property
-    def parts(self) -> list[Array]:
-        """Its parts as arrays, in the order of the run."""
-        return self._layout.listed(self._layout.memories(self.bytes))
-
-    @functools.cached_property
-    def views(self) -> dict[int, Array]:
-        """The same, by index."""
-        return dict(zip(self._layout.indices, self.parts, strict=True))
-
-
-class ShardRuns:
-    """Runs that are used again when the push that they were for is answered."""
-
-    def __init__(self, runtime: Runtime, lanes: Lanes) -> None:
-        self._runtime, self._lanes = runtime, lanes
-        self._made: dict[int, list[ShardRun]] = {}
-
-    def take(self, ps: int, layout: ShardLayout) -> ShardRun:
-        """A run that nobody reads; its bytes are what they were."""
-        made = self._made.setdefault(ps, [])
-        for run in made:
-            if not run.in_use:
-                return run
-        made.append(ShardRun(self._runtime, self._lanes[ps], layout))
-        return made[-1]
-
-    def forget(self) -> None:
-        """After a rollback: a ps may still read the old ones, which go when it has done so."""
-        self._made = {}

@@ -11,7 +11,6 @@ import numpy as np
 
 from dps.actors.requests import Request
 from dps.client.connection import Connection
-from dps.client.lanes import Lane
 from dps.client.transfers import Transfer, copy_steadily
 from dps.errors import DpsError, Unavailable
 from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
@@ -255,10 +254,10 @@ class _PartLookup(Transfer):
 
     def __init__(self, operation: LookupOp, lookups: Lookups, part: Part, first: int, last: int, whole: bool) -> None:
         connection = lookups.connection
-        super().__init__(connection.caller, part.ps, connection.abort)
+        super().__init__(connection.peers[part.ps])
         self._operation, self._lookups, self._part = operation, lookups, part
         self._first, self._count, self._whole = first, last - first, whole
-        self._lane: Lane = connection.lanes[part.ps]
+        self._lane = self._peer.lane
         self._dtype = np.dtype(connection.plan.variables[part.variable].dtype)
         self._nbytes = self._count * part.row_size * self._dtype.itemsize
         self._counter = -1
@@ -270,7 +269,7 @@ class _PartLookup(Transfer):
             connection.epoch, connection.local_step if connection.sync else 0, part.index, rows.number,
             lookups.read_to(), shared, () if told else (rows.within(part),),
         )  # fmt: skip
-        self._caller.open(connection.refs[part.ps], self._message, self, 0.25 + self._nbytes / 100e6)
+        self._caller.open(self._ref, self._message, self, 0.25 + self._nbytes / 100e6)
         lookups.opened(self.number)
 
     def again(self) -> Message:

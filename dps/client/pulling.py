@@ -70,8 +70,7 @@ class PullOp:
             start = PullTransfer if connection.compression is None else connection.compression.pull
             push = None if self._behind is None else self._behind.transfers.get(ps)
             self.transfers[ps] = start(
-                connection.caller, connection.refs[ps], ps, connection.plan.layouts[ps], self._messages.pop(ps),
-                connection.abort, connection.lanes[ps], self._take, self._hold,
+                connection.peers[ps], self._messages.pop(ps), self._take, self._hold,
                 push if push is not None and push.lends else None,
             )  # fmt: skip
         self._behind = None

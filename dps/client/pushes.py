@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from dps.client.assembly import Assembly
+from dps.client.cargo import About, Cargo, Run
 from dps.client.connection import Connection
-from dps.client.dense import Whole, fit
-from dps.client.lanes import ShardRun, ShardRuns
-from dps.client.partial import PartRuns
-from dps.client.pushing import NONE_FILLED, Buffers, Given, PushOp, filled_run, push_shards
+from dps.client.dense import Whole, fit, is_whole
+from dps.client.loading import Loader
+from dps.client.pushing import PushOp
 from dps.client.waiting import Waiter
 from dps.reply import Push
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
 from dps.variables.tree import Nesting
-
-KEPT = 4
-"""Results of `gradients` that are known again when they are pushed."""
 
 
 class Pushes:
@@ -36,12 +32,7 @@ class Pushes:
         self._connection, self._waiter, self._settled = connection, waiter, settled
         self._nesting, self._assembly = nesting, Assembly(connection.plan, nesting)
         self._under_way: list[PushOp] = []
-        self._runs = ShardRuns(connection.runtime, connection.lanes)
-        self._part_runs = PartRuns(connection)
-        self._buffers: Buffers = []
-        """Of `gradients`: the user's to fill."""
-        self._given: list[Given] = []
-        """The same, where all of it is found again at once."""
+        self._loader = Loader(connection)
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -51,6 +42,8 @@ class Pushes:
         self.numbers = dict.fromkeys(self._connection.plan.ps, 0)
         self.pulled = dict.fromkeys(self._connection.plan.ps, -1)
         """The version of each shard that the last pull gave: what the next push was computed from."""
+        self._credit: dict[int, int] = {}
+        """The push, by its number, that a ps takes without being asked, by ps."""
 
     @property
     def under_way(self) -> bool:
@@ -69,15 +62,13 @@ class Pushes:
         arrays = assembly.in_order(tree)
         if arrays is None:
             return assembly.gradients(tree)
-        for given in self._given:
-            known = given.plan is assembly.plan and given.arrays[0] is arrays[0]
-            if known and all(map(operator.is_, arrays, given.arrays)):
-                return given
         return Whole(arrays) if fit(assembly.plan, arrays) else assembly.gradients(tree)
 
-    def filled(self, ps: int, gradients: Mapping[int, Gradient]) -> ShardRun | None:
+    def filled(self, ps: int, gradients: Mapping[int, Gradient]) -> Run | None:
         """A run with a shard's gradients in it; None where not all are there, as arrays."""
-        return filled_run(self._connection, gradients, ps, self._runs, self._buffers)
+        if not is_whole(self._connection.plan.layouts[ps], gradients):
+            return None
+        return self._loader.run(ps, gradients)
 
     def made(self, ps: int, number: int, step: int) -> None:
         """A push, which has this number, was made at once."""
@@ -94,17 +85,44 @@ class Pushes:
             self._token_of, self._connection.local_step = number, step
 
     def start(
-        self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False,
-        filled: Mapping[int, ShardRun | None] = NONE_FILLED, first: Callable[[], None] | None = None,
+        self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False
     ) -> PushOp:  # fmt: skip
-        """Send a push; blocks while the send window is full. `lend`: ps on this machine may send values with the
-        result. `filled`: by ps, runs that the gradients are in already. `first` is called right before it is sent."""
-        operation = push_shards(
-            self._connection, gradients, self.numbers, self.pulled, self._runs, self._part_runs, self._buffers,
-            lambda: self._make_room(timeout), loss, lend, filled, first,
-        )  # fmt: skip
-        self._under_way.append(operation)
+        """Prepare a push and send it, with the next flush; blocks as `prepare`."""
+        operation = self.prepare(gradients, loss, timeout, lend)
+        self.send(operation)
         return operation
+
+    def prepare(self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool) -> PushOp:
+        """Check gradients and gather what each ps gets of them; blocks while the send window is full. `lend`: ps on
+        this machine may send values with the result."""
+        connection = self._connection
+        self._loader.check(gradients)
+        clock = self._make_room(timeout)
+        found: dict[int, Cargo] = {}
+        operation = PushOp(connection, found, loss)
+        if connection.compression is not None:
+            gradients = connection.compression.pack(connection.plan, gradients, operation)
+        step = connection.local_step if connection.sync else connection.step
+        for ps, peer in connection.peers.items():
+            about = About(
+                connection.epoch, self.numbers[ps] + 1, step, self.pulled[ps], clock if ps == connection.step_ps else 0,
+                lend and peer.lane.on, peer.lane.all_released_below(),
+            )  # fmt: skip
+            cargo = self._loader.cargo(ps, gradients, about)
+            if cargo is not None:
+                found[ps] = cargo
+        return operation
+
+    def send(self, operation: PushOp) -> None:
+        """Send what was prepared, before anything else is."""
+        try:
+            for ps in operation.cargo:
+                self.numbers[ps] += 1
+                operation.send(ps, self._credit.pop(ps, 0) == self.numbers[ps])
+            self._under_way.append(operation)
+        except BaseException:  # Ctrl-C: nobody knows what the ps have of this push, and later ones would wait for it
+            self._connection.aborted = True
+            raise
 
     def _make_room(self, timeout: float | None) -> int:
         """Wait until the send window has room for one more push; how many are acknowledged."""
@@ -122,6 +140,7 @@ class Pushes:
             if connection.compression is not None:
                 connection.compression.settle(operation, connection.plan, operation.applied)
             result = operation.settle(connection.step)
+            self._credit |= operation.credit
             self.acknowledged += 1
             connection.step = max(connection.step, result.step)
             if operation.released is not None:
@@ -167,11 +186,7 @@ class Pushes:
         self._begin_epoch()
         if self._connection.compression is not None:
             self._connection.compression.forget()
-        self._runs.forget()
-        self._part_runs.forget()
-        for runs in self._buffers:
-            for run in runs.values():
-                run.reader = None  # every ps has forgotten the incarnation that lent it
+        self._loader.forget()
         told()
         for operation in given_up:
             operation.settle(self._connection.step)
@@ -179,19 +194,7 @@ class Pushes:
 
     def gradients(self) -> Any:
         """Arrays to fill, in the user's nesting, which are pushed without being gathered first."""
-        assembly = self.assembly
-        plan = assembly.plan
-        runs = {
-            ps: ShardRun(self._connection.runtime, self._connection.lanes[ps], layout)
-            for ps, layout in plan.layouts.items()
-        }
-        self._buffers.append(runs)
-        del self._buffers[:-KEPT]
-        tree = assembly.values([part for run in runs.values() for part in run.parts], _of_all_parts)
-        if not plan.is_split and (arrays := assembly.in_order(tree)) is not None:
-            self._given.append(Given(plan, runs, arrays))
-            del self._given[:-KEPT]
-        return tree
+        return self.assembly.values(self._loader.own_parts(), _of_all_parts)
 
 
 def _of_all_parts(parts: list[Array]) -> Array:

@@ -16,7 +16,6 @@ from dps.client.lookup import Lookups
 from dps.client.prefetching import prefetched
 from dps.client.pulling import PullOp, Pulls
 from dps.client.pushes import Pushes
-from dps.client.pushing import streams
 from dps.client.settings import check_timeout, run_settings
 from dps.client.stepping import Stepping
 from dps.client.turns import Turns, one_at_a_time
@@ -559,17 +558,13 @@ class Session:
             self._stepping.note(made.lent)
             return made.values
         pulling: PullOp | None = None
-
-        def lead() -> None:
-            """Where gradients take a while to leave the pull goes first: values may come meanwhile."""
-            nonlocal pulling
-            if streams(self._connection, gradients):
-                pulling = self._pulls.start(None, None, after=True, leads=True)
-                pulling.start()
-
         try:
             if pushing is None:
-                pushing = self._pushes.start(gradients, loss, timeout, self._pulls.may_come_with_a_push, first=lead)
+                pushing = self._pushes.prepare(gradients, loss, timeout, self._pulls.may_come_with_a_push)
+                if pushing.streams:  # gradients take a while to leave, and values may come meanwhile
+                    pulling = self._pulls.start(None, None, after=True, leads=True)
+                    pulling.start()
+                self._pushes.send(pushing)
             if pulling is None and self._pulls.may_follow_a_push:
                 pulling = self._pulls.start(None, None, after=True, behind=pushing)
                 pulling.start()

@@ -157,16 +157,16 @@ class Stepping:
         run = pushes.filled(way.ps, gradients)
         if run is None:
             return None, None
-        number, filled = pushes.numbers[way.ps] + 1, {way.ps: run}
+        number = pushes.numbers[way.ps] + 1
         made = None
         try:
             if run.memory is not None:
                 made = use(way, run.memory, number)
-            return made, None if made is not None else pushes.start(gradients, loss, None, lend, filled)
+            return made, None if made is not None else pushes.start(gradients, loss, None, lend)
         except BaseException:  # Ctrl-C: the ps may have the push, which has to be known
             if made is None and not pushes.under_way:
                 pushes.numbers[way.ps] = number - 1
-                pushes.start(gradients, loss, None, filled=filled)
+                pushes.start(gradients, loss, None)
             raise
 
     def _open_way(self) -> Way | None:

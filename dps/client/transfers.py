@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from dps.actors.caller import Caller
 from dps.actors.messages import Done, Failed, Waiting
-from dps.actors.ref import Ref
 from dps.actors.requests import Request
 from dps.client.arrived import Arrived
+from dps.client.cargo import Cargo
+from dps.client.peer import Peer
 from dps.client.recycled import Taken
 from dps.errors import Aborted, DpsError, ProtocolError, Unavailable
 from dps.protocol import (
     APPLIED,
     REFUSED,
-    RUN,
-    SHARED,
     Credit,
     NotNewer,
     Pull,
-    Push,
     Pushed,
     PushHeld,
     PushMissing,
@@ -41,10 +38,10 @@ SIMULATED_BLOCK = 64
 
 
 class Transfer(Request):
-    """A request to one ps. `aborted` is called when the ps says that epoch or incarnation has ended."""
+    """A request to one ps."""
 
-    def __init__(self, caller: Caller, ps: int, aborted: Callable[[], None]) -> None:
-        self.ps, self._caller, self._aborted = ps, caller, aborted
+    def __init__(self, peer: Peer) -> None:
+        self.ps, self._peer, self._caller, self._ref = peer.ps, peer, peer.caller, peer.ref
         self.error: Exception | None = None
         self.waits_for = ""
 
@@ -56,7 +53,7 @@ class Transfer(Request):
         if isinstance(message, Failed):
             error = message.exception()
             if isinstance(error, Aborted):
-                self._aborted()
+                self._peer.abort()
                 return False
             self.error = error
             return True
@@ -74,50 +71,22 @@ def copy_steadily(runtime: Runtime, target: Array, source: Array) -> None:
         runtime.preempt()
 
 
-class Reader(Protocol):
-    """What can read a ps's memory in place."""
-
-    def attach(self, name: list[int]) -> Array:
-        """The memory, bytes. Raises Unavailable."""
-
-    def reads(self, number: int) -> None:
-        """A pull under this number may be answered with a place in the ps's memory."""
-
-    def over(self, number: int) -> None:
-        """That pull was answered otherwise."""
-
-    def release(self, number: int, nbytes: int) -> None:
-        """The values under a pull's number, so many bytes, are read."""
-
-    def give_up(self, error: Exception) -> None:
-        """It does not work; the socket is used from now on."""
-
-
 class PullTransfer(Transfer):
     """The values of one shard, in a run of bytes of the caller's.
 
-    With `reader`, a pull that the ps answers with places in its memory is copied from there; with `hold` it is not
-    even copied: `held` has the arenas' bytes until `release`.
+    A pull that the ps answers with places in its memory is copied from there; with `hold` it is not even copied: `held`
+    has the arenas' bytes until `release`.
     """
 
     def __init__(
-        self,
-        caller: Caller,
-        ref: Ref,
-        ps: int,
-        layout: ShardLayout,
-        message: Pull,
-        aborted: Callable[[], None],
-        reader: Reader | None = None,
-        take: Callable[[ShardLayout], Taken] = Taken,
-        hold: bool = False,
+        self, peer: Peer, message: Pull, take: Callable[[ShardLayout], Taken] = Taken, hold: bool = False,
         behind: PushTransfer | None = None,
-    ) -> None:
-        """`take(layout)` gives the run; without a `reader` the message is not `shared`. Leaves at the next flush.
+    ) -> None:  # fmt: skip
+        """`take(layout)` gives the run. Leaves at the next flush.
 
         `behind`: a push that asks for the values with its result; the message is sent where it does not bring them."""
-        super().__init__(caller, ps, aborted)
-        self.layout = layout
+        super().__init__(peer)
+        self.layout = peer.layout
         self.taken: Taken | Arrived | None = None
         self.held: list[Array] | None = None
         self.counter, self.step, self.newer = -1, 0, True
@@ -126,29 +95,25 @@ class PullTransfer(Transfer):
         """Pieces that are used where they are, by their first byte."""
         self._answer = -1, -1
         """Number and version of the answer that pieces are taken of."""
-        self._message, self._reader = message, reader
-        self._take_run, self._hold = take, hold
-        self._ref, self._behind = ref, behind
+        self._message, self._lane = message, peer.lane
+        self._take_run, self._hold, self._behind = take, hold, behind
         if behind is None:
             self._ask()
         else:
             behind.then, self.number = self, behind.number
-            if reader is not None:
-                reader.reads(self.number)
+            self._lane.reads(self.number)
 
     def _ask(self) -> None:
         self._caller.open(self._ref, self._message, self, 0.25 + self.layout.nbytes / 100e6)
-        if self._reader is not None and self._message.shared:
-            self._reader.reads(self.number)
+        if self._message.shared:
+            self._lane.reads(self.number)
 
     def go_on(self, lent: list[Any]) -> None:
         """The push has its result, and with it these values, or none."""
-        reader = self._reader
-        if lent and reader is not None:
-            self.complete = self._read(SharedValues(self._message.epoch, *lent), reader)
+        if lent:
+            self.complete = self._read(SharedValues(self._message.epoch, *lent))
         if not self.complete:
-            if reader is not None:
-                reader.over(self.number)
+            self._lane.over(self.number)
             self._ask()
             self._behind = None  # not before it has a number of its own: that of the push is not its to drop
 
@@ -158,9 +123,8 @@ class PullTransfer(Transfer):
         return changed(self._message, whole=False) if self._message.whole else self._message
 
     def feed(self, message: Message) -> bool:
-        reader = self._reader
-        if isinstance(message, SharedValues) and reader is not None:
-            if not self._read(message, reader):
+        if isinstance(message, SharedValues):
+            if not self._read(message):
                 self._caller.send(self, self._message)
                 return False
             return True
@@ -171,18 +135,18 @@ class PullTransfer(Transfer):
             complete = True
         else:
             complete = bool(self._common(message))
-        if complete and reader is not None:
-            reader.over(self.number)
+        if complete:
+            self._lane.over(self.number)
         return complete
 
-    def _read(self, message: SharedValues, reader: Reader) -> bool:
+    def _read(self, message: SharedValues) -> bool:
         """Read in place; where that fails the values are to be asked for over the socket."""
         try:
-            memories = [reader.attach(name) for name in message.memories]
+            memories = [self._lane.attach(name) for name in message.memories]
             if [len(memory) for memory in memories] != [arena.nbytes for arena in self.layout.arenas]:
                 raise Unavailable("the ps's memory is not laid out as agreed")
         except DpsError as error:
-            reader.give_up(error)
+            self._lane.give_up(error)
             self._message = changed(self._message, shared=False)
             return False
         self.counter, self.step = message.counter, message.step
@@ -199,8 +163,7 @@ class PullTransfer(Transfer):
     def release(self) -> None:
         """Give what is held back to the ps."""
         self.held = None
-        if self._reader is not None:
-            self._reader.release(self.number, self.layout.nbytes)
+        self._lane.release(self.number, self.layout.nbytes)
 
     def drop(self) -> None:
         """Forget the request; values that the ps lends to a late answer are given back at once."""
@@ -267,37 +230,24 @@ class PushTransfer(Transfer):
     itself goes again when the ps says that it does not have it.
     """
 
-    def __init__(
-        self,
-        caller: Caller,
-        ref: Ref,
-        ps: int,
-        pieces: list[Push],
-        only_held: bool,
-        aborted: Callable[[], None],
-        otherwise: Callable[[Exception], list[Push]] | None = None,
-        in_full: Callable[[], list[Push]] | None = None,
-        first: Push | None = None,
-        credit: bool = False,
-    ) -> None:
+    def __init__(self, cargo: Cargo, only_held: bool = False, credit: bool = False) -> None:
         """`only_held`: that the ps has the push whole, in memory of its own, is enough (sync, not the step ps).
-        `otherwise` gives other pieces where the ps cannot reach the memory that `pieces` name, `in_full` where it does
-        not have a row list that they name. `first`: what is sent now in place of the only one of `pieces`, which is for
-        when that is to be sent again. `credit`: the ps has given some already. Leaves at the next flush."""
-        super().__init__(caller, ps, aborted)
-        self._otherwise, self._in_full = otherwise, in_full
-        self._pieces, self._only_held = pieces, only_held
-        self._push, self._epoch = pieces[0].number, pieces[0].epoch
+        `credit`: the ps has given some already. Leaves at the next flush."""
+        super().__init__(cargo.peer)
+        self._cargo, self._pieces, self._only_held = cargo, cargo.messages(), only_held
+        self._push, self._epoch = cargo.about.number, cargo.about.epoch
         self.result: Pushed | None = None
         self.accepted: bool | None = None
         self.then: PullTransfer | None = None
         """What waits for the values that come with the result."""
-        self.lends = pieces[0].lend
-        self._credit = len(pieces) == 1 or credit
-        caller.open(ref, first or (pieces[0] if self._credit else Credit(self._epoch, self._push)), self)
+        self.lends = cargo.about.lend
+        self._credit = len(self._pieces) == 1 or credit
+        if cargo.run is not None:
+            cargo.run.reader = self
+        self._caller.open(self._ref, self._pieces[0] if self._credit else Credit(self._epoch, self._push), self)
         if self._credit:
-            for piece in pieces[1:]:
-                caller.send(self, piece)
+            for piece in self._pieces[1:]:
+                self._caller.send(self, piece)
 
     def again(self) -> Message:
         return PushStatus(self._epoch, self._push) if self._credit else Credit(self._epoch, self._push)
@@ -315,14 +265,13 @@ class PushTransfer(Transfer):
             if self._only_held and self.then is not None:
                 self.then.go_on([])
             return self._only_held
-        if isinstance(message, Failed) and self._otherwise is not None:
-            error = message.exception()
-            if isinstance(error, Unavailable):
-                self._pieces, self._otherwise, self._credit = self._otherwise(error), None, False
-                self._caller.send(self, self.again())
-                return False
-        if isinstance(message, RowsUnknown) and self._in_full is not None:
-            self._pieces = self._in_full()
+        error = message.exception() if isinstance(message, Failed) else None
+        if isinstance(error, Unavailable) and self._cargo.out_of_reach(error):
+            self._pieces, self._credit = self._cargo.messages(), False
+            self._caller.send(self, self.again())
+            return False
+        if isinstance(message, RowsUnknown) and self._cargo.in_full():
+            self._pieces = self._cargo.messages()
             self._caller.send(self, self._pieces[0])
             return False
         if isinstance(message, PushMissing) or (isinstance(message, Done) and not self._credit):
@@ -332,7 +281,7 @@ class PushTransfer(Transfer):
 
     def _send(self) -> None:
         """After a credit, or when the ps has lost sight of the push."""
-        if isinstance(self._pieces, list) and not self._credit:
+        if not self._credit:
             self._credit = True
             for piece in self._pieces:
                 self._caller.send(self, piece)
@@ -341,31 +290,3 @@ class PushTransfer(Transfer):
         else:
             self._credit = False
             self._caller.send(self, Credit(self._epoch, self._push))
-
-
-class About(NamedTuple):
-    """What all messages of one push to one shard say: see `Push`."""
-
-    epoch: int
-    number: int
-    step: int
-    counter: int
-    clock: int = 0
-    lend: bool = False
-    released: int = 0
-
-
-def run_pieces(layout: ShardLayout, run: Array, piece_nbytes: int, about: About) -> list[Push]:
-    """A dense push of a shard's run (uint8), cut into messages."""
-    return [
-        Push(
-            *about[:4], RUN, layout.gradient_nbytes, [offset for offset, _ in piece], [], *about[4:],
-            tuple([run[offset : offset + n] for offset, n in piece]),
-        )
-        for piece in layout.pieces(piece_nbytes, trained_only=True)
-    ]  # fmt: skip
-
-
-def shared_message(layout: ShardLayout, memory: list[int], about: About, ready: Sequence[int] = ()) -> list[Push]:
-    """A dense push whose run lies in shared memory; `ready`: only ranges of it are there yet, see `Push`."""
-    return [Push(*about[:4], SHARED, layout.gradient_nbytes, list(ready), [memory, 0], *about[4:])]

@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from dps.actors.caller import Caller
-from dps.actors.ref import Ref
+from dps.client.peer import Peer
 from dps.client.transfers import PullTransfer
 from dps.errors import ProtocolError
 from dps.protocol import Changes, Pull, Values
 from dps.transport.message import Message
 from dps.transport.wire import Array
 from dps.variables.packed import PackedLayout
-from dps.variables.plan import ShardLayout
 
 
 class PackedPull(PullTransfer):
@@ -29,12 +27,12 @@ class PackedPull(PullTransfer):
     """The packed bytes of the version that the message names as its base; set right after the pull was started."""
     arrived: Array | None = None
 
-    def __init__(self, caller: Caller, ref: Ref, ps: int, layout: ShardLayout, message: Pull, *others: Any) -> None:
-        self._packed = PackedLayout(layout, message.parts, message.packed)
+    def __init__(self, peer: Peer, message: Pull, *others: Any) -> None:
+        self._packed = PackedLayout(peer.layout, message.parts, message.packed)
         self._parts: Array | None = None
         """Bytes of the PackedLayout, or of what changed in it, as they come."""
         self._changes = False
-        super().__init__(caller, ref, ps, layout, message, *others)
+        super().__init__(peer, message, *others)
 
     def feed(self, message: Message) -> bool:
         over = self._take(message) if isinstance(message, Changes) else super().feed(message)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from dps import optim, update
-from dps.client.transfers import About, run_pieces, shared_message
+from dps.client.cargo import About, run_pieces, shared_message
 from dps.errors import ProtocolError
 from dps.protocol import APPLIED, REFUSED, RUN, Credit, Members, Push, Pushed, PushMissing
 from dps.ps.intake.credit import CREDIT_TIMEOUT_S

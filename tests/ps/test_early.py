@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dps import optim
-from dps.client.transfers import About, run_pieces
+from dps.client.cargo import About, run_pieces
 from dps.protocol import APPLIED, NO_BASE, REFUSED, Pull, Pushed, Values
 from dps.ps.modes.asynchronous import BoundedMode
 from dps.ps.serving import early, sending

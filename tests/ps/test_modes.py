@@ -10,7 +10,7 @@ import pytest
 from dps import update
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
-from dps.client.transfers import About, run_pieces
+from dps.client.cargo import About, run_pieces
 from dps.errors import Aborted
 from dps.protocol import APPLIED, DROPPED, REFUSED, Members, NotNewer, Pull, Pushed, Values
 from dps.ps.intake.staging import Staged

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dps import optim, update
-from dps.client.transfers import About, shared_message
+from dps.client.cargo import About, shared_message
 from dps.protocol import APPLIED, DROPPED, REFUSED, Decide, Members, Pushed, PushHeld, PushStatus
 from dps.ps.modes.sync import HELD_S, SyncMode
 from dps.ps.server import PsActor

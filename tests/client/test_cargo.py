@@ -9,15 +9,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dps.client.pieces import own_pieces
-from dps.client.transfers import About
-from dps.protocol import RUN
+from dps.client.cargo import About, ArraysCargo
+from dps.protocol import RUN, Push
 from dps.ps.intake.staging import Staged
 from dps.variables.layout import split
-from dps.variables.plan import Plan, VariableSpec, make_plan
+from dps.variables.plan import Plan, ShardLayout, VariableSpec, make_plan
+from tests.client.peers import Wire, peer
 from tests.variables.models import SGD, plans, values_of
 
 ABOUT = About(1, 4, 2, 7, 3)
+
+
+def own_pieces(plan: Plan, layout: ShardLayout, gradients: Any, size: int) -> list[Push] | None:
+    """The messages; None where they do not pay."""
+    if not ArraysCargo.pays(layout, size):
+        return None
+    return ArraysCargo(peer(Wire(size), layout), ABOUT, plan, gradients).messages()
 
 
 def plan_of(*sizes: int) -> Plan:
@@ -35,7 +42,7 @@ def gradients_of(plan: Plan) -> dict[int, Any]:
 def test_the_pieces_make_the_run_and_none_is_longer_than_it_may_be(plan: Plan, size: int) -> None:
     gradients = gradients_of(plan)
     for layout in plan.layouts.values():
-        pieces = own_pieces(plan, layout, gradients, size, ABOUT)
+        pieces = own_pieces(plan, layout, gradients, size)
         if pieces is None:
             continue
         staged = Staged(0, 1, 4, 2, 7, RUN, layout.gradient_nbytes)
@@ -55,7 +62,7 @@ def test_the_pieces_make_the_run_and_none_is_longer_than_it_may_be(plan: Plan, s
 def test_large_gradients_are_sent_from_where_they_lie_and_small_neighbours_together() -> None:
     plan = plan_of(1000, 2, 3, 500, 4)  # 4000, 8, 12, 2000 and 16 bytes; small is below 1024 / 4
     gradients = gradients_of(plan)
-    pieces = own_pieces(plan, plan.layouts[0], gradients, 1024, ABOUT)
+    pieces = own_pieces(plan, plan.layouts[0], gradients, 1024)
     assert pieces is not None
     frames = [(o, a) for piece in pieces for o, a in zip(piece.offsets, piece.arrays, strict=True)]
     assert [(o, a.nbytes) for o, a in frames] == [
@@ -69,14 +76,14 @@ def test_large_gradients_are_sent_from_where_they_lie_and_small_neighbours_toget
 @pytest.mark.parametrize("sizes", [(10,) * 50, (100, *(10,) * 50)])
 def test_where_most_bytes_are_in_small_variables_there_are_no_such_pieces(sizes: tuple[int, ...]) -> None:
     plan = plan_of(*sizes)
-    assert own_pieces(plan, plan.layouts[0], gradients_of(plan), 1024, ABOUT) is None
+    assert own_pieces(plan, plan.layouts[0], gradients_of(plan), 1024) is None
 
 
 def test_a_scalar_and_a_gradient_that_is_not_contiguous_are_taken_as_they_are() -> None:
     specs = [VariableSpec("a", (20, 30), "<f4", SGD), VariableSpec("s", (), "<f4", SGD)]
     plan = make_plan(specs, (0,), lambda *_: 0, None)
     a = np.arange(600, dtype=np.float32).reshape(30, 20).T
-    pieces = own_pieces(plan, plan.layouts[0], {0: a, 1: np.array(5, np.float32)}, 1024, ABOUT)
+    pieces = own_pieces(plan, plan.layouts[0], {0: a, 1: np.array(5, np.float32)}, 1024)
     assert pieces is not None
     got = np.concatenate([array for piece in pieces for array in piece.arrays]).view(np.float32)
     np.testing.assert_array_equal(got, [*np.ascontiguousarray(a).reshape(-1), 5.0])

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from dps.actors.messages import Done, Failed, Waiting
-from dps.actors.ref import Ref
-from dps.actors.requests import Request, Requests
-from dps.client.transfers import About, PullTransfer, PushTransfer, run_pieces
+from dps.client.cargo import About, Run, RunCargo
+from dps.client.transfers import PullTransfer, PushTransfer
 from dps.errors import Aborted, ProtocolError
 from dps.protocol import (
     APPLIED,
@@ -28,37 +27,9 @@ from dps.protocol import (
     PushStatus,
     Values,
 )
-from dps.transport.message import Message
 from dps.variables.plan import Plan, VariableSpec, make_plan
+from tests.client.peers import Wire, peer
 from tests.variables.models import SGD, plans, values_of
-
-PS = Ref("127.0.0.1:1", "ps")
-
-
-class Wire:
-    """Stands for a Caller: notes what is sent, and hands in answers."""
-
-    def __init__(self) -> None:
-        self.sent: list[Message] = []
-        self.requests = Requests()
-        self.aborted = 0
-
-    def open(self, to: Ref, message: Message, request: Request, resend_s: float | None = None) -> None:
-        self.sent.append(message)
-        self.requests.open(0.0, to, request, 1e9, resend_s)
-
-    def send(self, request: Request, message: Message) -> None:
-        self.sent.append(message)
-
-    def answer(self, *messages: Message) -> None:
-        for message in messages:
-            self.requests.answer(1, message, 0.0)
-
-    def drop(self, request: Request) -> None:
-        self.requests.close(request)
-
-    def abort(self) -> None:
-        self.aborted += 1
 
 
 def small() -> Plan:
@@ -71,7 +42,7 @@ def small() -> Plan:
 def pull(plan: Plan, ps: int, whole: bool = False) -> tuple[Wire, PullTransfer]:
     wire = Wire()
     message = Pull(1, 0, 0, 0, -1, [], whole=whole)
-    return wire, PullTransfer(wire, PS, ps, plan.layouts[ps], message, wire.abort)  # type: ignore[arg-type]
+    return wire, PullTransfer(peer(wire, plan.layouts[ps], ps=ps), message)
 
 
 def pieces_of(plan: Plan, ps: int, run: Any, counter: int, size: int, whole: bool = False) -> list[Values]:
@@ -154,10 +125,14 @@ def test_an_epoch_that_is_over_is_told_and_does_not_end_the_transfer() -> None:
 
 def push(size: int, held: bool = False, credit: bool = False) -> tuple[Wire, PushTransfer, list[Push]]:
     """A push of 32 bytes in pieces of `size`, as number 4 of epoch 1."""
-    plan, wire = small(), Wire()
-    pieces = run_pieces(plan.layouts[0], run_of(plan, 0), size, About(1, 4, 2, 7))
-    transfer = PushTransfer(wire, PS, 0, pieces, held, wire.abort, credit=credit)  # type: ignore[arg-type]
-    return wire, transfer, pieces
+    plan, wire = small(), Wire(size)
+    to = peer(wire, plan.layouts[0])
+    run = Run(wire.runtime, to.lane, 32)  # type: ignore[arg-type]
+    run.bytes[:] = run_of(plan, 0)[:32]
+    cargo = RunCargo(to, About(1, 4, 2, 7), run)
+    transfer = PushTransfer(cargo, held, credit)
+    assert run.in_use
+    return wire, transfer, transfer._pieces
 
 
 def pushed(status: str) -> Pushed:

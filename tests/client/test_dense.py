@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dps.client.dense import Whole, fit, gather, gather_pieces, is_whole
+from dps.client.dense import Whole, fit, gather, is_whole
 from dps.transport.dtypes import BFLOAT16, dtype_of
 from dps.variables.layout import split
 from dps.variables.plan import Plan, VariableSpec, make_plan
@@ -51,30 +50,6 @@ def test_values_of_all_variables_are_gathered_each_in_its_place(plan: Plan) -> N
             run = np.zeros(layout.nbytes, np.uint8)
             gather(plan, layout, Whole(values), run, trained_only)
             np.testing.assert_array_equal(run, laid_out(plan, ps, values, trained_only))
-
-
-@settings(max_examples=100)
-@given(plans(), st.integers(1, 300), st.booleans())
-def test_gathered_piece_by_piece_the_run_is_the_same(plan: Plan, size: int, whole: bool) -> None:
-    values = list(values_of(plan).values())
-    gradients: Any = Whole(values) if whole else dict(enumerate(values))
-    for ps, layout in plan.layouts.items():
-        run, wanted = np.zeros(layout.nbytes, np.uint8), laid_out(plan, ps, values)
-        covered = np.zeros(layout.nbytes, np.uint8)
-        for offset, nbytes in gather_pieces(plan, layout, gradients, run, 8 * size):
-            assert 0 < nbytes <= 8 * size
-            np.testing.assert_array_equal(run[offset : offset + nbytes], wanted[offset : offset + nbytes])
-            layout.check_range(offset, nbytes, trained_only=True)
-            covered[offset : offset + nbytes] += 1
-        assert covered.max(initial=0) <= 1 and int(covered.sum()) == layout.gradient_nbytes
-
-
-def test_pieces_end_where_a_variable_ends_unless_it_is_longer_than_a_piece() -> None:
-    plan = one_ps(*[((n,), "<f4") for n in (2, 0, 3, 9, 1, 1)])  # 8, 0, 12, 36, 4 and 4 bytes
-    values = list(values_of(plan).values())
-    run = np.zeros(plan.layouts[0].nbytes, np.uint8)
-    found = list(gather_pieces(plan, plan.layouts[0], Whole(values), run, 16))
-    assert found == [(0, 8), (8, 12), (20, 16), (36, 16), (52, 12)]
 
 
 @pytest.mark.parametrize("strided", [False, True])

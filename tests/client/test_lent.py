@@ -7,52 +7,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dps.client.cargo import About, Run, RunCargo
 from dps.client.transfers import PullTransfer, PushTransfer
-from dps.errors import Unavailable
-from dps.protocol import APPLIED, DROPPED, REFUSED, RUN, Pull, Push, Pushed, PushStatus, Values
-from tests.variables.test_transfers import PS, Wire, pieces_of, run_of, small
+from dps.protocol import APPLIED, DROPPED, REFUSED, Pull, Pushed, PushStatus, Values
+from tests.client.peers import Memory, Wire, peer
+from tests.client.test_transfers import pieces_of, run_of, small
 
 LENT = [8, 3, [[1, 2]]]
 
 
-class Memory:
-    """Stands for a lane: one arena of the ps's, under the name [1, 2]."""
-
-    def __init__(self, there: bool = True) -> None:
-        self.values, self.there, self.on = run_of(small(), 0, 100)[:32], there, True
-        self.reading: set[int] = set()
-        self.released: list[int] = []
-
-    def attach(self, name: list[int]) -> Any:
-        if not self.there or name != [1, 2]:
-            raise Unavailable("gone")
-        return self.values
-
-    def reads(self, number: int) -> None:
-        self.reading.add(number)
-
-    def over(self, number: int) -> None:
-        self.reading.discard(number)
-
-    def release(self, number: int, nbytes: int) -> None:
-        self.reading.discard(number)
-        self.released.append(number)
-
-    def give_up(self, error: Exception) -> None:
-        self.on = False
-
-
-class RuntimeOfMachine:
-    simulated = False
+def there() -> Memory:
+    return Memory(run_of(small(), 0, 100)[:32])
 
 
 def step(memory: Memory) -> tuple[Wire, PushTransfer, PullTransfer]:
     wire, layout = Wire(), small().layouts[0]
-    wire.runtime = RuntimeOfMachine()  # type: ignore[attr-defined]
-    pieces = [Push(1, 4, 0, 0, RUN, layout.gradient_nbytes, [0], [], 0, True, 1, (run_of(small(), 0),))]
-    push = PushTransfer(wire, PS, 0, pieces, False, wire.abort)  # type: ignore[arg-type]
-    asked = Pull(1, 0, 4, 0, -1, [], shared=True)
-    pull = PullTransfer(wire, PS, 0, layout, asked, wire.abort, memory, behind=push)  # type: ignore[arg-type]
+    to = peer(wire, layout, memory)
+    private = Run(wire.runtime, Memory(on=False), 64)  # type: ignore[arg-type]
+    push = PushTransfer(RunCargo(to, About(1, 4, 0, 0, 0, True, 1), private))
+    pull = PullTransfer(to, Pull(1, 0, 4, 0, -1, [], shared=True), behind=push)
     return wire, push, pull
 
 
@@ -62,7 +35,7 @@ def pushed(status: str = APPLIED, lent: Any = ()) -> Pushed:
 
 @pytest.mark.parametrize("status", [APPLIED, DROPPED])
 def test_values_that_come_with_a_result_are_read_and_given_back_and_no_pull_is_sent(status: str) -> None:
-    memory = Memory()
+    memory = there()
     wire, push, pull = step(memory)
     assert len(wire.sent) == 1 and memory.reading == {1}
     wire.answer(pushed(status, LENT))
@@ -73,7 +46,7 @@ def test_values_that_come_with_a_result_are_read_and_given_back_and_no_pull_is_s
 
 
 def test_a_result_without_values_is_followed_by_a_pull() -> None:
-    memory = Memory()
+    memory = there()
     wire, push, pull = step(memory)
     assert push.again() == PushStatus(1, 4)  # as after a result that was lost
     wire.answer(pushed())
@@ -85,7 +58,7 @@ def test_a_result_without_values_is_followed_by_a_pull() -> None:
 
 
 def test_values_that_cannot_be_read_are_asked_for_over_the_socket() -> None:
-    memory = Memory(there=False)
+    memory = Memory()
     wire, _, pull = step(memory)
     wire.answer(pushed(lent=LENT))
     assert not pull.complete and not memory.on
@@ -96,13 +69,13 @@ def test_values_that_cannot_be_read_are_asked_for_over_the_socket() -> None:
 
 
 def test_a_refused_push_asks_for_nothing() -> None:
-    wire, push, pull = step(Memory())
+    wire, push, pull = step(there())
     wire.answer(pushed(REFUSED))
     assert push.complete and not pull.complete and len(wire.sent) == 1
 
 
 def test_who_gives_up_waiting_gives_the_values_of_a_late_result_back() -> None:
-    memory = Memory()
+    memory = there()
     wire, push, pull = step(memory)
     pull.drop()
     assert memory.released == [1] and not memory.reading

@@ -15,8 +15,8 @@ from dps.errors import ProtocolError
 from dps.protocol import Pull, Values
 from dps.transport.message import changed
 from dps.variables.plan import Plan, VariableSpec, make_plan
+from tests.client.test_transfers import pieces_of, pull, run_of
 from tests.variables.models import SGD, plans
-from tests.variables.test_transfers import pieces_of, pull, run_of
 
 
 def three() -> Plan:

@@ -1,0 +1,196 @@
+"""What a session sends one shard for one push: told by its place in shared memory, or in pieces over a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dps.actors.requests import Request
+from dps.client.lanes import Lane
+from dps.client.peer import Peer
+from dps.errors import Unavailable
+from dps.protocol import RUN, SHARED, Push
+from dps.transport.endpoint import Memory, Runtime
+from dps.transport.wire import Array
+from dps.variables.layout import Gradient, split
+from dps.variables.plan import Arena, Plan, ShardLayout, piece_size
+
+SMALL = 4
+"""Variables of less than the shortest piece by this are gathered with their neighbours, and no less of a longer one is
+sent alone to fill a message: a frame costs as much as to copy that much."""
+
+
+class About(NamedTuple):
+    """What all messages of one push to one shard say: see `Push`."""
+
+    epoch: int
+    number: int
+    step: int
+    counter: int
+    clock: int = 0
+    lend: bool = False
+    released: int = 0
+
+    def push(
+        self, form: int, nbytes: int, offsets: list[int], parts: list[object], arrays: tuple[Array, ...] = ()
+    ) -> Push:
+        """One message of the push."""
+        return Push(*self[:4], form, nbytes, offsets, parts, *self[4:], arrays)
+
+
+class Run:
+    """Memory of a session's own for what it pushes to one shard, shared with its ps where the lane is on."""
+
+    def __init__(self, runtime: Runtime, lane: Lane, nbytes: int) -> None:
+        self.memory: Memory | None = None
+        """None: it is not shared."""
+        if lane.on:
+            try:
+                self.memory = runtime.share(nbytes)
+            except Unavailable as error:
+                lane.give_up(error)
+        self.bytes: Array = np.zeros(nbytes, np.uint8) if self.memory is None else self.memory.array
+        self.reader: Request | None = None
+        """The push that was made of it."""
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a push that was made of it is still in flight."""
+        return self.reader is not None and not self.reader.complete
+
+
+class Cargo:
+    """What one shard gets of one push. It is gathered once; its messages are the same however often they are sent."""
+
+    run: Run | None = None
+    """The memory that holds it, which is in use until the push has its result. None: the caller's own arrays."""
+
+    def __init__(self, peer: Peer, about: About) -> None:
+        self.peer, self.about = peer, about
+
+    def messages(self) -> list[Push]:
+        """The push: one message where its values lie in shared memory, else all of its bytes in pieces."""
+        raise NotImplementedError
+
+    @property
+    def memory(self) -> Memory | None:
+        """The shared memory that `messages` name; None where the bytes travel."""
+        return self.run.memory if self.run is not None and self.peer.lane.on else None
+
+    def out_of_reach(self, error: Exception) -> bool:
+        """The ps cannot read the session's memory: from now on the bytes travel. False where they do already."""
+        if self.run is None or self.run.memory is None:
+            return False
+        self.peer.lane.give_up(error)
+        self.run.memory = None
+        return True
+
+    def in_full(self) -> bool:
+        """The ps has lost a row list: from now on row numbers travel. False where there are none."""
+        return False
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether its bytes travel in messages that the ps may apply one by one."""
+        return False
+
+
+class RunCargo(Cargo):
+    """Gradients of all of a shard, in a run laid out as the shard is."""
+
+    def __init__(self, peer: Peer, about: About, run: Run) -> None:
+        super().__init__(peer, about)
+        self.run: Run = run
+
+    def messages(self) -> list[Push]:
+        layout, memory = self.peer.layout, self.memory
+        if memory is not None:
+            return shared_message(layout, memory.name, self.about)
+        size = piece_size(layout.gradient_nbytes, self.peer.caller.runtime.piece_nbytes)
+        return run_pieces(layout, self.run.bytes, size, self.about)
+
+    @property
+    def in_pieces(self) -> bool:
+        return self.memory is None
+
+
+def shared_message(layout: ShardLayout, memory: list[int], about: About, ready: Sequence[int] = ()) -> list[Push]:
+    """The message of a push whose run lies at the beginning of shared memory; `ready`: see `Push`."""
+    return [about.push(SHARED, layout.gradient_nbytes, list(ready), [memory, 0])]
+
+
+def run_pieces(layout: ShardLayout, run: Array, piece_nbytes: int, about: About) -> list[Push]:
+    """A push of a shard's run (uint8), cut into messages."""
+    return [
+        about.push(
+            RUN, layout.gradient_nbytes, [at for at, _ in piece], [], tuple([run[at : at + n] for at, n in piece])
+        )
+        for piece in layout.pieces(piece_nbytes, trained_only=True)
+    ]
+
+
+class ArraysCargo(Cargo):
+    """Gradients of all of a shard, sent from the caller's own arrays, which stay as they are until the push has its
+    result; small neighbours are gathered together."""
+
+    def __init__(self, peer: Peer, about: About, plan: Plan, gradients: Mapping[int, Gradient]) -> None:
+        super().__init__(peer, about)
+        self._plan, self._gradients = plan, gradients
+
+    in_pieces = True
+
+    @staticmethod
+    def pays(layout: ShardLayout, smallest: int) -> bool:
+        """Whether most of the bytes are in large variables; `smallest` is the runtime's `piece_nbytes`."""
+        sizes = layout.gradient_sizes
+        large = int(sizes[sizes >= smallest // SMALL].sum())
+        return large > 0 and 2 * large >= layout.gradient_nbytes
+
+    def messages(self) -> list[Push]:
+        layout, smallest = self.peer.layout, self.peer.caller.runtime.piece_nbytes
+        small, nbytes = smallest // SMALL, layout.gradient_nbytes
+        trained = (arena for arena in layout.arenas if arena.optimizer is not None)
+        spans = [span for arena in trained for span in self._spans(arena, small)]
+        return [
+            self.about.push(RUN, nbytes, [at for at, _ in piece], [], tuple([data for _, data in piece]))
+            for piece in _cut(spans, piece_size(nbytes, smallest), small)
+        ]
+
+    def _spans(self, arena: Arena, small: int) -> Iterator[tuple[int, Array]]:
+        """The bytes of an arena's gradients, in order, each with its offset in the run; small neighbours as one."""
+        at = arena.offset
+        together: list[Array] = []
+        for part in arena.parts:
+            gradient = self._gradients[part.variable]
+            assert isinstance(gradient, np.ndarray), "a push of all of a shard is dense"
+            source = np.ascontiguousarray(split(gradient, part, len(self._plan.parts_of[part.variable])))
+            data = source.reshape(-1).view(np.uint8)
+            if data.nbytes < small:
+                together.append(data)
+                continue
+            for span in (np.concatenate(together) if together else None, data):
+                if span is not None:
+                    yield at, span
+                    at += span.nbytes
+            together = []
+        if together:
+            yield at, np.concatenate(together)
+
+
+def _cut(spans: list[tuple[int, Array]], piece_nbytes: int, least: int) -> list[list[tuple[int, Array]]]:
+    """Spans in pieces of at most `piece_nbytes` bytes; what is cut off is at a multiple of 64, or ends there."""
+    pieces: list[list[tuple[int, Array]]] = [[]]
+    room = most = max(piece_nbytes, 64)
+    for offset, data in spans:
+        at = 0
+        while at < data.nbytes:
+            left = data.nbytes - at
+            if left > room and room < max(least, 64):
+                pieces.append([])
+                room = most
+            n = left if left <= room else room // 64 * 64
+            pieces[-1].append((offset + at, data[at : at + n]))
+            at, room = at + n, room - n
+    return pieces

@@ -1,0 +1,132 @@
+"""Prepares a push: gradients are checked, a kind of cargo is chosen for each ps, and what it holds is gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dps.client.cargo import About, ArraysCargo, Cargo, Run, RunCargo
+from dps.client.connection import Connection
+from dps.client.dense import gather, is_whole
+from dps.client.partial import PartsCargo
+from dps.client.peer import Peer
+from dps.transport.dtypes import is_float
+from dps.transport.endpoint import Runtime
+from dps.transport.wire import Array
+from dps.variables.layout import Gradient, fill_run, parts_of_shard
+from dps.variables.packed import PackedGradient
+from dps.variables.plan import ShardLayout
+from dps.variables.tree import Rows
+
+KEPT = 4
+"""Results of `session.gradients()` that are known again when they are pushed."""
+
+
+class Runs:
+    """Runs for pushes to one ps: each is used again when its push has its result."""
+
+    def __init__(self, runtime: Runtime, peer: Peer) -> None:
+        self._runtime, self._lane = runtime, peer.lane
+        self._made: list[Run] = []
+
+    def take(self, nbytes: int) -> Run:
+        """A run of at least so many bytes that nobody reads; its bytes are undefined."""
+        idle = [run for run in self._made if not run.in_use]
+        for run in idle:
+            if len(run.bytes) >= nbytes and (run.memory is not None or not self._lane.on):
+                return run
+        made = Run(self._runtime, self._lane, nbytes)
+        self._made = [run for run in self._made if run not in idle] + [made]  # the idle ones are too small
+        return made
+
+    def take_rounded(self, nbytes: int) -> Run:
+        """As `take`, for what is of another size each time."""
+        return self.take(1 << (nbytes - 1).bit_length())
+
+
+class OwnRun(Run):
+    """A run that the user fills: its parts are the arrays of `session.gradients()`."""
+
+    def __init__(self, runtime: Runtime, peer: Peer) -> None:
+        super().__init__(runtime, peer.lane, peer.layout.nbytes)
+        self.parts = peer.layout.listed(peer.layout.memories(self.bytes))
+        """As arrays, in the order of the run."""
+        self.views = dict(zip(peer.layout.indices, self.parts, strict=True))
+        """The same, by index."""
+
+    def holds(self, layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
+        """Whether gradients of all of the shard were written to these arrays, as far as the first of them tells."""
+        gradient, view = gradients[layout.trained[0].variable], self.views[layout.trained[0].index]
+        return gradient is view or (isinstance(gradient, np.ndarray) and np.may_share_memory(gradient, view))
+
+
+class Loader:
+    """Prepares the pushes of one session, and has the memory that they are gathered in."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._runs: dict[int, Runs] = {}
+        self._own: list[dict[int, OwnRun]] = []
+        """For each result of `session.gradients()`, by ps."""
+
+    def check(self, gradients: Mapping[int, Gradient]) -> None:
+        """ValueError for NaN and infinite values where the ps cannot refuse the push as one: in async with several."""
+        connection = self._connection
+        if not connection.sync and len(connection.plan.ps) > 1 and connection.settings.get("check_finite", True):
+            for index, gradient in gradients.items():
+                _check_finite(connection.plan.variables[index].name, gradient)
+
+    def cargo(self, ps: int, gradients: Mapping[int, Gradient], about: About) -> Cargo | None:
+        """What one ps gets; None for nothing. In sync every ps gets a push, and the step ps does in every mode."""
+        connection, peer = self._connection, self._connection.peers[ps]
+        if is_whole(peer.layout, gradients):
+            travels = not peer.lane.on and self._own_run(peer, gradients) is None
+            if travels and ArraysCargo.pays(peer.layout, connection.runtime.piece_nbytes):
+                return ArraysCargo(peer, about, connection.plan, gradients)
+            return RunCargo(peer, about, self.run(ps, gradients))
+        parts = parts_of_shard(connection.plan, peer.layout, gradients, connection.row_lists)
+        if not parts and not connection.sync and ps != connection.step_ps:
+            return None
+        return PartsCargo(peer, about, parts, self._of(ps).take_rounded)
+
+    def run(self, ps: int, gradients: Mapping[int, Gradient]) -> Run:
+        """A run with the gradients of all of a shard in it: the user's own where they lie there, or they are copied."""
+        peer, plan = self._connection.peers[ps], self._connection.plan
+        own = self._own_run(peer, gradients)
+        if own is not None and not own.in_use:
+            fill_run(plan, peer.layout, gradients, own.views, own.bytes)
+            return own
+        run = self._of(ps).take(peer.layout.nbytes)
+        gather(plan, peer.layout, gradients, run.bytes)
+        return run
+
+    def _own_run(self, peer: Peer, gradients: Mapping[int, Gradient]) -> OwnRun | None:
+        return next((runs[peer.ps] for runs in self._own if runs[peer.ps].holds(peer.layout, gradients)), None)
+
+    def _of(self, ps: int) -> Runs:
+        if ps not in self._runs:
+            self._runs[ps] = Runs(self._connection.runtime, self._connection.peers[ps])
+        return self._runs[ps]
+
+    def own_parts(self) -> list[Array]:
+        """Arrays for the user to fill, of all parts of all shards, in the order of their runs."""
+        runs = {ps: OwnRun(self._connection.runtime, peer) for ps, peer in self._connection.peers.items()}
+        self._own = [*self._own[1 - KEPT :], runs]
+        return [part for run in runs.values() for part in run.parts]
+
+    def forget(self) -> None:
+        """The session has joined anew. A ps may still read the runs of before, which go when it has done so; of the
+        user's own it has forgotten who lent them."""
+        self._runs = {}
+        for run in (run for runs in self._own for run in runs.values()):
+            run.reader = None
+
+
+def _check_finite(name: str, gradient: Gradient) -> None:
+    assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
+    values = gradient.values if isinstance(gradient, Rows) else gradient
+    with np.errstate(all="ignore"):
+        suspect = is_float(values.dtype) and not np.isfinite(np.sum(values))
+    if suspect and not np.isfinite(values).all():
+        raise ValueError(f"the gradient of {name} has NaN or infinite values")
