@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Actor:
-    """Handles messages one at a time on its node's thread; a method `on_<MessageClass>` per message it knows.
+    """Handles messages one at a time on its node's thread, with a method `on_<MessageClass>` for each message class.
 
     A handler gets the message and its sender and answers with `self.node.answer(sender, ...)`, now or later.
     It must be idempotent: senders send again while no answer comes. An exception answers the sender.
@@ -24,23 +24,23 @@ class Actor:
     node: Node
     name: str
     _handlers: Mapping[type[Message], Callable[[Any, Sender], None]] = MappingProxyType({})
-    """Those found so far."""
+    """The handlers found so far, by message class."""
 
     def started(self) -> None:
-        """The node has begun to run; nothing was handled yet."""
+        """Called when the node has begun to run, before it handles any message."""
 
     def stopping(self) -> None:
-        """The node ends after this; open questions should be answered here."""
+        """Called before the node ends; answer open requests here."""
 
     def too_late(self) -> DpsError:
-        """What they are answered whose messages came when the node ended."""
+        """The error that answers messages which arrived while the node ended."""
         return Unavailable(f"{self.node.name} has stopped")
 
     def lost(self, address: str, silent_s: float) -> None:
-        """A watched node has been away for longer than its grace."""
+        """Called when a watched node has been away for longer than its grace period."""
 
     def back(self, address: str) -> None:
-        """A watched node is connected (again)."""
+        """Called when a watched node is connected (again)."""
 
     def handle(self, message: Message, sender: Sender) -> None:
         """Dispatch to `on_<MessageClass>`."""

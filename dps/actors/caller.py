@@ -27,9 +27,9 @@ def _all_complete(requests: Sequence[Request]) -> bool:
 
 
 class Caller:
-    """Asks actors and waits for the answers, all on the thread that calls; no thread of its own.
+    """Asks actors and waits for the answers on the calling thread; it has no thread of its own.
 
-    Requests go on while nobody waits: they are received and sent again during the next `wait` or `poll`.
+    Requests stay open while nobody waits: the next `wait` or `poll` receives their answers and resends them.
     """
 
     def __init__(self, runtime: Runtime, name: str) -> None:
@@ -39,9 +39,9 @@ class Caller:
         self._outbox = Outbox(self._endpoint, runtime.together)
         self._requests = Requests()
         self.away: dict[str, float] = {}
-        """Addresses whose connection broke, and when, on the clock of `now`."""
+        """Addresses whose connection is broken, and since when, on the clock of `now`."""
         self._posted = 0
-        """The number of what was posted and is waited for."""
+        """The number of the posted request that has no answer yet."""
         self._heard: Message | None = None
 
     def now(self) -> float:
@@ -56,31 +56,31 @@ class Caller:
         again: Callable[[], Message | None] | None = None,
         resend_s: float | None = None,
     ) -> Request:
-        """Send a request; `feed` gets each answer and says when it is complete. Does not block."""
+        """Send a request; `feed` gets each answer and returns True when the request is complete. Does not block."""
         request = Question(feed, again or (lambda: message), _nothing)
         self.open(to, message, request, resend_s)
         self._outbox.flush()
         return request
 
     def open(self, to: Ref, message: Message, request: Request, resend_s: float | None = None) -> None:
-        """As `start`, but the message leaves at the next `flush`, `wait` or `poll`, with others to the same node."""
+        """Like `start`, but the message leaves at the next `flush`, `wait` or `poll`, bundled by node."""
         self._requests.open(self._time.now(), to, request, NEVER, resend_s)
         self.send(request, message)
 
     def send(self, request: Request, message: Message) -> None:
-        """Write a (further) message under a request's number; it leaves as those of `open`."""
+        """Queue a (further) message under a request's number; it leaves like those of `open`."""
         to = request.to
         self._outbox.put(to.address, Envelope(message, to.actor, request.number, self.name, self.incarnation))
 
     def post(self, to: Ref, message: Message) -> int:
-        """Send a request at once, and once only; returns its number, for `hear`. Does not block."""
+        """Send a request at once and never again; returns its number, for `hear`. Does not block."""
         number = self._requests.numbered()
         self._outbox.put(to.address, Envelope(message, to.actor, number, self.name, self.incarnation))
         self._outbox.flush()
         return number
 
     def hear(self, number: int, wait_s: float) -> Message | None:
-        """The first answer to what was posted under a number; None when none comes in time. Blocks up to `wait_s`."""
+        """The first answer to the posted request of this number; None if none comes in time. Blocks up to `wait_s`."""
         self._posted, self._heard = number, None
         deadline = self._time.now() + wait_s
         try:
@@ -97,7 +97,7 @@ class Caller:
         return self._requests.next_number
 
     def flush(self) -> None:
-        """Send what was written."""
+        """Send all queued messages."""
         self._outbox.flush()
 
     def ask(self, to: Ref, message: Message, timeout_s: float) -> Message:
@@ -119,7 +119,7 @@ class Caller:
         return answers[0]
 
     def wait(self, requests: Sequence[Request], timeout_s: float, stop: Callable[[], bool] | None = None) -> bool:
-        """Pump until all requests are complete, `stop()` is true, or the time is over; True when complete. Blocks."""
+        """Send and receive until all requests are complete (True), `stop()` is true or the time is over. Blocks."""
         now = self._time.now()
         deadline = now + timeout_s
         while not _all_complete(requests):
@@ -135,7 +135,7 @@ class Caller:
         return True
 
     def poll(self) -> None:
-        """Take what has arrived, without waiting."""
+        """Handle everything that has arrived, without waiting."""
         while self.turn(0.0):
             pass
 
@@ -149,11 +149,11 @@ class Caller:
 
     @property
     def direct(self) -> bytes:
-        """What a node on this machine can pair with."""
+        """The name that a node on this machine needs to pair with this caller."""
         return self._endpoint.direct
 
     def pair(self, address: str, name: bytes) -> None:
-        """A node on this machine has paired with this caller: small messages go past the sockets."""
+        """Note that a node on this machine has paired with this caller: small messages go as datagrams."""
         self._endpoint.pair(address, name, True)
 
     def disconnect(self, address: str) -> None:
@@ -168,7 +168,7 @@ class Caller:
             self._endpoint.close()
 
     def turn(self, wait_s: float) -> bool:
-        """Send what was written and take one event; False when none came in time. Blocks up to `wait_s`."""
+        """Send all queued messages and handle one event; False if none came in time. Blocks up to `wait_s`."""
         self._outbox.flush()
         event = self._time.receive(self._endpoint, wait_s)
         now = self._time.now()

@@ -7,11 +7,11 @@ from dps.transport.message import Message
 
 
 class Done(Message, kind=1):
-    """The request was carried out; there is nothing to tell."""
+    """The request was carried out; the answer has no content."""
 
 
 class Failed(Message, kind=2):
-    """The request was refused or its handler raised: class and text of the error, the task, its traceback."""
+    """The request was refused, or its handler raised an error: its class and text, the task, the traceback."""
 
     error: str
     text: str
@@ -19,7 +19,7 @@ class Failed(Message, kind=2):
     traceback: str
 
     def exception(self) -> Exception:
-        """The error as this side raises it."""
+        """The exception that this side raises for it."""
         return from_wire(self.error, self.text, self.task, self.traceback)
 
     @staticmethod
@@ -29,6 +29,6 @@ class Failed(Message, kind=2):
 
 
 class Waiting(Message, kind=3):
-    """The request is known and waits; `reason` names who is waited for. Never the last answer."""
+    """The request was received and waits; `reason` names whom it waits for. Never the last answer."""
 
     reason: str

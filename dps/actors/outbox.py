@@ -1,6 +1,6 @@
 """Collects outgoing messages, so that messages to one node in one turn leave as a single bundle.
 
-A message costs the receiver a wake-up, which takes longer than most messages take to handle.
+Each message wakes the receiver, which takes longer than handling most messages.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dps.transport.endpoint import Endpoint, Route
 from dps.transport.wire import Array, Envelope, bundle, encode
 
 TOGETHER_NBYTES = 16 * 1024
-"""Messages with longer arrays travel alone."""
+"""Messages with longer arrays are sent alone."""
 
 _Letter = tuple[bytes, tuple[Array, ...], Callable[[], None] | None]
 
 
 class Outbox:
-    """What one endpoint is to send at the next `flush`, in the order of `put` for each route."""
+    """The messages that one endpoint sends at the next `flush`, in the order of `put` for each route."""
 
     def __init__(self, endpoint: Endpoint, together: int) -> None:
-        """`together`: the most messages that travel as one."""
+        """`together`: the most messages in one bundle."""
         self._endpoint, self._together = endpoint, together
         self._waiting: dict[Route, list[_Letter]] = {}
 
     def put(self, route: Route, envelope: Envelope, done: Callable[[], None] | None = None) -> None:
-        """Take a message; large ones leave at once. `done`: its arrays may change again.
+        """Queue a message; large ones leave at once. `done` is called when its arrays may change again.
 
         Raises what `Endpoint.send` would: ValueError for an array that is not contiguous, ConfigError for a malformed
         address, Unavailable for a host that is not known or a closed endpoint.
@@ -50,7 +50,7 @@ class Outbox:
             self._send(route, waiting)
 
     def flush(self) -> None:
-        """Send all that waits."""
+        """Send all queued messages."""
         if self._waiting:
             for route, waiting in self._waiting.items():
                 self._send(route, waiting)

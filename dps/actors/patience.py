@@ -7,14 +7,14 @@ AGAIN_S = 10.0
 
 
 class Patience:
-    """Of one who may wait, now and then. Times are the runtime's."""
+    """Reporting times for one task that waits now and then. Times are the runtime's."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._tell_at = 0.0
 
     def due(self, now: float) -> bool:
-        """Whether to tell now of a wait that goes on. The first call of a wait begins it."""
+        """Whether to report the current wait now. The first call of a wait begins it."""
         if self._since is None:
             self._since, self._tell_at = now, now + FIRST_S
         if now < self._tell_at:
@@ -23,5 +23,5 @@ class Patience:
         return True
 
     def over(self) -> None:
-        """Nobody is waited for."""
+        """End the current wait."""
         self._since = None

@@ -10,7 +10,7 @@ from dps.transport.endpoint import Route
 
 @record
 class Ref:
-    """An actor somewhere: the address of its node and its name there."""
+    """Names an actor: the address of its node and its name there."""
 
     address: str
     actor: str
@@ -20,7 +20,7 @@ class Ref:
 
 
 class Sender(NamedTuple):
-    """Who sent the message in hand, and how to answer: `request` is 0 where no answer is wanted."""
+    """The sender of the current message, and how to answer it: `request` is 0 if no answer is wanted."""
 
     route: Route
     request: int

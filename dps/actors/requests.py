@@ -1,9 +1,9 @@
 """Pending requests as a state machine without sockets: numbers, deadlines and resends.
 
-A request is a number and a count: it is sent once, sent again while nothing comes, fed with every answer that
-bears its number, and ends when its `feed` says that the answer is complete, or when its deadline passes.
-Handlers on the other side are idempotent, so sending again is always allowed; late and doubled answers find no
-request and are dropped.
+Each request has a number. It is sent, and sent again while no answer comes. Its `feed` gets every answer that carries
+the number. It ends when `feed` returns True, because the answer is complete, or when its deadline passes. Handlers on
+the other side are idempotent, so resending is always allowed. Late and duplicate answers find no request; they are
+dropped.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from dps.transport.message import Message
 FIRST_RESEND_S = 0.25
 LAST_RESEND_S = 2.0
 TIMES = 3
-"""A request is not sent again before so many times the usual delay of its node's first answers: a node that is slow for
-it has much to do would otherwise be asked twice and three times for everything, and be slower yet. (As TCP's
-retransmission timer, RFC 6298, but with any first answer as a sample: it bears the request's number.)"""
+"""A request is not sent again before this many times the usual delay of its node's first answers. Otherwise a busy node
+would get every request two or three times and become slower still. (Like TCP's retransmission timer, RFC 6298, but any
+first answer is a sample, because it carries the request's number.)"""
 SMOOTHING = 8
-"""The usual delay rises with each that is longer, and falls by an eighth of the difference with each that is not."""
+"""A longer delay becomes the usual one at once; a shorter delay lowers it by an eighth of the difference."""
 
 Feed = Callable[[Message], bool]
-"""Takes one answer; True when the request has all it wanted."""
+"""Takes one answer; returns True when the request is complete."""
 
 
 class Request:
-    """One question on its way; what becomes of its answers is for the class of it."""
+    """One open request; subclasses decide how to use its answers."""
 
     number = 0
     to: Ref
     complete = False
     deadline = resend_s = next_at = 0.0
     asked_at = 0.0
-    """On the clock of `open`; -1 once something has come."""
+    """When it was sent, on the clock of `open`; -1 once an answer has come."""
 
     def feed(self, message: Message) -> bool:
-        """Take one answer; True when the request has all it wanted."""
+        """Take one answer; returns True when the request is complete."""
         raise NotImplementedError
 
     def again(self) -> Message | None:
-        """The message for a resend, or None to only keep waiting."""
+        """The message for a resend, or None to keep waiting without one."""
         raise NotImplementedError
 
     def expired(self) -> None:
-        """The deadline has passed."""
+        """Called when the deadline has passed."""
 
 
 class Question(Request):
-    """A request whose parts are functions."""
+    """A request whose methods are given as functions."""
 
     def __init__(self, feed: Feed, again: Callable[[], Message | None], expired: Callable[[], None]) -> None:
         self._feed, self._again, self._expired = feed, again, expired
@@ -66,7 +66,7 @@ class Question(Request):
 
 
 class Requests:
-    """All requests of one asker, under dense numbers from 1."""
+    """All open requests of one asker, numbered from 1 without gaps."""
 
     def __init__(self, first_resend_s: float = FIRST_RESEND_S) -> None:
         self.first_resend_s = first_resend_s
@@ -74,7 +74,7 @@ class Requests:
         self._open: dict[int, Request] = {}
         self._timers: list[tuple[float, int]] = []
         self._usual_s: dict[str, float] = {}
-        """By address: seconds to a first answer."""
+        """Usual seconds until a first answer, by address."""
 
     @property
     def next_number(self) -> int:
@@ -98,7 +98,7 @@ class Requests:
         return max(self.first_resend_s, min(TIMES * self._usual_s.get(address, 0.0), LAST_RESEND_S))
 
     def numbered(self) -> int:
-        """A number for a request that is not kept here."""
+        """Take a number for a request that is not kept here."""
         self._last += 1
         return self._last
 
@@ -120,7 +120,7 @@ class Requests:
         self._open.pop(request.number, None)
 
     def due(self, now: float) -> list[tuple[Request, Message]]:
-        """What is to be sent again now; requests past their deadline end here and are told so."""
+        """The messages to resend now. Ends requests that are past their deadline and calls their `expired`."""
         if not self._timers or self._timers[0][0] > now:
             return []
         resend: list[tuple[Request, Message]] = []
@@ -143,7 +143,7 @@ class Requests:
         return resend
 
     def to_address(self, address: str) -> list[tuple[Request, Message]]:
-        """What to send again at once because the connection to an address came back."""
+        """The messages to resend at once because the connection to an address came back."""
         found = [r for r in self._open.values() if r.to.address == address]
         return [(r, m) for r in found if (m := r.again()) is not None]
 

@@ -27,16 +27,16 @@ log = logging.getLogger("dps")
 Then = Callable[[Message | Exception], None]
 
 HELD_UP_S = 0.2
-"""A turn of a node's thread that took longer than this does not count against those who are away."""
+"""If a turn of a node's thread took longer than this, its time does not count against absent peers."""
 NEVER = float("inf")
 DRAINED = 1000
-"""Events that a node reads at most before it judges who is late."""
+"""The most events that a node reads before it decides who is late."""
 
 _local: WeakKeyDictionary[Runtime, dict[str, Node]] = WeakKeyDictionary()
 
 
 def local_actor(runtime: Runtime, address: str, name: str) -> Actor | None:
-    """An actor on a node of this very process, for reads in place; None when its node is elsewhere."""
+    """An actor on a node of this process, for reads in place; None if its node is in another process."""
     node = _local.get(runtime, {}).get(address)
     return None if node is None else node.actors.get(name)
 
@@ -58,13 +58,13 @@ class Timer:
 
 
 class Node:
-    """Hosts actors under names at one address. All of them run on the node's one thread.
+    """Hosts actors at one address, each under a name. All of them run on the node's one thread.
 
-    `host` before `start`; after it only `post`, `stop` and `join` may be called from other threads.
+    Call `host` before `start`. After `start` other threads may only call `post`, `stop` and `join`.
     """
 
     def __init__(self, runtime: Runtime, bind: str, name: str, incarnation: int = 0) -> None:
-        """Binds at once: raises Unavailable, naming the address, when it is taken."""
+        """Binds at once. Raises Unavailable, with the address, if it is taken."""
         self.runtime, self.name, self.incarnation = runtime, name, incarnation
         self._endpoint: Endpoint = runtime.endpoint(bind)
         self._outbox = Outbox(self._endpoint, runtime.together)
@@ -83,7 +83,7 @@ class Node:
         self._stop_asked = False
         self._task: Task | None = None
         self.failed: Callable[[Exception], None] = lambda error: None
-        """Called when the node ends by an error, after that was logged."""
+        """Called when the node ends by an error, after the error was logged."""
 
     # -- from any thread ------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class Node:
         self._endpoint.wake()
 
     def stop(self) -> None:
-        """End the node; what is left in its mailbox is answered with Unavailable. Does not wait."""
+        """End the node. Messages left in its mailbox are answered with Unavailable. Does not wait."""
         self._stop_asked = True
         self._endpoint.wake()
 
@@ -119,9 +119,9 @@ class Node:
         self._send(to.address, Envelope(message, to.actor, 0, self.name, self.incarnation))
 
     def ask(self, to: Ref, message: Message, timeout_s: float, then: Then) -> Callable[[], None]:
-        """Send until an answer comes; `then` gets it, or DeadlineExceeded, or the error it carries.
+        """Send a request until an answer comes; `then` gets it, or DeadlineExceeded, or the error that it carries.
 
-        Returns a function that drops the question.
+        Returns a function that drops the request.
         """
         now = self._time.now()
 
@@ -154,16 +154,16 @@ class Node:
             done()
 
     def pair(self, route: Route, name: bytes) -> bytes:
-        """A peer on this machine may write past the sockets, and is written to so once it has. Returns what this node
-        is reached by that way; b"" where it is not."""
+        """Let a peer on this machine send datagrams; it gets datagrams once it has sent one. Returns the name of this
+        node's datagram socket, or b"" if it cannot be reached that way."""
         return self._endpoint.direct if self._endpoint.pair(route, name, False) else b""
 
     def flush(self) -> None:
-        """Send what was answered and told until now, rather than at the end of the turn: much is still to be done."""
+        """Send all queued messages now, not at the end of the turn, because this turn still has much work to do."""
         self._outbox.flush()
 
     def now(self) -> float:
-        """Monotonic seconds, without those in which this process was stopped: the clock of all that is timed here."""
+        """Monotonic seconds, without those in which this process was stopped: the clock of all timers of this node."""
         return self._time.now()
 
     def after(self, seconds: float, call: Callable[[], None]) -> Timer:
@@ -176,7 +176,7 @@ class Node:
         """Tell all actors here (`lost`, `back`) when the node at an address goes away and comes back."""
         if address != self.address and not self._watch.watches(address):
             self._watch.add(address, grace_s, self._time.now())
-            if address in self._up:  # only a new connection tells that it is there
+            if address in self._up:  # a connection that is up already raises no event
                 self._up.discard(address)
                 self._outbox.flush()
                 self._endpoint.disconnect(address)
@@ -219,7 +219,7 @@ class Node:
         return 10.0 if at == NEVER else max(0.0, at - self._time.now())
 
     def _judges_at(self) -> float:
-        """When somebody who was not heard of since is to be asked again, or counts as lost."""
+        """When the next request is resent, or the next silent node counts as lost."""
         asked, watched = self._requests.next_at(), self._watch.next_at()
         return min(NEVER if asked is None else asked, NEVER if watched is None else watched)
 
@@ -243,9 +243,9 @@ class Node:
         self._outbox.flush()
 
     def _drain(self, now: float) -> tuple[float, float]:
-        """A thread that was held up finds news and passed deadlines at once: the news first, or who is there is lost.
+        """Read waiting events before judging who is late: after a long turn, live nodes would else count as lost.
 
-        Returns the time of now, and when somebody is to be judged next."""
+        Returns the current time, and when `_judges_at` is next."""
         for _ in range(DRAINED):
             judges = self._judges_at()
             if judges > now or (event := self._endpoint.receive(0)) is None:
@@ -308,7 +308,7 @@ class Node:
         self._handle(actor, envelope.message, sender)
 
     def handle(self, name: str, message: Message, sender: Sender) -> None:
-        """Have an actor here handle a message as if it had just come."""
+        """Make an actor of this node handle a message as if it had just arrived."""
         self._handle(self.actors[name], message, sender)
 
     def _handle(self, actor: Actor, message: Message, sender: Sender) -> None:
@@ -327,7 +327,7 @@ class Node:
             self.answer(sender, Failed.of(error, self.name, text))
 
     def _envelopes(self, event: Delivery) -> list[Envelope]:
-        """The messages in what was received; those that are malformed are counted, and their senders told."""
+        """The messages of a delivery. Malformed ones are counted, and their senders get an error."""
         found = []
         try:
             for header, frames in unbundle(event.header, event.frames):

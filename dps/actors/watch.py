@@ -16,13 +16,13 @@ class Watch:
     """Watched addresses as a state machine: connection events in, losses out."""
 
     def __init__(self, silence_s: float = 0.0) -> None:
-        """`silence_s`: for how long a node may be silent before its connection ends."""
+        """`silence_s`: how long a node may be silent before its connection ends."""
         self._silence_s = silence_s
         self._excused_until = 0.0
         self._watched: dict[str, _Watched] = {}
 
     def add(self, address: str, grace_s: float, now: float) -> None:
-        """Watch an address; until it connects for the first time it counts as away since now."""
+        """Watch an address. Until its first connection it counts as away since `now`."""
         if address not in self._watched:
             self._watched[address] = _Watched(grace_s, away_since=now)
 
@@ -34,7 +34,7 @@ class Watch:
         self._watched.pop(address, None)
 
     def connected(self, address: str) -> bool:
-        """A connection came up; True when the address is watched."""
+        """Note that a connection came up; returns whether the address is watched."""
         watched = self._watched.get(address)
         if watched is None:
             return False
@@ -47,22 +47,21 @@ class Watch:
             watched.connected, watched.away_since = False, max(now, self._excused_until)
 
     def stood_still(self, now: float) -> None:
-        """The watcher was stopped until now, and its connections may end for that. Whoever is away has as long to
-        come back as a node that falls silent now would have before its connection ended: it may have been stopped,
-        too, and go on a little later."""
+        """Note that the watcher was stopped until now, which may have broken its connections. Absent nodes get as long
+        to come back as a node that falls silent now: they may have been stopped, too, and continue a little later."""
         self._excused_until = now + self._silence_s
         for watched in self._watched.values():
             if watched.away_since is not None and not watched.told:
                 watched.away_since = max(watched.away_since, self._excused_until)
 
     def forgive(self, seconds: float, now: float) -> None:
-        """The watcher itself stood still for so long: nobody is away for that time."""
+        """Note that the watcher itself was stopped for so long. That time does not count against absent nodes."""
         for watched in self._watched.values():
             if watched.away_since is not None and not watched.told:
                 watched.away_since = max(watched.away_since, min(now, watched.away_since + seconds))
 
     def due(self, now: float) -> list[tuple[str, float]]:
-        """Addresses whose grace has just passed, with the seconds that they have been away; each told once."""
+        """Addresses whose grace period has just passed, with the seconds that they have been away; each only once."""
         lost: list[tuple[str, float]] = []
         for address, watched in list(self._watched.items()):
             since = watched.away_since
@@ -72,7 +71,7 @@ class Watch:
         return lost
 
     def next_at(self) -> float | None:
-        """When the next grace passes; None while all are there or told."""
+        """When the next grace period ends; None if no address is away, or all absent ones were returned by `due`."""
         first = None
         for watched in self._watched.values():
             if watched.away_since is not None and not watched.told:

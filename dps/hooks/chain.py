@@ -12,7 +12,7 @@ from dps.hooks.hook import Hook
 class Chain:
     """The hooks of the session `name`. `failed` is called with the error's text before it is raised.
 
-    Raises ConfigError for what is no hook.
+    Raises ConfigError for an object that is not a hook.
     """
 
     def __init__(self, hooks: Sequence[Hook], name: Callable[[], str], failed: Callable[[str], None]) -> None:
@@ -27,8 +27,8 @@ class Chain:
     def call(self, method: str, *arguments: Any) -> None:
         """Call one method of every hook.
 
-        Raises HookError from what a hook raises; an error of dps's own keeps its class, and its text gets the name
-        of the hook in front. StopIteration and whatever is no Exception (Ctrl-C) pass as they are.
+        Raises HookError if a hook raises an exception. An error of dps keeps its class; its text begins with the name
+        of the hook. StopIteration, and BaseExceptions such as Ctrl-C, are not changed.
         """
         for hook in self.hooks:
             try:
@@ -46,9 +46,9 @@ class Chain:
                 raise wrapped from error
 
     def knows(self) -> dict[str, int | None]:
-        """The lowest `last_step` and the first `batch` of the hooks; None for what none of them knows."""
+        """The lowest `last_step` and the first `batch` of the hooks; None where no hook has one."""
         steps = [hook.last_step for hook in self.hooks if type(hook.last_step) is int]
-        batches = [hook.batch for hook in self.hooks if type(hook.batch) is int]  # a program's hook may mean its data
+        batches = [hook.batch for hook in self.hooks if type(hook.batch) is int]  # a user's hook may keep data here
         return {"last_step": min(steps, default=None), "batch": batches[0] if batches else None}
 
     def _where(self, hook: Hook, method: str) -> str:

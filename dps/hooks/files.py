@@ -13,14 +13,14 @@ from dps.errors import MissingExtra
 
 
 class SummaryFile(Protocol):
-    """A file that only grows. Each write is a whole row or, after an error, nothing."""
+    """A file that only grows. Each write adds a whole row or, after an error, nothing."""
 
     def write(self, wall_time: float, row: dict[str, Any]) -> None:
-        """Add a row; CheckpointError where the disk refuses. Blocks."""
+        """Add a row. Raises CheckpointError if the disk refuses. Blocks."""
 
 
 class JsonLines:
-    """One JSON object a line; numbers that JSON does not have (NaN, infinities) are null."""
+    """One JSON object per line. Numbers that JSON cannot represent (NaN, infinities) become null."""
 
     def __init__(self, storage: Storage, path: str) -> None:
         self._storage, self._path = storage, path
@@ -35,8 +35,8 @@ class JsonLines:
 class EventFile:
     """TensorBoard's format: records of length, its checksum, an `Event` message of protobuf, and its checksum.
 
-    Every number of a row becomes a scalar under its name. A row with `event` becomes a session start at its step:
-    TensorBoard then forgets what it had read of that step and later ones.
+    Every number of a row becomes a scalar under its name. A row with `event` becomes a session start at its step, so
+    TensorBoard discards what it has read of that step and later ones.
     """
 
     def __init__(self, storage: Storage, path: str) -> None:
@@ -46,7 +46,8 @@ class EventFile:
 
     @staticmethod
     def check_installed() -> None:
-        """Raises ConfigError, naming the extra, without tensorboardX. Loads it, which takes seconds beside torch."""
+        """Raises ConfigError, with the name of the extra, if tensorboardX is missing. Imports it, which may take
+        seconds if torch is installed."""
         try:
             importlib.import_module("tensorboardX")
         except ImportError:
@@ -79,14 +80,14 @@ def _not_finite(value: Any) -> bool:
 
 
 def _record(event: Any) -> bytes:
-    """A record of a TFRecord file: little-endian length (uint64), masked CRC-32C of it, the bytes, theirs."""
+    """A TFRecord: little-endian length (uint64), its masked CRC-32C, the bytes, their masked CRC-32C."""
     data: bytes = event.SerializeToString()
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data))
 
 
 def _masked(data: bytes) -> int:
-    """CRC-32C, rotated right by 15 bits and moved by a constant: what readers of TFRecord files expect."""
+    """CRC-32C, rotated right by 15 bits plus a constant, as readers of TFRecord files expect."""
     from tensorboardX.crc32c import crc32c
 
     crc = int(crc32c(data))

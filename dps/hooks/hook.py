@@ -8,7 +8,7 @@ from dps.reply import Push
 
 
 class Hook:
-    """What a program does around its training loop. Subclass it and override the methods that are wanted.
+    """Code that a program runs around its training loop. Subclass it and override the methods that you need.
 
     Hooks are called in list order, on the session's thread. A "run" is one push or step. An exception of a hook ends
     the session: the caller gets a `dps.HookError` that names hook and method, and the other workers go on. An error of
@@ -31,9 +31,9 @@ class Hook:
     """
 
     last_step: int | None = None
-    """The step at which this hook ends the session, where it knows one: for whoever shows progress."""
+    """The step at which this hook ends the session, or None. Progress displays use it."""
     batch: int | None = None
-    """How many examples one push stands for, where this hook was told."""
+    """How many examples one push stands for, or None if this hook was not told."""
 
     def begin(self) -> None:
         """Called before the session opens."""

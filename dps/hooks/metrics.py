@@ -17,12 +17,12 @@ log = logging.getLogger("dps")
 
 
 class LogMetrics(Hook):
-    """Log step, loss, staleness and what `session.summary` was given since the last line.
+    """Log step, loss, staleness and the scalars given to `session.summary` since the last line.
 
     Args:
         steps: Log every so many global steps; 100 when neither is given.
         seconds: Log every so many seconds.
-        batch: Examples in one push. When given, the line tells this session's examples/s too.
+        batch: Examples in one push. When given, the line also has this session's examples/s.
 
     Raises:
         ConfigError: Both steps and seconds are given, or a number that is not above 0.

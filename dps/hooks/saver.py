@@ -17,10 +17,10 @@ log = logging.getLogger("dps")
 
 
 class CheckpointSaver(Hook):
-    """Save checkpoints: when the session opens, then at intervals, and at the end when the last step is not saved.
+    """Save checkpoints when the session opens, then at intervals, and at the end if the last step is not saved yet.
 
-    Only the session that leads (`session.is_chief`) saves. A session with a checkpoint_dir and without this hook gets
-    one. When the disk refuses, the log has one line and training goes on.
+    Only the leading session (`session.is_chief`) saves. A session with a checkpoint_dir and without this hook gets
+    one automatically. If the disk refuses, dps logs one line and training goes on.
 
     Args:
         steps: Save every so many global steps.
@@ -58,7 +58,7 @@ class CheckpointSaver(Hook):
         self._save(session)
 
     def _save(self, session: Loop) -> None:
-        """Nothing is written for a step that is saved already; at the very end the chief tries again."""
+        """Save, unless this step is saved already. If the last save fails, the chief tries it again."""
         if session.is_chief:
             try:
                 session.save()

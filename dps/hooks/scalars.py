@@ -8,14 +8,14 @@ from typing import Any
 from dps.errors import ConfigError
 
 RESERVED = ("wall_time", "step", "worker", "loss", "staleness", "accepted", "steps_per_s", "examples_per_s", "event")
-"""What a row of a summary has anyhow."""
+"""Columns that every row of a summary has."""
 
 
 def as_number(value: Any, what: str) -> float:
-    """A number that a program reports; arrays and tensors of one element (numpy, PyTorch, JAX) are numbers, too.
+    """A reported value as a float; arrays and tensors of one element (numpy, PyTorch, JAX) are allowed, too.
 
-    Raises TypeError for what is no number, text among it, and ValueError for an array of several elements; `what` names
-    it.
+    Raises TypeError for a value that is not a number, such as text, and ValueError for an array of several elements;
+    `what` names the value in the message.
     """
     if value.__class__ is float:
         return value
@@ -31,14 +31,14 @@ def as_number(value: Any, what: str) -> float:
 
 
 class Scalars:
-    """The newest value of each name. `count` rises with every value, so that each reader knows what is new to it."""
+    """The newest value of each name. `count` rises with every value, so that each reader can find the new ones."""
 
     def __init__(self) -> None:
         self.count = 0
         self._values: dict[str, tuple[int, float]] = {}
 
     def put(self, name: str, value: Any) -> None:
-        """Note a value; ValueError for a name that rows have already, or for what is no number."""
+        """Store a value. Raises ValueError for a reserved name, or for a value that is not a number."""
         if not isinstance(name, str) or not name or name in RESERVED:
             raise ConfigError(f"summary: got the name {name!r}, wanted one beside {', '.join(RESERVED)}")
         try:
@@ -49,5 +49,5 @@ class Scalars:
         self._values[name] = (self.count, number)
 
     def since(self, count: int) -> dict[str, float]:
-        """The values that were put after `count` values had been, by name."""
+        """The values that were stored after the first `count` ones, by name."""
         return {name: value for name, (number, value) in self._values.items() if number > count}

@@ -23,7 +23,7 @@ class StopAtStep(Hook):
             or a second session with this hook, keeps it.
 
     Raises:
-        ConfigError: Both or none are given, or what is no whole number from 0.
+        ConfigError: Both or none are given, or the value is not a whole number from 0.
 
     Example:
         ```pycon

@@ -22,9 +22,9 @@ class SummarySaver(Hook):
     """Add a row to `DIRECTORY/summaries.jsonl` at intervals, the first one after the first push.
 
     A row has wall_time (seconds since 1970, UTC), step, worker, loss, staleness, accepted, from the second row on
-    steps_per_s, and what `session.summary` was given since the last row. Starts and rollbacks are rows with `event`. A
-    number that is not finite is null. Files only grow, also in a run that is started again. When the disk refuses, the
-    log has one line, training goes on, and later rows are tried.
+    steps_per_s, and the scalars given to `session.summary` since the last row. Starts and rollbacks are rows with
+    `event`. A number that is not finite is null. Files only grow, also in a run that is started again. If the disk
+    refuses, dps logs one line, training goes on, and later rows are tried again.
 
     Args:
         directory: The folder. None: the run's checkpoint_dir.
@@ -33,10 +33,10 @@ class SummarySaver(Hook):
         batch: Examples in one push of this worker. When given, rows have examples_per_s.
         tensorboard: Whether to write event files for TensorBoard, too (needs dps[tensorboard]). Steps that a rollback
             undid disappear there.
-        all_workers: Whether each worker writes, to DIRECTORY/worker-N. Else only the session that leads does.
+        all_workers: Whether each worker writes, to DIRECTORY/worker-N. Otherwise only the leading session writes.
 
     Raises:
-        ConfigError: Bad arguments; or, when the session opens, no directory anywhere.
+        ConfigError: Bad arguments; or, when the session opens, neither `directory` nor a checkpoint_dir is given.
 
     Example:
         ```pycon

@@ -7,7 +7,7 @@ from dps.transport.current import runtime
 
 
 class Timer:
-    """Every N steps or every N seconds; it fires the first time it is asked, and never twice for one step.
+    """Fires every N steps or every N seconds. It fires the first time it is asked, and never twice for one step.
 
     Raises ConfigError unless exactly one of the two is given, and above 0.
     """
@@ -35,7 +35,7 @@ class Timer:
         return runtime().now() >= self._time + self.every_s
 
     def fired(self, step: int) -> tuple[int, float] | None:
-        """Note that it fired; returns steps and seconds since the last time, None the first time."""
+        """Note that it fired; returns steps and seconds since the last time, or None the first time."""
         now = runtime().now()
         since = None if self._step is None else (step - self._step, now - self._time)
         self._step, self._time = step, now

@@ -10,7 +10,7 @@ from dps.variables.tree import to_array
 
 
 def parameter(value: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """A parameter as a C-contiguous array, not copied where it is one. ValueError for another shape or dtype."""
+    """A parameter as a C-contiguous array, copied only if necessary. ValueError for another shape or dtype."""
     array = to_array(value, name)
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(f"{name}: got {array.dtype.name} {array.shape}, wanted {dtype.name} {shape}")
@@ -18,7 +18,7 @@ def parameter(value: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any
 
 
 def target(value: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """An array that a gradient is written to. ValueError for one that does not fit or cannot be written in place."""
+    """An array for a gradient. ValueError if its shape or dtype is wrong, or if it cannot be written in place."""
     if not isinstance(value, np.ndarray):
         raise ValueError(f"out: got {type(value).__name__} for {name}, wanted a numpy array")
     if value.shape != shape or value.dtype != dtype or not value.flags.c_contiguous or not value.flags.writeable:
@@ -37,7 +37,7 @@ def features(x: Any, width: int, dtype: np.dtype[Any]) -> Any:
 
 
 def whole_numbers(values: Any, name: str, shapes: tuple[tuple[int, ...], ...], below: int) -> Any:
-    """Row numbers or labels as int64, each from 0 and smaller than `below`. ValueError names the first that is not."""
+    """Row numbers or labels as int64, each at least 0 and smaller than `below`. ValueError names the first bad one."""
     array = to_array(values, name)
     wanted = " or ".join(str(shape).replace("-1", "batch") for shape in shapes)
     fits = any(len(s) == array.ndim and all(m in (-1, n) for m, n in zip(s, array.shape, strict=True)) for s in shapes)

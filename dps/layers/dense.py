@@ -14,7 +14,7 @@ from dps.layers.place import Place
 
 @dataclass(frozen=True)
 class DensePass:
-    """What the backward pass needs of the forward pass, on the device."""
+    """The arrays of a forward pass that its backward pass needs, on the device."""
 
     x: Any
     w: Any
@@ -65,11 +65,11 @@ class Dense:
         return {"w": rng.normal(0, scale, (self.n_in, self.n_out)).astype(dtype), "b": np.zeros(self.n_out, dtype)}
 
     def checked(self, x: Any, dtype: np.dtype[Any]) -> Any:
-        """The network's input, where this is the first layer."""
+        """Check the network's input, if this is the first layer."""
         return arrays.features(x, self.n_in, dtype)
 
     def forward(self, place: Place, name: str, params: Any, x: Any, dtype: np.dtype[Any], scores: Any) -> DensePass:
-        """`x` is on the device. `scores` is the host array that wants the result, or None."""
+        """`x` is on the device. `scores` is the host array that gets the result, or None."""
         w = place.bring(arrays.parameter(params["w"], f"{name}/w", (self.n_in, self.n_out), dtype))
         b = place.bring(arrays.parameter(params["b"], f"{name}/b", (self.n_out,), dtype))
         out = place.empty((x.shape[0], self.n_out), dtype) if scores is None else place.result(scores)
@@ -77,7 +77,7 @@ class Dense:
         return DensePass(x, w, out)
 
     def backward(self, place: Place, name: str, made: DensePass, dout: Any, out: Any, first: bool) -> tuple[Any, Any]:
-        """The gradients by the parameters, in the arrays of `out` if there are any, and by x unless it is first."""
+        """The gradients by the parameters, in the arrays of `out` if given, and by `x` unless this layer is first."""
         dtype = made.w.dtype
         given = {} if out is None else out
         shapes = {"w": (self.n_in, self.n_out), "b": (self.n_out,)}

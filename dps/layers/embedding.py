@@ -15,7 +15,7 @@ from dps.variables.tree import Rows, Variable
 
 @dataclass(frozen=True)
 class EmbeddingPass:
-    """What the backward pass needs of the forward pass: the row numbers, on the host, and where the rows came from."""
+    """Arrays of a forward pass that its backward pass needs: row numbers on the host, and the source of the rows."""
 
     out: Any
     ids: Any
@@ -73,12 +73,12 @@ class Embedding:
         return {"table": Variable(table, sparse=True)}
 
     def checked(self, x: Any, dtype: np.dtype[Any]) -> Any:
-        """The network's input: row numbers."""
+        """Check the network's input: row numbers."""
         shapes = ((-1, self.fields), (-1,)) if self.fields == 1 else ((-1, self.fields),)
         return arrays.whole_numbers(x, "x", shapes, self.rows)
 
     def forward(self, place: Place, name: str, params: Any, x: Any, dtype: np.dtype[Any], scores: Any) -> EmbeddingPass:
-        """`x` is on the host. `scores` is the host array that wants the result, or None."""
+        """`x` is on the host. `scores` is the host array that gets the result, or None."""
         ids, names, table = x.reshape(-1), None, params["table"]
         if isinstance(table, Rows):
             names, ids, table = self._looked_up(name, table, ids)
@@ -91,7 +91,7 @@ class Embedding:
         return EmbeddingPass(out, ids, names)
 
     def _looked_up(self, name: str, table: Rows, ids: Any) -> tuple[Any, Any, Any]:
-        """The rows that were looked up, and the ids as positions among them."""
+        """The looked-up rows, and the position of each id among them."""
         names = np.asarray(table.indices, np.int64)
         if names.ndim != 1 or (np.diff(names) <= 0).any():
             raise ValueError(f"{name}/table: got rows {names[:8]}, wanted distinct ones, rising: try np.unique")
@@ -104,9 +104,9 @@ class Embedding:
     def backward(
         self, place: Place, name: str, made: EmbeddingPass, dout: Any, out: Any, first: bool
     ) -> tuple[Any, Any]:
-        """The gradient by the table, each row once; the sums of a row's gradients are made on the device.
+        """The gradient by the table, each row once. The device sums the gradients of repeated rows.
 
-        Everything has one row for each id, whether ids repeat or not: with steady shapes the pool has what is needed.
+        All work arrays have one row for each id, whether ids repeat or not, so that the pool can reuse them.
         """
         n, dtype = len(made.ids), made.out.dtype
         distinct, order, starts = row_order(made.ids)

@@ -17,19 +17,19 @@ Layer: TypeAlias = Dense | Embedding
 
 
 class Sequential:
-    """Layers one after the other on one device, with softmax cross-entropy at the end. Belongs to one thread.
+    """A sequence of layers on one device, with softmax cross-entropy at the end. Belongs to one thread.
 
-    Numpy arrays go in and come out. What is between stays on the device, in memory that is kept from step to step. On a
-    GPU the kernels are compiled when they are first used, some seconds in all.
+    Inputs and outputs are numpy arrays. Intermediate results stay on the device, in memory that is reused from step to
+    step. On a GPU the kernels are compiled when they are first used, some seconds in all.
 
     Args:
         layers: `Dense` and, in the first place, `Embedding`.
-        device: A string such as "/gpu:0" or "/cpu:0", or a `dps.Device`. None: what the enclosing `dps.device` scope
-            says, or the CPU.
+        device: A string such as "/gpu:0" or "/cpu:0", or a `dps.Device`. None: the device of the enclosing `dps.device`
+            scope, or the CPU.
         dtype: "float32" or "float64", for parameters, inputs and gradients alike.
 
     Raises:
-        ValueError: Layers that do not fit together.
+        ValueError: The sizes of the layers do not match.
         ConfigError: There is no such device.
 
     Example:
@@ -74,8 +74,8 @@ class Sequential:
             params: The parameters, in the nesting of `initial_params`.
             x: The inputs (batch, n_in), or row numbers where an embedding comes first.
             labels: Integers (batch,) from 0.
-            out: Arrays to write the gradients to, by layer and parameter: those of `session.gradients()`, or of a push
-                that is over. None: new arrays.
+            out: Arrays to write the gradients to, by layer and parameter: those of `session.gradients()`, or of a
+                finished push. None: new arrays.
 
         Returns:
             The loss, and the gradients in the nesting of `params`.
@@ -101,7 +101,7 @@ class Sequential:
         return float(loss[0]), {name: grads[name] for name in self.names}
 
     def scores(self, params: Any, x: Any) -> Any:
-        """What the last layer gives. Blocks.
+        """The output of the last layer. Blocks.
 
         Args:
             params: As of `loss_and_gradients`.
@@ -121,7 +121,7 @@ class Sequential:
         return scores
 
     def accuracy(self, params: Any, x: Any, labels: Any) -> float:
-        """The share of examples whose largest score is at their label. Blocks.
+        """The share of examples whose label has the largest score. Blocks.
 
         Args:
             params: As of `loss_and_gradients`.
@@ -137,7 +137,7 @@ class Sequential:
         return float((self.scores(params, x).argmax(axis=1) == np.asarray(labels)).mean())
 
     def _forward(self, params: Any, x: Any, scores: Any) -> list[Any]:
-        """What each layer made of the one before it. `scores` is a host array for the last result, or None."""
+        """The result of each layer's forward pass. `scores` is a host array for the last result, or None."""
         passes: list[Any] = []
         value = self._place.bring(x) if isinstance(self.layers[0], Dense) else x
         for i, (layer, name) in enumerate(zip(self.layers, self.names, strict=True)):
@@ -149,7 +149,7 @@ class Sequential:
 
 
 def _of(params: Any, name: str, layer: Layer) -> Any:
-    """The parameters of one layer. ValueError names the one that is missing."""
+    """The parameters of one layer. ValueError names a missing one."""
     mine = params.get(name) if isinstance(params, Mapping) else None
     wanted = ("w", "b") if isinstance(layer, Dense) else ("table",)
     missing = [key for key in wanted if not isinstance(mine, Mapping) or key not in mine]

@@ -14,13 +14,13 @@ from dps.layers.pool import Pool
 
 
 class Place(Protocol):
-    """A network's own; one thread. `kernels` is one of the twins `layers_cpu` and `layers_cuda` in dps.kernels."""
+    """Belongs to one network and one thread. `kernels` is `dps.kernels.layers_cpu` or `dps.kernels.layers_cuda`."""
 
     kernels: Any
     stream: Any
 
     def step(self) -> AbstractContextManager[None]:
-        """A scope for one step: what was made with `empty`, `bring` and `result` is for that step only."""
+        """A scope for one step: arrays from `empty`, `bring` and `result` are valid in that step only."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -28,11 +28,11 @@ class Place(Protocol):
         ...
 
     def bring(self, array: Any, rows: int = 0) -> Any:
-        """A C-contiguous host array, for kernels to read. It may be padded with undefined rows up to `rows`."""
+        """A copy of a C-contiguous host array for kernels to read. May be padded with undefined rows up to `rows`."""
         ...
 
     def result(self, out: Any) -> Any:
-        """An array to compute into whose contents `finish` brings to the C-contiguous host array `out`."""
+        """An array to compute into; `finish` copies it to the C-contiguous host array `out`."""
         ...
 
     def finish(self) -> None:
@@ -41,7 +41,7 @@ class Place(Protocol):
 
 
 class CpuPlace:
-    """The host: arrays are used where they lie, and gradients computed where they are wanted."""
+    """The host: arrays are used without a copy, and gradients are computed directly into their targets."""
 
     def __init__(self) -> None:
         from dps.kernels import layers_cpu
@@ -71,7 +71,7 @@ class CpuPlace:
 
 
 class GpuPlace:
-    """One GPU, with a stream of its own. Arrays travel through pinned memory; nothing is waited for but in `finish`.
+    """One GPU, with a stream of its own. Arrays are copied through pinned memory. Only `finish` blocks.
 
     Raises ConfigError where there is no such GPU.
     """
@@ -95,7 +95,7 @@ class GpuPlace:
             try:
                 yield
             except BaseException:
-                self.stream.synchronize()  # copies may be on their way to or from memory that is given back now
+                self.stream.synchronize()  # copies may still use memory that is released now
                 raise
             finally:
                 self._results.clear()
@@ -130,7 +130,7 @@ def gpus() -> int:
     """How many GPUs this process may use. Imports numba, which takes about a second.
 
     Returns:
-        The number; 0 where there is none.
+        The number; 0 if there is none.
     """
     from dps.kernels import device
 
@@ -138,10 +138,10 @@ def gpus() -> int:
 
 
 def place_for(device: str | Device | None) -> Place:
-    """The place that a device string names; None is what the enclosing `dps.device` scopes say, or the CPU.
+    """The place that a device string names. None means the device of the enclosing `dps.device` scopes, or the CPU.
 
-    Job and task are not looked at: it is this process that computes. Raises ConfigError where there is no such GPU,
-    ValueError for a string that is none.
+    Job and task are ignored, because this process computes. Raises ConfigError if there is no such GPU, ValueError for
+    a malformed string.
     """
     where = compute_device() if device is None else Device(device)
     if where.device_type in (None, "CPU"):

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 KEPT_STEPS = 64
-"""Arrays of a shape that no step has asked for in so many steps are let go: the last batch of an epoch, a test set."""
+"""Arrays of a shape that no step has used for this many steps are freed: the last batch of an epoch, a test set."""
 
 
 class Pool:
-    """Arrays by shape and dtype. `make(shape, dtype)` makes those that are missing; `made` counts them."""
+    """Arrays by shape and dtype. `make(shape, dtype)` allocates missing ones; `made` counts them."""
 
     def __init__(self, make: Callable[[tuple[int, ...], Any], Any]) -> None:
         self.made = 0
@@ -23,7 +23,7 @@ class Pool:
         self._step = 0
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array with undefined contents, the caller's until `give_back`."""
+        """An array with undefined contents, which the caller owns until `give_back`."""
         key = shape, np.dtype(dtype).str
         free = self._free.setdefault(key, [])
         if free:
@@ -36,7 +36,7 @@ class Pool:
         return array
 
     def give_back(self) -> None:
-        """The end of a step: all arrays are free again."""
+        """End a step: all arrays are free again."""
         for key, array in self._taken:
             self._free[key].append(array)
         self._taken.clear()

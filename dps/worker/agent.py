@@ -16,17 +16,17 @@ from dps.transport.message import Message
 log = logging.getLogger("dps")
 
 BEAT_S = 2.0
-"""How often a node registers anew, so that a restarted chief learns of it."""
+"""How often a node registers again, so that a restarted chief learns of it."""
 CHIEF_S = 60.0
-"""How long a node waits for a chief that is away before it gives the run up."""
+"""How long a node waits for an absent chief before it gives the run up."""
 LEAVE_S = 60.0
-"""How long a ps that was told to end waits for the run to let it go."""
+"""How long a ps that was told to end waits for the chief's permission to leave."""
 LEFT = 143
-"""The exit code of a ps that left while the run went on: 128 and the number of SIGTERM."""
+"""The exit code of a ps that left while the run went on: 128 plus the number of SIGTERM."""
 
 
 class Agent(Actor):
-    """Registers its node with the chief until that answers, and again and again after."""
+    """Registers its node with the chief until the chief answers, and repeats that at intervals."""
 
     def __init__(
         self,
@@ -41,15 +41,15 @@ class Agent(Actor):
         drained: Callable[[str], None] = lambda reason: None,
         start_the_chief: str = "",
     ) -> None:
-        """`epoch` tells the highest run epoch this node has seen; `joined` gets the task and the cluster, each time;
-        `ended` the exit code and the reason, once; `drained` why this node's loop is to stop after its step, each time
-        that the chief says so. `start_the_chief`: the command that does, told while it is missing; "": nothing is."""
+        """`epoch` returns the highest run epoch that this node has seen. `joined` gets the task and the cluster at each
+        answer. `ended` gets the exit code and the reason, once. `drained` gets the reason each time the chief asks this
+        node's loop to stop after its step. `start_the_chief` is the command shown while the chief is missing, or ""."""
         self.job, self.task, self.chief, self.process = job, task, Ref(chief, CHIEF), process
         self._update, self._epoch, self._joined, self._ended = update, epoch, joined, ended
         self._drained = drained
         self._heard_at = 0.0
         self._known = False
-        """The chief has answered."""
+        """Whether the chief has answered."""
         self._start_the_chief, self._patience = start_the_chief, Patience()
         self._beats = 0
         self._leaving = False
@@ -60,12 +60,12 @@ class Agent(Actor):
         self._register()
 
     def stopping(self) -> None:
-        """The program ends by itself: the chief need not look for this node when the run is over."""
+        """The program ends by itself: tell the chief, so that it does not look for this node at the end of the run."""
         if not self._over and self.job == "worker" and self.task >= 0:
             self.node.tell(self.chief, Leave(self.job, self.task, ""))
 
     def leave(self, why: str) -> None:
-        """This task was told to end, on the node's thread: the run is asked to let it go first."""
+        """This task was told to end: ask the chief for permission first. Runs on the node's thread."""
         if self._leaving or self._over:
             return
         self._leaving = True
@@ -85,14 +85,14 @@ class Agent(Actor):
         if self._over or self._leaving:
             return
         message = Register(self.job, self.task, self.node.address, self.process, self._epoch(), self._update)
-        left = self._heard_at + CHIEF_S - self.node.now()  # an answer counts however late: a chief may be busy
+        left = self._heard_at + CHIEF_S - self.node.now()  # late answers count, too: a chief may be busy
         self._beats += 1
         self.node.ask(self.chief, message, max(BEAT_S, left), self._registered)
         if self._start_the_chief:
             self._tell(self._beats)
 
     def _tell(self, beat: int) -> None:
-        """Say that the chief is waited for, while this beat has no answer."""
+        """Log that this node waits for the chief, while this beat has no answer."""
         if self._over or self._leaving or beat != self._beats:
             return
         if self._patience.due(self.node.now()):
