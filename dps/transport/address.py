@@ -1,7 +1,7 @@
 """Addresses of nodes: "HOST:PORT" (tcp), "tcp://HOST:PORT", "ipc://PATH" and "inproc://NAME".
 
-Parsing never touches the network; `url` and `listening_url` look a host name up, which may ask DNS and so
-block. Numeric hosts and `localhost` (always 127.0.0.1) never do.
+Parsing never uses the network. `url` and `listening_url` resolve a host name, which may query DNS and so block.
+Numeric hosts and `localhost` (always 127.0.0.1) never do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Address:
     port: int = 0
     path: str = ""
     prefix: str = ""
-    """How the writer began a tcp address: "" or "tcp://"; kept, so that addresses compare as text."""
+    """The prefix with which a tcp address was written: "" or "tcp://". Kept, so that addresses compare as text."""
 
     def __str__(self) -> str:
         if self.scheme != "tcp":
@@ -37,7 +37,7 @@ class Address:
 
 
 def parse(text: str) -> Address:
-    """The parts of an address; ConfigError when it is malformed."""
+    """The parts of an address. Raises ConfigError if it is malformed."""
     scheme, found, rest = text.partition("://")
     if not found:
         return _parse_tcp(text, text, "")
@@ -69,7 +69,7 @@ def _parse_tcp(text: str, rest: str, prefix: str) -> Address:
 
 
 def url(address: Address) -> str:
-    """What libzmq connects to, the same for all spellings of one address. May ask DNS.
+    """The URL that libzmq connects to, the same for all spellings of one address. May query DNS.
 
     Raises ConfigError for port 0 and Unavailable for a host that has no address.
     """
@@ -81,7 +81,7 @@ def url(address: Address) -> str:
 
 
 def listening_url(address: Address) -> str:
-    """What libzmq binds to; NotAuthenticated when other machines could reach it. May ask DNS."""
+    """The URL that libzmq binds to. Raises NotAuthenticated if other machines could reach it. May query DNS."""
     if address.scheme != "tcp":
         return str(address)
     host = resolve(address.host)
@@ -94,12 +94,12 @@ def listening_url(address: Address) -> str:
 
 
 def with_port(address: Address, port: int) -> Address:
-    """The same spelling with the port that was really taken."""
+    """The address in the same spelling, with the port that was really bound."""
     return replace(address, port=port)
 
 
 def resolve(host: str) -> str:
-    """The numeric address of a host, IPv4 before IPv6; Unavailable when it has none. May ask DNS."""
+    """The numeric address of a host, IPv4 before IPv6. Raises Unavailable if it has none. May query DNS."""
     if host == "localhost":
         return "127.0.0.1"
     if host == "*":
@@ -115,10 +115,10 @@ def resolve(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a numeric address."""
+    """Whether a numeric address can be reached from this machine only."""
     if _is_ip(host, 4):
         return host.startswith("127.")
-    import ipaddress  # IPv4 needs it not
+    import ipaddress  # not needed for IPv4
 
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 

@@ -16,14 +16,14 @@ from dps.transport.outgoing import MAX_FRAME_NBYTES, Loans, finish
 
 WAITING_MESSAGES = 1024
 WAITING_NBYTES = 64 << 20
-"""What may wait for a node that is not connected; beyond either bound the oldest messages are dropped."""
+"""Bounds on the messages that wait for a node which is not connected; beyond either the oldest are dropped."""
 
 SILENCE_S = 5.0
-"""A connection ends when nothing was heard of the peer for so long; heartbeats come five times as often."""
+"""A connection ends after this much silence of the peer. Heartbeats are sent five times as often."""
 
 BUFFERED, BUFFERED_HERE = 1 << 20, 1 << 18
-"""Bytes that the kernel holds for a connection, each way, and for one within this machine: there is no distance to
-bridge, and what does not wait for long is still in the cache."""
+"""Kernel buffer bytes of a connection, each way, and of one within this machine. There latency is low, so a small
+buffer suffices, and its bytes are still in the cache when they are read."""
 
 _UP = int(zmq.Event.HANDSHAKE_SUCCEEDED)
 _DOWN = int(zmq.Event.DISCONNECTED)
@@ -39,12 +39,12 @@ class _Waiting:
 
 
 def new_identity() -> bytes:
-    """16 random bytes that name one endpoint to its peers; libzmq keeps a leading zero to itself."""
+    """16 random bytes that name one endpoint to its peers. libzmq reserves names with a leading zero."""
     return bytes([1 + os.urandom(1)[0] % 255]) + os.urandom(15)
 
 
 def set_stream_options(socket: zmq.Socket[bytes], url: str, silence_s: float) -> None:
-    """What ROUTER and DEALER sockets share: no limits on counts, a limit on sizes, heartbeats, buffers."""
+    """Set options that ROUTER and DEALER sockets share: no limit on counts, a limit on sizes, heartbeats, buffers."""
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
@@ -65,7 +65,7 @@ def set_stream_options(socket: zmq.Socket[bytes], url: str, silence_s: float) ->
 
 
 class Dealer:
-    """One DEALER. Messages go to libzmq only while the peer is there (`up`), or its queues would grow unseen."""
+    """One DEALER. Messages go to libzmq only while the peer is connected (`up`); else its queues would grow unseen."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, url: str, identity: bytes, silence_s: float
@@ -83,7 +83,7 @@ class Dealer:
         self._waiting_nbytes = 0
 
     def open(self) -> zmq.Socket[bytes]:
-        """Make the socket and let it connect; for `inproc://` once the name is bound."""
+        """Make the socket and let it connect; with `inproc://` only once the name is bound."""
         self.socket = socket = self._context.socket(zmq.DEALER)
         set_stream_options(socket, self.url, self._silence_s)
         socket.set(zmq.ROUTING_ID, self._identity)
@@ -107,7 +107,7 @@ class Dealer:
         return monitor
 
     def changes(self) -> list[bool]:
-        """What the monitor told since the last look: True for up, False for down, alternating."""
+        """The monitor's events since the last call: True for up, False for down, alternating."""
         found: list[bool] = []
         state = self.up
         while self.monitor is not None:
@@ -129,7 +129,7 @@ class Dealer:
         done: Callable[[], None] | None,
         loans: Loans,
     ) -> None:
-        """Hand the message to libzmq, or keep it until the peer is there."""
+        """Hand the message to libzmq, or keep it until the peer is connected."""
         if not self.up or self.socket is None:
             self._keep(header, frames, large, done)
             return
@@ -163,20 +163,20 @@ class Dealer:
         return bool(self._waiting) and not self._was_up
 
     def rise(self, loans: Loans) -> None:
-        """The peer is there: send what waited."""
+        """The peer is connected: send the messages that waited."""
         self.up = self._was_up = True
         waiting, self._waiting, self._waiting_nbytes = self._waiting, deque(), 0
         for message in waiting:
             self.send(message.header, message.frames, message.large, message.done, loans)
 
     def fall(self) -> None:
-        """The peer is gone: drop what waits."""
+        """The peer is gone: drop the messages that wait."""
         self.up = False
         while self._waiting:
             self._drop_oldest()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close the sockets; libzmq goes on sending for `linger_s` seconds, what waits here goes on waiting."""
+        """Close the sockets. libzmq goes on sending for `linger_s` seconds; messages that wait here are kept."""
         if self.socket is None:
             return
         if self.monitor is not None:

@@ -1,10 +1,10 @@
 """Sends small messages between two processes of one machine as datagrams that bypass ZeroMQ.
 
-A message through ZeroMQ wakes a thread of its own in each process on the way; a datagram wakes only who it is for.
-It is taken where both ends know each other and while there is room in the receiver's queue; else ZeroMQ carries the
-message. ZeroMQ alone connects and tells who is there, and the layers above count on no order between the two. A
-connection that breaks and comes back (both do when a process was stopped for some seconds) changes nothing for the
-datagrams that are on their way; `peers.py` says who is heard and written to.
+A message through ZeroMQ wakes an I/O thread in each of the two processes; a datagram wakes only the receiver. Datagrams
+are used if both ends are paired and the receiver's queue has room; else ZeroMQ carries the message. Only ZeroMQ makes
+connections and reports their state. The layers above do not rely on any order between the two ways. Datagrams in flight
+survive when the connection breaks and comes back, as it does when a process was stopped for some seconds. `peers.py`
+decides which peers are heard and written to.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dps.transport.peers import LONGEST_NBYTES, Peers, fits
 
 _COUNT = struct.Struct("<H")
 _ALONE = struct.Struct("<HI")
-"""Before a header without frames: 1 and its length."""
+"""Precedes a header without frames: the number 1 and the header's length."""
 
 
 class Direct:
-    """One socket of an endpoint. `name` is what peers reach it by; b"" where the system has no such sockets.
+    """An endpoint's datagram socket. Peers reach it by `name`, which is b"" on systems without such sockets.
 
-    Linux has them. Only peers that were made known by `pair` are heard and written to.
+    Linux has them. Only peers that were paired by `pair` are heard and written to.
     """
 
     def __init__(self) -> None:
@@ -45,26 +45,26 @@ class Direct:
             return
         try:
             made.setblocking(False)
-            made.bind(b"\0dps-" + os.urandom(16))  # in no folder, and nobody guesses it or has it again
+            made.bind(b"\0dps-" + os.urandom(16))  # no file; random, so it is unique
             self.name, self.fd, self._socket = made.getsockname(), made.fileno(), made
         except OSError:
             made.close()
 
     def pair(self, route: Route, name: bytes, hears: bool) -> bool:
-        """The peer at a route has this name. `hears`: it knows this endpoint's; else it is written to once it has
-        written. Whether it is heard from now on."""
+        """Note the name of the peer at a route. `hears`: the peer knows this endpoint's name; otherwise it is written
+        to only once it has written. Returns whether it is heard from now on."""
         return self._socket is not None and bool(name) and self._peers.pair(route, name, hears)
 
     def disconnected(self, route: Route) -> None:
-        """ZeroMQ's connection to a route broke: what goes there goes through ZeroMQ until the peer writes this way."""
+        """Note that ZeroMQ's connection to a route broke: use ZeroMQ for it until the peer sends a datagram again."""
         self._peers.disconnected(route)
 
     def knows(self, route: Route) -> bool:
-        """Whether the peer at a route may be written to."""
+        """Whether the peer at a route may get datagrams."""
         return self._peers.name(route) is not None
 
     def send(self, route: Route, header: bytes, frames: Sequence[Buffer]) -> bool:
-        """Hand a message over; False where it has to go through ZeroMQ. Never blocks."""
+        """Hand a message over; False if it must go through ZeroMQ. Never blocks."""
         name = self._peers.name(route)
         if self._socket is None or name is None:
             return False
@@ -90,15 +90,15 @@ class Direct:
         assert self._socket is not None
         try:
             self._socket.sendto(data, name)
-        except ConnectionRefusedError:  # nobody has that socket any more
+        except ConnectionRefusedError:  # that socket is closed
             self._peers.gone(route)
             return False
-        except OSError:  # no room there, or no memory in the system: another time
+        except OSError:  # the queue or the system's memory is full: only this time
             return False
         return True
 
     def receive(self) -> Delivery | None:
-        """The next message of a peer that is known; None where there is none. Malformed ones are thrown away."""
+        """The next message of a known peer; None if there is none. Malformed ones are dropped."""
         while self._socket is not None:
             try:
                 nbytes, name = self._socket.recvfrom_into(self._buffer)
@@ -124,7 +124,7 @@ class Direct:
 
 
 def _is_open(name: bytes) -> bool:
-    """Whether some process has a socket of this name; its owner notices nothing."""
+    """Whether a process has a socket of this name; its owner does not notice the check."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             probe.connect(name)
@@ -136,7 +136,7 @@ def _is_open(name: bytes) -> bool:
 
 
 def _parts(buffer: memoryview, nbytes: int) -> list[bytes] | None:
-    """Header and frames of a datagram, copied out; None for one that is cut or wrong."""
+    """Header and frames of a datagram, copied; None if it is truncated or malformed."""
     try:
         (count,) = _COUNT.unpack_from(buffer)
         lengths = struct.unpack_from(f"<{count}I", buffer, 2)

@@ -1,8 +1,8 @@
 """Interfaces to the outside world: messages, time, randomness, tasks and disk. Real and simulated ones implement them.
 
-Everything above this package reaches the world through a `Runtime` and the `Endpoint`s it makes. There are
-two of each: ZeroMQ with the real clock (`zmq.py`, `real.py`) and the simulator (`sim/`). Code above cannot
-tell which one it stands on.
+All packages above this one reach the outside world through a `Runtime` and the `Endpoint`s that it makes. Each has two
+implementations: ZeroMQ with the real clock (`zmq.py`, `real.py`) and the simulator (`sim/`). Code above is the same
+with both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Buffer = Any
 
 
 class Delivery(NamedTuple):
-    """One message that arrived: `route` is where an answer goes; the frames belong to the receiver."""
+    """One message that arrived. An answer goes to `route`; the frames belong to the receiver."""
 
     route: Route
     header: bytes
@@ -53,23 +53,23 @@ Event = Delivery | Connected | Disconnected
 
 
 class Endpoint(Protocol):
-    """Sends and receives whole messages. Belongs to one thread at a time; only `wake` may be called by others.
+    """Sends and receives whole messages. Belongs to one thread at a time; other threads may only call `wake`.
 
-    Delivery is not promised: messages to a peer that is away are dropped, and under the simulator they may
-    be lost, doubled and reordered. Reliability is the business of the layers above.
+    Delivery is not guaranteed: messages to an absent peer are dropped, and the simulator may lose, double and
+    reorder messages. The layers above make it reliable.
     """
 
     address: str
-    """Where peers reach this endpoint, with the port that was really taken; "" when it is not bound."""
+    """Where peers reach this endpoint, with the port that was really bound; "" if it is not bound."""
 
     @property
     def direct(self) -> bytes:
-        """What a peer on this machine can `pair` with; b"" where there is no such way."""
+        """The name that a peer on this machine needs to `pair`; b"" if datagrams are not available."""
 
     def pair(self, route: Route, name: bytes, hears: bool) -> bool:
-        """The peer at a route is on this machine, and its `direct` is this name: small messages may go to it past the
-        sockets. `hears`: it has done the same; else it is written to that way once it has written. False where it is
-        not heard that way, so that it must not be told this endpoint's name."""
+        """Pair with the peer at a route, which is on this machine and whose `direct` is `name`: small messages may go
+        to it as datagrams. `hears`: it has paired, too; otherwise it gets datagrams only once it has sent one. Returns
+        False if its datagrams are not heard, so that it must not be told this endpoint's name."""
 
     def connect(self, address: str) -> None:
         """Open a connection to a node and watch it; a second call does nothing. Never blocks."""
@@ -80,11 +80,11 @@ class Endpoint(Protocol):
     def send(
         self, route: Route, header: bytes, frames: Sequence[Buffer] = (), done: Callable[[], None] | None = None
     ) -> None:
-        """Hand a message over; never blocks, connects when the route is an address that is not connected.
+        """Hand a message over. Never blocks. If the route is an address that is not connected, it connects.
 
-        The frames are not copied when they are large: they must not change until `done` was called (from the
-        thread that owns the endpoint, inside a later `send` or `receive`, at the latest when the endpoint
-        closes), or until an answer proves that the message arrived.
+        Large frames are not copied: they must not change until `done` is called, or until an answer proves that the
+        message arrived. `done` is called on the thread that owns the endpoint, in a later `send` or `receive`, at the
+        latest when the endpoint closes.
         """
 
     def receive(self, timeout_s: float) -> Event | None:
@@ -94,19 +94,19 @@ class Endpoint(Protocol):
         """Make a `receive` that waits now, or the next one, return. Any thread may call it."""
 
     def close(self, linger_s: float = 0.5) -> None:
-        """Close all sockets; what was sent gets up to `linger_s` seconds to leave. A second call does nothing."""
+        """Close all sockets; sent messages get up to `linger_s` seconds to leave. A second call does nothing."""
 
 
 class Memory(Protocol):
-    """Bytes of this process that others of this machine and user may read; they go with their last user."""
+    """Bytes of this process that other processes of this machine and user may read. Freed with its last user."""
 
     name: list[int]
-    """What a peer attaches it by."""
+    """The name by which a peer attaches it."""
     array: npt.NDArray[np.uint8]
 
 
 class Task(Protocol):
-    """A thread, or what stands for one in the simulator."""
+    """A thread, or a simulated one."""
 
     name: str
 
@@ -118,18 +118,18 @@ class Task(Protocol):
 
 
 class Place(NamedTuple):
-    """Which process this is."""
+    """Identifies a process and its machine."""
 
     host: str
     boot: str
     """The same for all processes that one operating system runs, from its start to its end, and for no others."""
     pid: int
     keeper: int = 0
-    """The process that starts this one again when it dies; 0 for none."""
+    """The process that restarts this one when it dies; 0 for none."""
 
 
 class Runtime(Protocol):
-    """What one process stands on."""
+    """The outside world of one process."""
 
     name: str
     simulated: bool
@@ -150,15 +150,15 @@ class Runtime(Protocol):
 
     @property
     def keeps_blocks(self) -> bool:
-        """Whether the memory of a large message serves later ones when nobody uses it any more. Then what is in it need
-        not be copied out of it: fresh memory for every message would cost more than the copies."""
+        """Whether malloc reuses the memory of a large message for later ones. If so, received arrays need not be copied
+        out of the message; if not, fresh memory for every message would cost more than the copies."""
 
     @property
     def place(self) -> Place:
         """Which process this is, on which machine: for people, and for locks in files."""
 
     def lives(self, pid: int) -> bool:
-        """Whether there is a process of that number on this machine now."""
+        """Whether a process with this number exists on this machine now."""
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -170,26 +170,26 @@ class Runtime(Protocol):
         """Block this task."""
 
     def endpoint(self, bind: str | None = None) -> Endpoint:
-        """A new endpoint; bound to an address (port 0: choose one) or, with None, only able to connect.
+        """A new endpoint, bound to an address (port 0: choose one) or, with None, only able to connect.
 
-        Raises Unavailable when the address is taken, naming it, and NotAuthenticated for one beyond loopback.
+        Raises Unavailable, with the address, if it is taken, and NotAuthenticated for an address beyond loopback.
         """
 
     def share(self, nbytes: int) -> Memory:
-        """New memory, zeros, that peers on this machine can attach. Raises Unavailable where it cannot be had."""
+        """New memory, filled with zeros, that peers on this machine can attach. Raises Unavailable if there is none."""
 
     def attach(self, name: object) -> npt.NDArray[np.uint8]:
-        """A peer's memory, read-only. Raises Unavailable when it is not of this machine and user, or gone;
-        ProtocolError for what is no name of such memory."""
+        """A peer's memory, read-only. Raises Unavailable if it is gone or belongs to another machine or user, and
+        ProtocolError if `name` is malformed."""
 
     def spawn(self, name: str, target: Callable[[], None]) -> Task:
         """Run `target` as a task of this process, with the caller's context variables."""
 
     def compute(self) -> None:
-        """One training step's computing: takes virtual time in the simulator, nothing otherwise."""
+        """Stands for one training step's computing: takes virtual time in the simulator, does nothing otherwise."""
 
     def preempt(self) -> None:
         """A point inside a long pass over memory where the simulator may run other tasks of this process."""
 
     def record(self, what: str, **detail: Any) -> None:
-        """A line in the simulator's trace; nothing otherwise. Values: str, int, float, bool, tuples of these."""
+        """Add a line to the simulator's trace, if there is one. Values: str, int, float, bool, tuples of these."""

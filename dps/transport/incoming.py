@@ -8,18 +8,19 @@ from dps.transport.endpoint import Delivery
 from dps.transport.outgoing import CUT, MAX_FRAMES
 
 COPIED_NBYTES = 16 * 1024
-"""Received frames below this size are copied: libzmq leaves them unaligned in a buffer that many share. The
-memory of longer ones is libzmq's own, at a multiple of 8 bytes."""
+"""Received frames below this size are copied, because libzmq leaves them unaligned in a buffer that many frames share.
+Longer frames have their own memory, at a multiple of 8 bytes."""
 
 
 class Malformed(Exception):
-    """A message without a header, with too many frames, or one that its sender gave up half-way; it is consumed."""
+    """A message without a header, with too many frames, or incomplete because its sender was interrupted. It has been
+    removed from the socket."""
 
 
 def take(socket: zmq.Socket[bytes], address: str | None, inproc: bool) -> Delivery | None:
-    """One message; None when there is none. `address` is the node at the other end, None for a ROUTER.
+    """One message, or None if there is none. `address` is the node at the other end, None for a ROUTER.
 
-    On inproc a frame is the sender's own memory, so all are copied: frames belong to the receiver.
+    On inproc a frame is the sender's own memory, so all frames are copied, because they must belong to the receiver.
     """
     try:
         route = socket.recv(zmq.NOBLOCK) if address is None else address
@@ -45,6 +46,6 @@ def take(socket: zmq.Socket[bytes], address: str | None, inproc: bool) -> Delive
 
 
 def _skip(socket: zmq.Socket[bytes]) -> None:
-    """Throw the rest of a message away of which a part was received."""
+    """Drop the rest of a message of which a part was received."""
     while socket.get(zmq.RCVMORE):
         socket.recv(zmq.NOBLOCK, copy=False)

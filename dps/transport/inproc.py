@@ -1,7 +1,7 @@
 """Tracks which `inproc://` names are bound, because libzmq does not report when such a peer comes or goes.
 
-A socket that connected to an `inproc://` name is not connected again when the name is bound anew, and has no
-monitor events. So the endpoints of one context tell each other.
+When an `inproc://` name is bound again, libzmq does not reconnect a socket that was connected to it, and raises no
+monitor events. So the endpoints of one context notify each other.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Protocol
 
 
 class Watcher(Protocol):
-    """Who wants to know about a name; `tell` may be called by any thread and must not block."""
+    """An object that watches a name. Any thread may call `tell`, which must not block."""
 
     def tell(self, url: str, bound: bool) -> None: ...
 
 
 class Names:
-    """The bound names of one context and who watches them. Any thread may call."""
+    """The bound names of one context and their watchers. Any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,21 +25,21 @@ class Names:
         self._watchers: dict[str, list[Watcher]] = {}
 
     def opened(self, url: str) -> None:
-        """The name is bound now."""
+        """Note that the name is bound now."""
         with self._lock:
             self._bound.add(url)
             for watcher in self._watchers.get(url, ()):
                 watcher.tell(url, True)
 
     def shut(self, url: str) -> None:
-        """The name will not be served any longer."""
+        """Note that the name is no longer served."""
         with self._lock:
             self._bound.discard(url)
             for watcher in self._watchers.get(url, ()):
                 watcher.tell(url, False)
 
     def watch(self, url: str, watcher: Watcher) -> None:
-        """Tell `watcher` about each change, and at once when the name is bound already."""
+        """Tell `watcher` about each change, and at once if the name is bound already."""
         with self._lock:
             self._watchers.setdefault(url, []).append(watcher)
             if url in self._bound:

@@ -1,7 +1,7 @@
 """Measures what this machine can do at best: memory, a raw TCP socket, raw ZeroMQ. `dps bench` shows it.
 
-The other end of a socket is a process of its own, as a ps is: a thread would share this one's interpreter lock.
-Each limit is a function to call again and again, or a context manager that yields one.
+The other end of a socket is a separate process, as a ps is, because a thread would share this one's interpreter lock.
+Each limit is a function to call repeatedly, or a context manager that yields such a function.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 
 BUFFERS = (256 << 10, 1 << 20)
-"""Sizes of socket buffers (bytes, each way) that a raw TCP limit is measured with: the faster one is the limit."""
+"""Sizes of socket buffers (bytes, each way) with which raw TCP is measured. The faster one is the limit."""
 LINGER = 0
 
 
 def seconds(work: Callable[[], object], at_least_s: float = 0.2, at_least: int = 5) -> list[float]:
-    """Seconds of each of several calls, after one that is not counted."""
+    """Seconds of each of several calls, after a first call that is not counted."""
     work()
     found: list[float] = []
     end = time.perf_counter() + at_least_s
@@ -39,13 +39,13 @@ def seconds(work: Callable[[], object], at_least_s: float = 0.2, at_least: int =
 
 
 def memcpy(nbytes: int) -> Callable[[], object]:
-    """One copy of `nbytes` between two buffers that stay."""
+    """One copy of `nbytes` between two buffers that are reused."""
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     return lambda: np.copyto(target, source)
 
 
 def shared_copy(runtime: Runtime, nbytes: int) -> Callable[[], object]:
-    """One copy of `nbytes` into memory that processes share, and one out of it. Unavailable where there is none."""
+    """One copy of `nbytes` into shared memory, and one out of it. Raises Unavailable if there is none."""
     shared = runtime.share(nbytes)
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
 
@@ -63,7 +63,7 @@ def read(values: Array) -> float:
 
 
 def reading(nbytes: int) -> Callable[[], object]:
-    """Read every value of an array of `nbytes` of float32 that stays."""
+    """Read every value of a float32 array of `nbytes` that is reused."""
     values = np.ones(nbytes // 4, np.float32)
     return lambda: read(values)
 
@@ -128,7 +128,7 @@ def raw_barrier(nbytes: int, workers: int = 2, transport: str = "tcp") -> Iterat
 
 @contextmanager
 def _peer(*arguments: str) -> Iterator[Iterator[str]]:
-    """Another process that serves; yields the lines that it prints, the first of which is where it listens."""
+    """Start a serving process; yields the lines that it prints. The first one is its address."""
     command = [sys.executable, "-m", "dps.transport.limits", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         try:
@@ -167,7 +167,7 @@ def _folder() -> Iterator[str]:
 
 def main(arguments: Sequence[str]) -> None:
     """`tcp SEND BACK BUFFER`, `zmq TRANSPORT FOLDER NBYTES`, `barrier TRANSPORT FOLDER NBYTES WORKERS`, `worker ADDRESS
-    NBYTES`: serve until killed, or the other end is gone."""
+    NBYTES`: serve until killed, or until the other end is gone."""
     kind, *rest = arguments
     if kind == "tcp":
         _serve_tcp(*map(int, rest))
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _serve_zmq(router: zmq.Socket[bytes], data: bytes, workers: int) -> None:
-    """Answer when `workers` messages are there: a round trip with one, a barrier with more."""
+    """Answer when `workers` messages have arrived: a round trip with one, a barrier with more."""
     while True:
         waiting: list[bytes] = []
         while len(waiting) < workers:

@@ -20,7 +20,7 @@ _CLOSE_WAIT_MS = 1000
 
 
 class Listener:
-    """A bound ROUTER. `address` is where peers reach it, with the real port, in the spelling that was given."""
+    """A bound ROUTER. Peers reach it at `address`, which has the real port and the given spelling."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], names: Names, bind: str, silence_s: float) -> None:
         asked = parse(bind)
@@ -51,9 +51,9 @@ class Listener:
             names.opened(self._url)
 
     def close(self, linger_s: float) -> None:
-        """Close; waits until the address is free again (milliseconds), not until the messages have left.
+        """Close the socket. Waits until the address is free again (milliseconds), not until the messages have left.
 
-        Without `unbind`, where a connection would end before its last messages have left.
+        Does not use `unbind`, which could end a connection before its last messages have left.
         """
         if self.inproc:
             self._names.shut(self._url)
@@ -107,9 +107,9 @@ def _inode(path: str) -> int | None:
 
 
 def _clear_stale(asked: Address) -> None:
-    """Remove a socket file whose owner died; Unavailable when somebody listens there.
+    """Remove a socket file whose owner died. Raises Unavailable if a process listens there.
 
-    libzmq itself would remove the file in any case, and so take the address from a server that lives.
+    libzmq itself would always remove the file, and so take the address from a running server.
     """
     try:
         mode = os.lstat(asked.path).st_mode

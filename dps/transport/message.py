@@ -1,7 +1,7 @@
 """Base class of messages: plain fields, and a number for each class that identifies it on the wire.
 
-A class says its fields as a record does. A message is as good as frozen, but nothing keeps watch: it is made some
-thousands of times a second.
+A class declares its fields as a record does. Nobody changes a message after it is made, but no check enforces this,
+because thousands are made every second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _M = TypeVar("_M", bound="Message")
 
 
 class Form(NamedTuple):
-    """What is known of the fields of one class of messages."""
+    """The fields of one class of messages, prepared for encoding."""
 
     cls: type[Message]
     number: int
@@ -33,21 +33,21 @@ class Form(NamedTuple):
     values: Callable[[Any], Any]
     """The fields of a message, without `arrays`."""
     usual: tuple[type | None, ...]
-    """The classes that the fields have most of the time, for one comparison."""
+    """The usual classes of the fields, to be checked by one comparison."""
     plain: struct.Struct | None
-    """Of messages of whole numbers alone, what they are on the wire: three bytes, then request, incarnation, fields."""
+    """The wire format of a message with integers alone: three bytes, then request, incarnation, fields."""
 
 
 FORMS: dict[int, Form] = {}
-"""By number."""
+"""All message classes, by number."""
 
 
 @dataclass_transform(frozen_default=True)
 class Message:
     """Root of all messages: `class Pull(Message, kind=10)`, then fields with their types, and defaults for the last.
 
-    Types are int, str, bool, bytes, float, list, dict and Any; `arrays`, the last, is a tuple of arrays. A message is
-    not changed once it is made, nor is what it was made of. Raises TypeError for a number that is taken.
+    Types are int, str, bool, bytes, float, list, dict and Any; `arrays`, the last, is a tuple of arrays. A message and
+    its contents do not change once it is made. Raises TypeError for a number that another class has.
     """
 
     form_of: ClassVar[Form]
@@ -74,12 +74,12 @@ class Message:
         return all(getattr(self, name) == getattr(other, name) for name in self._fields)
 
     def __hash__(self) -> int:
-        """Of the fields; TypeError where one of them has none, as lists."""
+        """The hash of the fields. Raises TypeError if a field, such as a list, has none."""
         return hash((self.__class__, *[getattr(self, name) for name in self._fields]))
 
 
 def changed(message: _M, **fields: Any) -> _M:
-    """A message like this one but for some fields."""
+    """A copy of a message with some fields replaced."""
     unknown = fields.keys() - set(message._fields)
     if unknown:
         raise TypeError(f"{type(message).__name__} has no fields {sorted(unknown)}")

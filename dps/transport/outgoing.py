@@ -13,25 +13,25 @@ import zmq
 from dps.transport.endpoint import Buffer
 
 ZERO_COPY_NBYTES = 64 * 1024
-"""Frames from this size on are not copied (below it, copying is cheaper than telling that a buffer is free)."""
+"""Frames from this size on are not copied (below it, a copy is cheaper than tracking when the buffer is free)."""
 
 MAX_FRAME_NBYTES = 1 << 30
-"""Longer frames are refused on both sides. Runs of variables travel in pieces of 1 MiB, so this leaves room
-for whole arrays in unusual messages, and bounds what a forged length makes libzmq reserve (memory that costs
-nothing until bytes really arrive)."""
+"""Longer frames are refused on both sides. Runs of variables are sent in pieces of 1 MiB, so this leaves room for
+whole arrays in unusual messages. It bounds the memory that libzmq reserves for a forged length (the memory is not used
+until bytes really arrive)."""
 
 MAX_FRAMES = 4096
-"""Array frames of one message; the largest models agree on one run per shard, not on a frame per variable."""
+"""The most array frames in one message. Even the largest models send one run per shard, not a frame per variable."""
 
 CUT = bytes.fromhex("c4c1a5e0d05b4f7793f2a86a0b1e97d3")
-"""The last frame of a message that Ctrl-C interrupted half-way (libzmq cannot take back what it was given);
-the receiver drops such a message."""
+"""The last frame of a message whose sending Ctrl-C interrupted. libzmq cannot withdraw the first frames, so the
+receiver drops the message."""
 
 _MORE = zmq.NOBLOCK | zmq.SNDMORE
 
 
 def large_frames(frames: Sequence[Buffer]) -> list[bool]:
-    """Which frames travel without a copy; ValueError for frames that cannot travel."""
+    """Which frames are sent without a copy. Raises ValueError for frames that cannot be sent."""
     if len(frames) > MAX_FRAMES:
         raise ValueError(f"a message of {len(frames)} frames, at most {MAX_FRAMES} are possible; join some of them")
     large = []
@@ -50,9 +50,9 @@ def large_frames(frames: Sequence[Buffer]) -> list[bool]:
 def _transfer(
     socket: zmq.Socket[bytes], head: Sequence[bytes], frames: Sequence[Buffer], large: list[bool], track: bool
 ) -> list[zmq.MessageTracker] | None:
-    """Give one message to libzmq; the trackers of its large frames, or None when there is nobody to take it.
+    """Give one message to libzmq; returns the trackers of its large frames, or None if no peer can take it.
 
-    When the peer goes away in the middle, libzmq wants the other frames nevertheless and drops them.
+    If the peer disconnects in the middle, libzmq still needs the other frames, and drops them.
     """
     left = len(head) + len(frames)
     first = True
@@ -83,7 +83,7 @@ def _transfer(
 
 
 def finish(done: Callable[[], None]) -> None:
-    """Call a sender's `done`; what it raises is logged, the endpoint goes on."""
+    """Call a sender's `done`. If it raises, log the error and continue."""
     try:
         done()
     except Exception:
@@ -91,7 +91,7 @@ def finish(done: Callable[[], None]) -> None:
 
 
 def _cut(socket: zmq.Socket[bytes]) -> None:
-    """End a message that may be open; where none is open, this is a message of its own, or goes nowhere."""
+    """End a message that may be incomplete. If none is, this sends a message with only this frame, or nothing."""
     try:
         socket.send(CUT, zmq.NOBLOCK)
     except zmq.ZMQError:
@@ -99,7 +99,7 @@ def _cut(socket: zmq.Socket[bytes]) -> None:
 
 
 class Loans:
-    """Buffers that libzmq reads from at the moment, with the callbacks that wait for their return."""
+    """Buffers that libzmq is still reading, with the callbacks to call when it has finished."""
 
     SCAN = 8
     _FIRST_PATIENCE_S = 0.001
@@ -107,9 +107,9 @@ class Loans:
 
     def __init__(self) -> None:
         self.open: deque[tuple[zmq.MessageTracker, Callable[[], None]]] = deque()
-        self._unknown: list[Callable[[], None]] = []  # interrupted sends: nobody can say what libzmq still reads
+        self._unknown: list[Callable[[], None]] = []  # interrupted sends: what libzmq still reads is unknown
         self.patience_s = self._FIRST_PATIENCE_S
-        """How long a wait may last before the loans are looked at again; grows while nothing comes back."""
+        """How long a wait may last before the loans are checked again; grows while no buffer is returned."""
 
     def send(
         self,
@@ -119,7 +119,7 @@ class Loans:
         large: list[bool],
         done: Callable[[], None] | None,
     ) -> bool:
-        """Hand one message over; False when there is nobody to take it (`done` is then still the caller's)."""
+        """Hand one message over; False if no peer can take it (the caller must then call `done`)."""
         try:
             trackers = _transfer(socket, head, frames, large, done is not None)
         except BaseException:
@@ -139,7 +139,7 @@ class Loans:
         return True
 
     def reap(self) -> None:
-        """Call what is due among the oldest few; those not due go to the end of the row, so none hides another."""
+        """Call the callbacks that are due among the oldest few. Others move to the end, so that none hides another."""
         returned = False
         for _ in range(min(self.SCAN, len(self.open))):
             loan = self.open.popleft()
@@ -151,7 +151,7 @@ class Loans:
         self.patience_s = self._FIRST_PATIENCE_S if returned else min(2 * self.patience_s, self._LAST_PATIENCE_S)
 
     def close(self, wait_s: float) -> None:
-        """Wait up to `wait_s` seconds for all buffers, then call every callback that is left."""
+        """Wait up to `wait_s` seconds for all buffers, then call every remaining callback."""
         deadline = time.monotonic() + wait_s
         while self.open:
             tracker, done = self.open.popleft()

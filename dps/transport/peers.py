@@ -1,10 +1,9 @@
 """The datagram peers of an endpoint: the name of each peer's socket, and whether the peer may be written to.
 
 Names are random and never used twice, so a name stands for one endpoint of one process until that closes its socket.
-The two ends of a pair decide for themselves, and neither hears what the other has decided. So an endpoint may stop
-writing to a peer at any time, but it hears every peer that may still write to it: what it did not hear would be lost
-without a sign, again and again. It stops hearing a name only when that socket is closed or another name has come in
-its place.
+The two ends of a pair decide independently, and neither learns what the other has decided. So an endpoint may stop
+writing to a peer at any time, but it must hear every peer that may still write to it: otherwise messages would be lost
+silently, again and again. It stops hearing a name only when that socket is closed or another name has replaced it.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from dps.transport.endpoint import Route
 LONGEST_NBYTES = 32 * 1024
 """Longer messages go through ZeroMQ. The system's own limit is some 200 KB."""
 PEERS = 4096
-"""Peers that an endpoint knows at one time."""
+"""The most peers that an endpoint knows at one time."""
 
 
 def fits(nbytes: int, parts: int) -> bool:
-    """Whether a message of so many bytes in so many parts (the header and the frames) may go as a datagram."""
+    """Whether a message of this size and number of parts (the header and the frames) may be sent as a datagram."""
     return nbytes + 4 * parts + 2 <= LONGEST_NBYTES
 
 
@@ -30,15 +29,15 @@ class Peers:
     def __init__(self, is_open: Callable[[bytes], bool]) -> None:
         self._is_open = is_open
         self._paired: dict[Route, bytes] = {}
-        """Every peer that was made known."""
+        """The name of every paired peer, by route."""
         self._routes: dict[bytes, Route] = {}
-        """The same by name: those that are heard."""
+        """The same by name: the peers that are heard."""
         self._written: dict[Route, bytes] = {}
-        """Those that may be written to."""
+        """The peers that may be written to."""
 
     def pair(self, route: Route, name: bytes, hears: bool) -> bool:
-        """The peer at a route has this name, and no other one from now on. `hears`: it knows this endpoint's name;
-        else it is written to once it has written. False: there is no room for one more, and it is not heard."""
+        """Note that the peer at a route has this name, which replaces any other. `hears`: it knows this endpoint's
+        name; otherwise it is written to only once it has written. False if there is no room; then it is not heard."""
         before = self._paired.get(route)
         if before != name:
             self.gone(route)
@@ -51,7 +50,7 @@ class Peers:
         return True
 
     def _has_room(self) -> bool:
-        """Whether one more may be known; those whose sockets are closed make room, nobody else."""
+        """Whether there is room for one more peer. Only peers whose sockets are closed are dropped to make room."""
         if len(self._paired) >= PEERS:
             for route, name in list(self._paired.items()):
                 if not self._is_open(name):
@@ -59,24 +58,24 @@ class Peers:
         return len(self._paired) < PEERS
 
     def name(self, route: Route) -> bytes | None:
-        """The name that the peer at a route may be written to under; None where it may not be."""
+        """The name under which the peer at a route may be written to, or None."""
         return self._written.get(route)
 
     def heard(self, name: bytes) -> Route | None:
-        """A datagram came from this name: the route of its peer, which may be written to from now on. None for
-        strangers."""
+        """Note a datagram from this name; returns the route of its peer, which may be written to from now on, or None
+        for an unknown name."""
         route = self._routes.get(name)
         if route is not None and route not in self._written:
             self._written[route] = name
         return route
 
     def disconnected(self, route: Route) -> None:
-        """The connection to a route broke: another process may be there from now on. Write no more to the peer until
-        it writes; hear it as before, for it may not know of the break."""
+        """Note that the connection to a route broke. Do not write to the peer until it writes, because another process
+        may be there now. Hear it as before, because it may not know of the break."""
         self._written.pop(route, None)
 
     def gone(self, route: Route) -> None:
-        """The socket of the peer at a route is closed, or another peer has its place: its name means nobody now."""
+        """Note that the socket of the peer at a route is closed or replaced: drop its name."""
         self._written.pop(route, None)
         name = self._paired.pop(route, None)
         if name is not None and self._routes.get(name) == route:

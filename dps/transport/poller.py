@@ -1,8 +1,8 @@
 """Waits for ZeroMQ sockets and plain descriptors with few system calls.
 
-ZeroMQ's own poll asks each of its sockets before and after every wait. The descriptor of such a socket is readable
-while something has happened there that nobody has looked at; so only those need to be asked that were used since they
-were last asked, or whose descriptor says so.
+ZeroMQ's own poll queries each of its sockets before and after every wait. The descriptor of such a socket is readable
+while it has an event that was not yet queried. So only those sockets must be queried that were used since their last
+query, or whose descriptor is readable.
 """
 
 from __future__ import annotations
@@ -22,34 +22,33 @@ class Poller:
         self._poll = select.poll()
         self._sockets: dict[int, Socket] = {}
         self._used: dict[Socket, None] = {}
-        """Those that have to be asked before a wait."""
+        """The sockets that must be queried before a wait."""
 
     def register_fd(self, fd: int) -> None:
-        """Wait on a plain descriptor, too."""
+        """Add a plain descriptor."""
         self._poll.register(fd, select.POLLIN)
 
     def register(self, socket: Socket) -> None:
-        """Wait on a socket, too."""
+        """Add a socket."""
         fd = int(socket.get(zmq.FD))
         self._sockets[fd] = socket
         self._used[socket] = None
         self._poll.register(fd, select.POLLIN)
 
     def unregister(self, socket: Socket) -> None:
-        """Wait on it no longer; before it is closed."""
+        """Remove a socket. Call this before it is closed."""
         fd = int(socket.get(zmq.FD))
         self._poll.unregister(fd)
         del self._sockets[fd]
         self._used.pop(socket, None)
 
     def used(self, socket: Socket) -> None:
-        """It is read from or written to now: its descriptor alone says nothing any more. To be told before, for Ctrl-C
-        may come in between."""
+        """Note that a socket is about to be read or written, after which its descriptor alone is not reliable. Call
+        this before the access, because Ctrl-C may come in between."""
         self._used[socket] = None
 
     def wait(self, wait_s: float) -> tuple[list[int], list[Socket]]:
-        """The plain descriptors and the sockets that can be read; none after `wait_s` seconds, and now and then before.
-        Blocks."""
+        """The descriptors and sockets that can be read. Blocks up to `wait_s` seconds; may return none earlier."""
         sockets = [socket for socket in self._used if _readable(socket)]
         self._used = dict.fromkeys(sockets)
         fds = []

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from typing import Any
 
 import zmq
-from zmq.utils.garbage import gc as lent  # before `atexit.register` below: its own end must come after ours
+from zmq.utils.garbage import gc as lent  # before `atexit.register` below: its own exit handler must run after ours
 
 from dps import config
 from dps.checkpoint.storage import LocalStorage, Storage
@@ -27,7 +27,7 @@ from dps.transport.zmq import ZmqEndpoint
 
 
 class ThreadTask:
-    """A daemon thread that runs one function with the context variables of who started it."""
+    """A daemon thread that runs one function with the context variables of its starter."""
 
     def __init__(self, name: str, target: Callable[[], None]) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class ThreadTask:
 
 
 class RealRuntime:
-    """What one real process stands on. Made by `real_runtime()`; tests may make their own."""
+    """The runtime of one real process. Made by `real_runtime()`; tests may make their own."""
 
     simulated = False
     piece_nbytes = 1 << 20
@@ -132,24 +132,24 @@ class RealRuntime:
         return attach(name)
 
     def spawn(self, name: str, target: Callable[[], None]) -> ThreadTask:
-        """Run `target` in a daemon thread, with the caller's context variables; what it raises is logged."""
+        """Run `target` in a daemon thread, with the caller's context variables; errors are logged."""
         return ThreadTask(name, target)
 
     def compute(self) -> None:
-        """Nothing: real computing takes real time."""
+        """Does nothing: real computing takes real time."""
 
     def preempt(self) -> None:
-        """Nothing: the operating system does this."""
+        """Does nothing: the operating system does this."""
 
     def record(self, what: str, **detail: Any) -> None:
-        """Nothing: only the simulator keeps a trace."""
+        """Does nothing: only the simulator keeps a trace."""
 
     def _at_exit(self) -> None:
-        """Let the last messages of closed endpoints leave, at most for their linger time.
+        """Wait until the last messages of closed endpoints have left, at most for their linger time.
 
-        With an endpoint still open this would wait for ever, and closing it under the thread that uses it is not
-        allowed. Then libzmq's threads run to the end of the process, and what they read must stay: pyzmq would give
-        the buffers back, and libzmq abort the process.
+        With an endpoint still open this would wait for ever, and it may not be closed under the thread that uses it.
+        In that case libzmq's threads run until the process ends, and the buffers that they read must not be freed:
+        pyzmq would free them, and libzmq would then abort the process.
         """
         if self._context is None or os.getpid() != self._pid:
             return

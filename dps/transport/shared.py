@@ -1,8 +1,8 @@
 """Shared memory between processes of one user on one machine: sealed memfds that peers open through /proc.
 
-Only its owner can write to such memory, and nobody can change its size, so a peer can neither make this process read
-beyond its end nor alter what it holds. Nothing lies in a folder: the memory goes when its last user has gone,
-however that ended.
+Only its owner can write to such memory, and nobody can change its size. So a peer can neither make this process read
+beyond the end nor change the contents. There is no file: the memory is freed when its last user has ended, even by a
+kill.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _POPULATE_WRITE = 23
 
 
 class SharedMemory:
-    """`nbytes` zero bytes of this process's own. `name` is what a peer needs to `attach` them."""
+    """`nbytes` zero bytes that this process owns. A peer needs `name` to `attach` them."""
 
     def __init__(self, nbytes: int) -> None:
-        """Takes all of the memory at once; Unavailable where the system has no such memory, or not enough of it."""
+        """Allocates all memory at once. Raises Unavailable if the system has no such memory, or not enough."""
         if not hasattr(os, "memfd_create"):
             raise Unavailable(f"{sys.platform} has no memory that can be shared without a name; sockets are used")
         try:
@@ -55,7 +55,7 @@ class SharedMemory:
 
 
 def _taken(fd: int, nbytes: int) -> Bytes:
-    """The memory behind a descriptor, all of it there, in huge pages where the system grants them."""
+    """The memory behind a descriptor, fully allocated, in huge pages if the system grants them."""
     os.ftruncate(fd, nbytes)
     memory = mmap.mmap(fd, nbytes)
     try:
@@ -76,10 +76,10 @@ def _seal(fd: int) -> None:
 
 
 def attach(name: object) -> Bytes:
-    """The memory that another process (or this one) calls `name`, to read only.
+    """The memory that another process (or this one) calls `name`, read-only.
 
-    Unavailable where this is another machine, another user's, or gone; ProtocolError for what is no such name, or
-    names memory that could change its size.
+    Raises Unavailable if the memory is gone or belongs to another machine or user, and ProtocolError if the name is
+    malformed or the memory could change its size.
     """
     if not (isinstance(name, list) and len(name) == 4 and all(type(part) is int and part >= 0 for part in name)):
         raise ProtocolError(f"{name!r:.100} does not name shared memory; wanted four whole numbers")

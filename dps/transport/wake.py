@@ -24,7 +24,7 @@ class Wake:
             self.fd, self._write_fd = self._pair[0].fileno(), self._pair[1].fileno()
 
     def set(self) -> None:
-        """Make the descriptor readable; any thread, never blocks, does nothing once it is closed."""
+        """Make the descriptor readable. Any thread may call it. Never blocks; does nothing once it is closed."""
         with self._lock:  # a closed descriptor's number may already belong to another file
             if self._write_fd < 0:
                 return
@@ -34,7 +34,7 @@ class Wake:
                 pass
 
     def clear(self) -> None:
-        """Make it unreadable again; only its owner."""
+        """Make it unreadable again. Only the owner may call it."""
         try:
             while os.read(self.fd, 4096) and self._pair is not None:
                 pass

@@ -1,10 +1,10 @@
 """Encodes messages as bytes: a header, then the raw bytes of each array as a frame.
 
-The header is a msgpack list: protocol version, kind of message, request number, sender, its incarnation, the actor it
-is for, the message's fields, and dtype and shape of each array. The field `arrays`, where a class of messages has it,
-travels as frames. Messages of whole numbers alone are plain: a first byte that no list has, version, kind, request,
-incarnation and fields of 8 bytes each, then actor and sender, with a 0 between them. Everything that comes from outside
-is checked before it is used: kinds, field types, dtypes, shapes, byte counts.
+The header is a msgpack list: protocol version, kind of message, request number, sender, its incarnation, the target
+actor, the message's fields, and dtype and shape of each array. The field `arrays`, if a message class has it, is sent
+as frames. A message with integers alone has a plain header: a first byte that no list has, version, kind, request,
+incarnation and fields of 8 bytes each, then actor and sender, with a 0 between them. All input is checked before it is
+used: kinds, field types, dtypes, shapes, byte counts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ else:
 
 
 class Envelope(NamedTuple):
-    """A message with its addressing. `actor` is "" for an answer; `request` is 0 where no answer is wanted."""
+    """A message with its addressing. `actor` is "" for an answer; `request` is 0 if no answer is wanted."""
 
     message: Message
     actor: str = ""
@@ -62,7 +62,7 @@ def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
     arrays: tuple[Array, ...] = message.arrays if form.has_arrays else ()  # type: ignore[attr-defined]
     shapes = [(a.dtype.str, *a.shape) for a in arrays] if arrays else ()
     for shape in shapes:
-        if shape[0] not in DTYPES:  # bfloat16: has another name, and its arrays are no buffers
+        if shape[0] not in DTYPES:  # bfloat16: it has another name, and its arrays lack the buffer protocol
             shapes = [(wire_name(a.dtype), *a.shape) for a in arrays]
             arrays = tuple(a.view(np.uint16) if wire_name(a.dtype) == BFLOAT16 else a for a in arrays)
             break
@@ -72,7 +72,7 @@ def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
 _pack = msgpack.Packer().pack
 
 PLAIN = 0xC0
-"""First byte of a plain header; msgpack has a nil for it, which is no list."""
+"""First byte of a plain header. In msgpack it means nil, so no list begins with it."""
 _PLAIN, _VERSION = bytes([PLAIN]), bytes([VERSION])
 _NAMES_NBYTES = 256
 
@@ -87,7 +87,7 @@ def _names(actor: str, sender: str) -> bytes:
 
 @functools.lru_cache(256)
 def _named(names: bytes) -> tuple[str, str]:
-    """Actor and sender; ValueError for what they cannot be."""
+    """Actor and sender. Raises ValueError for invalid names."""
     actor, between, sender = names.decode().partition("\0")
     if not between or len(names) > _NAMES_NBYTES:
         raise ValueError("actor and sender must be text with a 0 between them")
@@ -114,7 +114,7 @@ def _plain(header: bytes, frames: Sequence[Buffer]) -> Envelope:
 _unpack = functools.partial(msgpack.unpackb, strict_map_key=False, use_list=True)
 
 _PARTS = (int, int, int, str, int, str, list, list)
-"""Of a header: version, kind, request, sender, incarnation, actor, fields, shapes."""
+"""Types of a header's elements: version, kind, request, sender, incarnation, actor, fields, shapes."""
 
 BUNDLE = 0xC1
 """First byte of a bundle; no msgpack header begins with it."""
@@ -122,14 +122,14 @@ _COUNT = struct.Struct("<BH")
 
 
 def bundle(headers: Sequence[tuple[bytes, int]]) -> bytes:
-    """Several headers as one, each with the number of frames that are its own."""
+    """Join several headers into one, each with the number of its frames."""
     sizes = [size for header, frames in headers for size in (len(header), frames)]
     entries = struct.pack("<BH" + len(headers) * "IH", BUNDLE, len(headers), *sizes)
     return b"".join((entries, *[header for header, _ in headers]))
 
 
 def unbundle(header: bytes, frames: Sequence[Buffer]) -> list[tuple[bytes, Sequence[Buffer]]]:
-    """The headers in one that may be a bundle, each with its frames. Raises ProtocolError for a malformed bundle."""
+    """Split a header that may be a bundle into headers with their frames. Raises ProtocolError if it is malformed."""
     if not header or header[0] != BUNDLE:
         return [(header, frames)]
     try:
@@ -150,7 +150,7 @@ def unbundle(header: bytes, frames: Sequence[Buffer]) -> list[tuple[bytes, Seque
 def decode(header: bytes, frames: Sequence[Buffer]) -> Envelope:
     """The envelope in a header and its frames; arrays are views of the frames, made read-only.
 
-    Raises ProtocolError for everything that does not fit; nothing is allocated for it.
+    Raises ProtocolError for malformed input, and allocates nothing for it.
     """
     if len(header) > MAX_HEADER_NBYTES or len(frames) > MAX_FRAMES:
         raise ProtocolError(f"header of {len(header)} bytes and {len(frames)} frames is over the limits")
@@ -171,7 +171,7 @@ def decode(header: bytes, frames: Sequence[Buffer]) -> Envelope:
 
 
 def _wrong(parts: Any) -> str:
-    """What is wrong with the parts of a header."""
+    """A text that says what is wrong with the parts of a header."""
     if type(parts) is not list or not parts or type(parts[0]) is not int or parts[0] != VERSION:
         got = parts[0] if isinstance(parts, list) and parts and isinstance(parts[0], int) else "something else"
         return f"got protocol version {got}, this task speaks {VERSION}; install the same dps version on all tasks"
@@ -183,7 +183,7 @@ def _wrong(parts: Any) -> str:
 
 
 def peek(header: bytes) -> tuple[int, str] | None:
-    """Request number and actor of a header that `decode` refused, so that its sender can be told; or None."""
+    """Request number and actor of a header that `decode` refused, so that its sender can be answered; or None."""
     if len(header) > MAX_HEADER_NBYTES:
         return None
     if header[:1] == _PLAIN:
@@ -239,5 +239,5 @@ def _array(described: Any, frame: Buffer) -> Array:
         array: Array = np.frombuffer(frame, dtype).reshape(shape)
         array.flags.writeable = False
         return array
-    except ValueError as error:  # no elements, and yet too many for numpy: (0, 1 << 47, 1 << 47)
+    except ValueError as error:  # no elements, but a shape that numpy refuses: (0, 1 << 47, 1 << 47)
         raise ProtocolError(f"an array of shape {tuple(shape)} and dtype {dtype}: {error}") from None

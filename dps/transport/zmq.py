@@ -1,7 +1,7 @@
 """The real endpoint: an `Endpoint` over ZeroMQ.
 
-One ROUTER where it is bound, one DEALER per node it connected to. libzmq's own thread moves the bytes, keeps the
-heartbeats and tells by a socket monitor when a connection comes or breaks, however busy Python is.
+It has one ROUTER if it is bound, and one DEALER for each node that it connected to. libzmq's own thread moves bytes,
+sends heartbeats and reports through a socket monitor when a connection comes up or breaks, however busy Python is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dps.transport.wake import Wake
 
 _LONGEST_POLL_S = 3600.0
 IN_A_ROW = 16
-"""Messages that are taken from the direct way before the sockets are looked at."""
+"""The most datagrams that are received in a row before the sockets are checked."""
 
 
 class ZmqEndpoint:
@@ -64,7 +64,7 @@ class ZmqEndpoint:
         self._told: deque[tuple[str, bool]] = deque()
         self._woken = False
         self._wake = Wake()
-        self._signals = selectors.DefaultSelector()  # the wake and all monitors: one entry in the poller
+        self._signals = selectors.DefaultSelector()  # the wake descriptor and all monitors, as one entry in the poller
         self._signals.register(self._wake.fd, selectors.EVENT_READ, None)
         self._poller = Poller()
         self._poller.register_fd(cast(Any, self._signals).fileno())  # epoll and kqueue have one
@@ -78,8 +78,8 @@ class ZmqEndpoint:
     def connect(self, address: str) -> None:
         """Open a connection to a node and watch it; a second call does nothing.
 
-        Blocks only where a host name other than localhost must be looked up. Raises ConfigError for a malformed
-        address and Unavailable for a host without an address.
+        Blocks only to resolve a host name other than localhost. Raises ConfigError for a malformed address and
+        Unavailable for a host without an address.
         """
         if address not in self._dealers:
             self._connect(address)
@@ -164,7 +164,7 @@ class ZmqEndpoint:
             if delivery is not None:
                 return delivery
         if self._heard_direct < IN_A_ROW and (delivery := self._direct.receive()) is not None:
-            self._heard_direct += 1  # the others have their turn, too
+            self._heard_direct += 1  # the sockets get their turn, too
             return delivery
         self._heard_direct = 0
         return self._wait(timeout_s)
@@ -197,17 +197,17 @@ class ZmqEndpoint:
                 return None
 
     def _poll(self, wait_s: float) -> None:
-        """Wait for anything; fills `_ready` with readable sockets and `_events` with what the monitors say."""
+        """Wait for any event. Fills `_ready` with readable sockets and `_events` with the monitors' events."""
         fds, sockets = self._poller.wait(wait_s)
         for fd in fds:
             if fd != self._direct.fd:
                 self._attend()
         for socket in sockets:
-            if not socket.closed:  # looking at the monitors may have replaced it
+            if not socket.closed:  # reading the monitors may have replaced it
                 self._ready.append(socket)
 
     def _attend(self, wait_s: float = 0.0) -> None:
-        """Look at the wake and at the monitors that have something to say."""
+        """Handle the wake descriptor and the monitors that have events."""
         for key, _ in self._signals.select(wait_s):
             if key.data is None:
                 self._wake.clear()
@@ -220,7 +220,7 @@ class ZmqEndpoint:
                 self._rebind(dealer, bound)
 
     def _rebind(self, dealer: Dealer, bound: bool) -> None:
-        """An inproc name was bound or left; libzmq does not connect to such a name a second time."""
+        """Reconnect after an inproc name was bound or released, because libzmq does not do so."""
         if dealer.up:
             self._change(dealer, False)
         if bound:
@@ -232,7 +232,7 @@ class ZmqEndpoint:
         changes = dealer.changes()
         for up in changes:
             self._change(dealer, up)
-        if changes and not changes[-1]:  # a new socket: what libzmq still holds was for the one that has gone
+        if changes and not changes[-1]:  # use a new socket: messages that libzmq still holds were for the old peer
             self._shut(dealer)
             self._open(dealer)
 
@@ -246,7 +246,7 @@ class ZmqEndpoint:
         self._direct.disconnected(dealer.address)
         dealer.fall()
         socket = dealer.socket
-        while socket is not None and socket.poll(0):  # its last words come before its end
+        while socket is not None and socket.poll(0):  # the peer's last messages come before its loss
             delivery = self._take(socket)
             if delivery is not None:
                 self._events.append(delivery)
@@ -259,7 +259,7 @@ class ZmqEndpoint:
         self._poller.register(socket)
         if dealer.monitor is not None:
             self._signals.register(dealer.monitor.fileno(), selectors.EVENT_READ, dealer)
-            self._look(dealer)  # the descriptor tells of new events only after a first look found none
+            self._look(dealer)  # the descriptor reports new events only after a query found none
 
     def _shut(self, dealer: Dealer, linger_s: float = 0.0) -> None:
         if dealer.socket is not None:
@@ -285,7 +285,7 @@ class ZmqEndpoint:
             return None
 
     def tell(self, url: str, bound: bool) -> None:
-        """An inproc name changed; called by the thread that bound or closed it."""
+        """Note that an inproc name changed. Called by the thread that bound or closed it."""
         self._told.append((url, bound))
         self._wake.set()
 
@@ -295,10 +295,10 @@ class ZmqEndpoint:
         self._wake.set()
 
     def close(self, linger_s: float = 0.5) -> None:
-        """Close all sockets; what was sent gets up to `linger_s` seconds to leave. A second call does nothing.
+        """Close all sockets; sent messages get up to `linger_s` seconds to leave. A second call does nothing.
 
-        Waits, within that time, for first connections that messages wait for, and for the buffers that were lent
-        with a `done`; and until the address is free again. libzmq sends the rest meanwhile and after.
+        Within that time it waits for first connections that have waiting messages, for buffers that were passed with a
+        `done`, and until the address is free again. libzmq sends the rest meanwhile and afterwards.
         """
         if self.closed:
             return
@@ -306,7 +306,7 @@ class ZmqEndpoint:
         while (left_s := deadline - time.monotonic()) > 0 and any(each.expected for each in self._by_url.values()):
             self._attend(left_s)
         self.closed = True
-        self._direct.close()  # before the address is free: nobody writes to this process for the next one there
+        self._direct.close()  # before the address is free, so no peer takes this process for its successor
         self._events.clear()
         self._ready.clear()
         for dealer in self._by_url.values():
