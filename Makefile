@@ -26,7 +26,7 @@ test: $(VENV)/ready-dev
 	@$(BIN)/python -m pytest -n 2 -m "not slow"
 
 examples: $(VENV)/ready-dev
-	@$(BIN)/python -m pytest -m slow
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 CHAOS_MINUTES ?= 3
 CHAOS_JOBS ?= 2

@@ -113,9 +113,10 @@ class Measuring:
 
     def outcome(self) -> Outcome:
         (began, before), (ended, after) = self.marks
-        busy = {name: (after[name] - before[name]) / (ended - began) / self.model.machines.cores for name in after}
+        took_s = max(ended - began, 1e-9)  # a model in which nothing costs time takes none
+        busy = {name: (after[name] - before[name]) / took_s / self.model.machines.cores for name in after}
         return Outcome(
-            self.results / (ended - began), statistics.median(self.spans) - self.model.compute_s,
+            self.results / took_s, statistics.median(self.spans) - self.model.compute_s,
             max(busy[f"ps:{task}"] for task in range(self.model.ps)), busy["worker:0"],
         )  # fmt: skip
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import hypothesis
 import pytest
 
+sys.dont_write_bytecode = False  # or each of the many processes that tests start compiles all that it loads of dps
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: reproducible sums, and tests leave the other cores alone
 if os.environ.get("DPS_TEST_GPU") != "1":  # then the tests of CUDA kernels run on the GPU that is there
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # before numba: else in its simulator; kernels on CPU are what they were

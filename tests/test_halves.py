@@ -18,6 +18,8 @@ from tests.test_optimizers_through_ps import OPTIMIZERS, STEPS, Reference, first
 
 DTYPES: dict[str, Any] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 EVERY_DTYPE = pytest.mark.parametrize("name", list(DTYPES))
+EVERY_KERNEL = pytest.mark.parametrize("name", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+"""Of tests that need the kernels of all optimizers, which are compiled for each dtype."""
 STEP = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 """From 1 to the next number."""
 
@@ -71,13 +73,13 @@ def check(values: Any, workers: int, name: str) -> None:
             np.testing.assert_allclose(wide(got), wanted, rtol=2 * step, atol=step / 4, err_msg=f"{case}/{variable}")
 
 
-@EVERY_DTYPE
+@EVERY_KERNEL
 def test_twenty_asynchronous_steps_are_those_of_the_formulas_rounded_after_each(name: str) -> None:
     with cluster(2, 1, "inproc") as (server,):
         check(train(server, DTYPES[name], partitioner=dps.partition.Fixed(2)), 1, name)
 
 
-@EVERY_DTYPE
+@EVERY_KERNEL
 def test_synchronous_steps_have_the_same_bits_with_one_ps_and_with_two(name: str) -> None:
     found = []
     for ps in (1, 2):

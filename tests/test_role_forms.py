@@ -137,6 +137,7 @@ def test_each_task_by_a_cluster_file(program: str, tmp_path: Path) -> None:
     assert counted(said) == {0: (10, 10, -10), 1: (10, 10, -10)}
 
 
+@pytest.mark.slow
 def test_where_tf_config_says_everything_all_tasks_have_one_command_line(program: str, tmp_path: Path) -> None:
     ps, chief, worker = free_addresses(3)
     cluster = {"ps": [ps], "master": [chief], "worker": [worker]}
@@ -150,6 +151,7 @@ def test_where_tf_config_says_everything_all_tasks_have_one_command_line(program
     assert counted(said) == {0: (10, 10, -10)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", ["async", "sync"])
 def test_a_worker_that_is_added_on_the_fly_takes_part(update: str, program: str, tmp_path: Path) -> None:
     """It knows the chief's address only, and is given its task. The first one goes on until the second has pushed."""

@@ -36,7 +36,9 @@ def numbers(n: int, seed: int, dtype: Any, offset: int) -> Any:
     return made[begin : begin + n] if begin + n <= made.size else made[offset : offset + n]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)]
+)  # four kernels to compile for each
 @pytest.mark.parametrize(("name", "slots", "scalars"), CASES, ids=lambda c: c if isinstance(c, str) else "")
 @settings(max_examples=25)
 @given(n=st.integers(0, 100), offset=st.integers(0, 5), pushes=st.integers(1, 4), in_place=st.booleans())

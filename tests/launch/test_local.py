@@ -176,6 +176,7 @@ class TestInThisProcess:
                 local.run(echo)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_stops_nobody_where_there_is_a_backup() -> None:
     with dps.LocalCluster(ps=2, workers=3) as local:
         run = local.run(count, 150, {"update": "backup", "slow": 0.01})
@@ -186,6 +187,7 @@ def test_a_killed_worker_stops_nobody_where_there_is_a_backup() -> None:
         assert all(run._results[i]["step"] >= 150 for i in (0, 2))
 
 
+@pytest.mark.slow
 def test_a_killed_ps_brings_an_announced_rollback_and_training_goes_on(tmp_path: Path) -> None:
     with dps.LocalCluster(ps=2, workers=2) as local:
         run = local.run(count, 150, {"checkpoint_dir": str(tmp_path), "slow": 0.01})
@@ -198,6 +200,7 @@ def test_a_killed_ps_brings_an_announced_rollback_and_training_goes_on(tmp_path:
     assert (final["a"] == final["a"][0]).all() and final["a"][0] >= 150
 
 
+@pytest.mark.slow
 def test_a_killed_chief_is_restarted_and_training_goes_on(tmp_path: Path) -> None:
     with dps.LocalCluster(ps=1, workers=2) as local:
         run = local.run(count, 150, {"checkpoint_dir": str(tmp_path), "slow": 0.01})
@@ -301,6 +304,7 @@ def test_ctrl_c_twice_stops_at_once(program: Path) -> None:
     assert not [p for p in tasks if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_nothing_behind(program: Path) -> None:
     process = launch("--ps", "1", "--workers", "1", "program.py", "--", "100000", cwd=program)
     lines_until(process, "begins")
@@ -318,7 +322,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", [next(iter(ENDS)), *(pytest.param(end, marks=pytest.mark.slow) for end in [*ENDS][1:])])
 def test_a_worker_that_ends_before_its_session_keeps_nobody_waiting_in_sync(program: Path, end: str) -> None:
     code, words = ENDS[end]
     early = f"import os, sys\nif os.environ['DPS_TASK'] == '1':\n    {end}\n"
@@ -330,6 +334,7 @@ def test_a_worker_that_ends_before_its_session_keeps_nobody_waiting_in_sync(prog
     assert f"worker:1 {words}; the others go on without it\n" in text
 
 
+@pytest.mark.slow
 def test_workers_that_were_all_killed_leave_a_checkpoint_of_the_last_step(program: Path) -> None:
     saving = PROGRAM.replace("SGD(1.0)", "SGD(1.0), checkpoint_dir='kept'")
     assert saving != PROGRAM
@@ -350,6 +355,7 @@ def test_workers_that_were_all_killed_leave_a_checkpoint_of_the_last_step(progra
     assert int(sorted(p.name for p in (program / "kept").glob("step-*"))[-1].split("-")[1]) > 0
 
 
+@pytest.mark.slow
 def test_a_late_worker_takes_part(program: Path) -> None:
     chief = subprocess.Popen(
         [sys.executable, "-m", "dps.role", "--job", "chief", "--chief", "127.0.0.1:0"],

@@ -131,6 +131,7 @@ def test_the_worst_exit_code_of_the_workers_is_the_runs(tmp_path: Path) -> None:
     assert run.supervisor.states["worker:0"] == "done"
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_not_started_again_and_the_others_end(tmp_path: Path) -> None:
     run = Run(TRAINER, tmp_path, "300", "", workers=2)
     killing = run.kill("worker:1", "worker:1 step")
@@ -140,6 +141,7 @@ def test_a_killed_worker_is_not_started_again_and_the_others_end(tmp_path: Path)
     assert run.supervisor.states["worker:1"] == "failed (SIGKILL)"
 
 
+@pytest.mark.slow
 def test_a_killed_ps_is_started_again_and_the_run_ends_well(tmp_path: Path) -> None:
     run = Run(TRAINER, tmp_path, "150", str(tmp_path / "saved"))
     killing = run.kill("ps:0", "step 40")
@@ -149,6 +151,7 @@ def test_a_killed_ps_is_started_again_and_the_run_ends_well(tmp_path: Path) -> N
     assert run.heard("worker:0 ends at 150")
 
 
+@pytest.mark.slow
 def test_tasks_that_somebody_else_tells_to_end_leave_the_run_in_order(tmp_path: Path) -> None:
     """A worker, then the ps, which is started again, then the chief, with which the run ends."""
     run = Run(TRAINER, tmp_path, "100000", str(tmp_path / "saved"), workers=2)
@@ -173,6 +176,7 @@ def test_tasks_that_somebody_else_tells_to_end_leave_the_run_in_order(tmp_path: 
     assert [path for path in (tmp_path / "saved").glob(f"step-{last:012}-epoch-*") if path.is_dir()], run.lines
 
 
+@pytest.mark.slow
 def test_a_killed_chief_is_started_again_and_takes_up_the_run_with_its_checkpoints(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     run = Run(TRAINER, tmp_path, "120", str(saved))
@@ -185,6 +189,7 @@ def test_a_killed_chief_is_started_again_and_takes_up_the_run_with_its_checkpoin
     assert f"step-{ends:012d}-epoch-000001" in os.listdir(saved)
 
 
+@pytest.mark.slow
 def test_an_interrupt_before_the_workers_can_handle_it_drains_them_all_the_same(tmp_path: Path) -> None:
     run = Run(TRAINER, tmp_path, "100000", "", workers=2)
     interrupts = Interrupts()

@@ -99,9 +99,9 @@ def test_products_agree_with_sums_of_products_in_float64(twin: Twin, layout: str
     ("tile", "layout", "shape"),
     [
         (SMALL, "nn", (35, 17, 33)),
-        (SMALL, "nt", (35, 17, 33)),
-        (SMALL, "tn", (35, 17, 33)),
-        (LARGE, "nn", (3, 9, 130)),
+        pytest.param(SMALL, "nt", (35, 17, 33), marks=pytest.mark.slow),  # a thread of Python for each of theirs
+        pytest.param(SMALL, "tn", (35, 17, 33), marks=pytest.mark.slow),
+        pytest.param(LARGE, "nn", (3, 9, 130), marks=pytest.mark.slow),
         (TINY_WIDE, "tn", (9, 9, 65)),
     ],
 )

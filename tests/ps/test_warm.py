@@ -118,6 +118,7 @@ def test_kernels_from_the_cache_give_the_same_bits_without_a_compiler_and_others
     assert int(wider[1]) > 0 and wider[2] == "True"
 
 
+@pytest.mark.slow
 def test_where_no_cache_can_be_written_each_process_compiles_for_itself() -> None:
     code = (
         "import numba.core.caching as caching\n"

@@ -1,24 +1,39 @@
-"""Every promise, in every update mode, under faults, for as many seeds as DPS_SEEDS says (200 a mode)."""
+"""Every promise, in every update mode, under faults: 100 seeds a mode with `make test` and 100 more with
+`make examples`, or as many as DPS_SEEDS says."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.simulation.scenario import Scenario, crowded, run, scenario, with_a_killed_chief, with_a_lost_ps
 
 SEEDS = int(os.environ.get("DPS_SEEDS", "200"))
-CHUNK = 50
+QUICK = SEEDS if "DPS_SEEDS" in os.environ else SEEDS // 2
+"""The seeds after these are `slow`."""
+CHUNK = 25
 FIRST = int(os.environ.get("DPS_FIRST_SEED", "0"))
 
 
+def chunks(seeds: int, quick: int, chunk: int) -> list[Any]:
+    """Ranges of seeds, each a test; from the `quick`-th seed on they are slow."""
+    starts = [*range(0, quick, chunk), *range(quick, seeds, chunk)]
+    ranges = [range(FIRST + a, FIRST + b) for a, b in zip(starts, [*starts[1:], seeds], strict=True)]
+    marks = [[pytest.mark.slow] if found.start >= FIRST + quick else [] for found in ranges]
+    return [pytest.param(found, marks=mark, id=str(found.start)) for found, mark in zip(ranges, marks, strict=True)]
+
+
+FEW, QUICK_FEW = max(SEEDS // 10, 10), max(QUICK // 10, 10)
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, CHUNK))
+@pytest.mark.parametrize("seeds", chunks(SEEDS, QUICK, CHUNK))
 @pytest.mark.parametrize("mode", ["async", "at once", "sync", "steps", "bounded"])
-def test_no_promise_is_broken_under_faults(mode: str, first: int) -> None:
-    for seed in range(first, min(first + CHUNK, FIRST + SEEDS)):
+def test_no_promise_is_broken_under_faults(mode: str, seeds: range) -> None:
+    for seed in seeds:
         found = run(scenario(mode, seed))
         assert not found, "\n".join(found)
 
@@ -50,8 +65,11 @@ def test_no_promise_is_broken_where_a_ps_holds_no_variables(mode: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["async", "at once", "sync", "steps", "bounded"])
 @pytest.mark.parametrize("of", [with_a_killed_chief, with_a_lost_ps])
-def test_no_promise_is_broken_where_a_chief_or_a_ps_is_killed(of: Callable[[str, int], Scenario], mode: str) -> None:
-    for seed in range(FIRST, FIRST + max(SEEDS // 10, 10)):
+@pytest.mark.parametrize("seeds", chunks(FEW, QUICK_FEW, QUICK_FEW))
+def test_no_promise_is_broken_where_a_chief_or_a_ps_is_killed(
+    seeds: range, of: Callable[[str, int], Scenario], mode: str
+) -> None:
+    for seed in seeds:
         found = run(of(mode, seed))
         assert not found, "\n".join(found)
 
