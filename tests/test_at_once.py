@@ -19,6 +19,7 @@ from dps.ps.shard import Shard
 from dps.reply import Push
 from tests.in_process import cluster
 from tests.interrupting import interrupted_at
+from tests.tuned import tune
 
 Asked = list[str]
 SHAPES = {"w": (100, 170), "c": (77,)}
@@ -42,7 +43,7 @@ def trained(**settings: Any) -> Iterator[dps.Session]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepping, "PATIENCE_S", 5.0)
+    tune(monkeypatch, client__step_patience_s=5.0)
 
 
 @pytest.fixture
@@ -212,7 +213,7 @@ def test_where_the_values_cannot_be_read_sockets_are_used(monkeypatch: pytest.Mo
 
 def test_what_takes_too_long_goes_the_ordinary_way_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with trained() as s:
-        monkeypatch.setattr(stepping, "PATIENCE_S", 0.0)
+        tune(monkeypatch, client__step_patience_s=0.0)
         assert s.push(ones()).step == 1 and values(s) == (-1.0, -1.0)
         assert float(s.step(ones())["w"][0, 0]) == -2.0
         assert s.stats()["ps:0"]["applied"] == 2

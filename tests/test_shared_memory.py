@@ -21,9 +21,9 @@ from dps.actors.ref import Ref
 from dps.errors import ProtocolError, Unavailable
 from dps.protocol import PS, SHARED, Push
 from dps.transport.current import runtime
-from dps.transport.real import RealRuntime
 from dps.transport.shared import SharedMemory
 from tests.in_process import cluster, on_all
+from tests.tuned import tune
 
 SIZE = 40_000
 
@@ -94,7 +94,7 @@ with dps.Session(sys.argv[1], timeout=20) as s, s.view() as values:
 @pytest.fixture
 def counts_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a ps keeps few versions of, so that its readers return them at once."""
-    monkeypatch.setattr(RealRuntime, "small_nbytes", 0)
+    tune(monkeypatch, small_nbytes=0)
 
 
 def test_who_has_read_a_small_shard_returns_it_with_the_next_pull_and_finds_many_versions_kept() -> None:

@@ -16,11 +16,11 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import ProtocolError, Unavailable
 from dps.protocol import DENSE, LISTED, PARTS, PS, ROWS, Lookup, Push, Rows, RowsUnknown, SharedRows
-from dps.ps.intake import rowlists
 from dps.transport.current import runtime
 from dps.transport.shared import SharedMemory
-from dps.variables.rowlists import LEAST
+from dps.transport.tuning import ORDINARY
 from tests.in_process import cluster
+from tests.tuned import tune
 
 ROWS_OF_TABLE, WIDTH, N = 3000, 40, 700
 """Large enough that lookups and pushes of N rows go through shared memory, and that lists are sent once."""
@@ -257,7 +257,7 @@ def test_row_numbers_that_come_again_are_not_sent_again(monkeypatch: pytest.Monk
             s.lookup("table", rows.copy())
             s.push({"table": dps.Rows(rows.copy(), normal(1))})
             assert counted.take() == [("Lookup", lists), ("Push", 0)]
-        short = rows[: LEAST - 1]
+        short = rows[: ORDINARY.rows.least - 1]
         for _ in range(2):
             s.lookup("table", short)
             assert counted.take() == [("Lookup", 1)]
@@ -266,7 +266,7 @@ def test_row_numbers_that_come_again_are_not_sent_again(monkeypatch: pytest.Monk
 def test_a_list_that_the_ps_has_forgotten_is_sent_again_under_the_same_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rowlists, "KEPT_BY_PS", 1)
+    tune(monkeypatch, rows__kept_by_ps=1)
     one, two = np.sort(chosen(1)), np.sort(chosen(2))
     pushes: list[tuple[Any, Any]] = []
     with cluster(1, 1) as (server,), session(server) as s:

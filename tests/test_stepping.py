@@ -19,6 +19,7 @@ from dps.errors import TaskLost, Unavailable
 from dps.protocol import Step, Stepped
 from tests.in_process import cluster, on_all
 from tests.interrupting import interrupted_at
+from tests.tuned import tune
 
 STEPS = 8
 
@@ -45,7 +46,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return found
 
     monkeypatch.setattr(stepping.Stepping, "_push", noted)
-    monkeypatch.setattr(stepping, "PATIENCE_S", 5.0)
+    tune(monkeypatch, client__step_patience_s=5.0)
     return made
 
 
@@ -100,10 +101,10 @@ def test_gradients_in_place_are_not_copied_and_make_the_same_steps(made: list[bo
 
 
 def test_a_step_that_takes_too_long_goes_the_ordinary_way(made: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepping, "PATIENCE_S", 0.0)
+    tune(monkeypatch, client__step_patience_s=0.0)
     late = trained()
     assert made and not any(made)
-    monkeypatch.setattr(stepping, "PATIENCE_S", 5.0)
+    tune(monkeypatch, client__step_patience_s=5.0)
     assert_same(late[0], trained()[0])
 
 
@@ -158,7 +159,7 @@ def test_an_interrupt_on_the_way_to_the_ordinary_one_loses_nothing(
 
     with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0)) as s:
         before = s.step(filled(1.0))["w"]
-        monkeypatch.setattr(stepping, "PATIENCE_S", 0.0)
+        tune(monkeypatch, client__step_patience_s=0.0)
         monkeypatch.setattr(Pushes, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
             s.step(filled(1.0))
@@ -176,7 +177,7 @@ def test_an_interrupt_amid_the_values_that_come_with_a_push_leaves_the_push_to_b
 
     with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0), timeout=5) as s:
         before = s.step(filled(1.0))["w"]
-        monkeypatch.setattr(stepping, "PATIENCE_S", 0.0)
+        tune(monkeypatch, client__step_patience_s=0.0)
         with monkeypatch.context() as patch:
             patch.setattr(transfers, "copy_steadily", interrupted)
             with pytest.raises(KeyboardInterrupt):
@@ -364,7 +365,7 @@ def test_values_that_are_old_by_now_are_asked_for(
         reply = s.push_async(ones())
         assert reply.result().accepted
         np.testing.assert_allclose(s.pull()["w"], before - 2, atol=1e-5)
-        monkeypatch.setattr(stepping, "KEPT_S", -1.0)
+        tune(monkeypatch, client__step_values_s=-1.0)
         asked.clear()
         s.push(ones())
         np.testing.assert_allclose(s.pull(["w"])["w"], before - 3, atol=1e-5)

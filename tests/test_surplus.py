@@ -12,6 +12,7 @@ import dps
 from dps import config
 from dps.client import surplus
 from dps.transport.current import runtime
+from tests.tuned import tune
 
 HELD = """
 import numpy as np
@@ -53,7 +54,7 @@ def test_a_session_trims_when_it_opens_and_at_the_push_after_the_values_are_gone
     trimmed: list[int] = []
     monkeypatch.setattr(config, "large_blocks_are_kept", lambda: True)
     monkeypatch.setattr(config, "trim_memory", lambda: trimmed.append(1))
-    monkeypatch.setattr(surplus, "LEAST_NBYTES", 8000)
+    tune(monkeypatch, client__surplus_nbytes=8000)
     large, small, ones = np.zeros(1000), np.zeros(10), {"small": np.ones(10)}
     with dps.Server.create_local_server() as server:
         with dps.Session(server, {"large": large, "small": small}, optimizer=dps.optim.SGD(1.0)) as session:
@@ -72,5 +73,5 @@ def test_small_values_and_an_ordinary_malloc_are_left_alone(monkeypatch: pytest.
     monkeypatch.setattr(config, "trim_memory", lambda: pytest.fail("nothing is to be trimmed"))
     for kept, least in ((True, 8001), (False, 1)):
         monkeypatch.setattr(config, "large_blocks_are_kept", lambda kept=kept: kept)
-        monkeypatch.setattr(surplus, "LEAST_NBYTES", least)
+        tune(monkeypatch, client__surplus_nbytes=least)
         assert surplus.surplus_of([np.zeros(1000)], runtime()) is None

@@ -13,6 +13,7 @@ from dps.client.arrived import Arrived
 from dps.client.transfers import PullTransfer
 from dps.transport.real import RealRuntime
 from tests.in_process import cluster
+from tests.tuned import tune
 
 SHAPES = {"a": (300, 400), "b": (7,), "c": (1000, 100)}
 
@@ -53,7 +54,7 @@ def brought(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_pulled_values_are_the_callers(
     ps: int, piece_nbytes: int, kept: bool, brought: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RealRuntime, "piece_nbytes", piece_nbytes)
+    tune(monkeypatch, piece_nbytes=piece_nbytes)
     optimizer = dps.optim.SGD(0.5)
     with cluster(ps, 1) as (server,), dps.Session(
         server, values(), optimizer=optimizer, shared_memory=False, timeout=20

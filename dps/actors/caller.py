@@ -36,7 +36,7 @@ class Caller:
         self.runtime, self.name, self.incarnation = runtime, name, 0
         self._endpoint = runtime.endpoint(None)
         self._time = OwnTime(runtime)
-        self._outbox = Outbox(self._endpoint, runtime.together)
+        self._outbox = Outbox(self._endpoint, runtime.tuning.together)
         self._requests = Requests()
         self.away: dict[str, float] = {}
         """Addresses whose connection is broken, and since when, on the clock of `now`."""

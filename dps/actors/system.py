@@ -67,7 +67,7 @@ class Node:
         """Binds at once. Raises Unavailable, with the address, if it is taken."""
         self.runtime, self.name, self.incarnation = runtime, name, incarnation
         self._endpoint: Endpoint = runtime.endpoint(bind)
-        self._outbox = Outbox(self._endpoint, runtime.together)
+        self._outbox = Outbox(self._endpoint, runtime.tuning.together)
         self.address = self._endpoint.address
         self.actors: dict[str, Actor] = {}
         self.refused_messages = 0

@@ -13,13 +13,10 @@ from dps.client.peer import Peer
 from dps.errors import Unavailable
 from dps.protocol import RUN, SHARED, Push
 from dps.transport.endpoint import Memory, Runtime
+from dps.transport.tuning import Tuning
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, split
 from dps.variables.plan import Arena, Plan, ShardLayout, piece_size
-
-SMALL = 4
-"""Variables of less than the shortest piece by this are gathered with their neighbours, and no less of a longer one is
-sent alone to fill a message: a frame costs as much as to copy that much."""
 
 
 class About(NamedTuple):
@@ -108,7 +105,7 @@ class RunCargo(Cargo):
         layout, memory = self.peer.layout, self.memory
         if memory is not None:
             return shared_message(layout, memory.name, self.about)
-        size = piece_size(layout.gradient_nbytes, self.peer.caller.runtime.piece_nbytes)
+        size = piece_size(layout.gradient_nbytes, self.peer.caller.runtime.tuning.piece_nbytes)
         return run_pieces(layout, self.run.bytes, size, self.about)
 
     @property
@@ -142,15 +139,16 @@ class ArraysCargo(Cargo):
     in_pieces = True
 
     @staticmethod
-    def pays(layout: ShardLayout, smallest: int) -> bool:
-        """Whether most of the bytes are in large variables; `smallest` is the runtime's `piece_nbytes`."""
+    def pays(layout: ShardLayout, tuning: Tuning) -> bool:
+        """Whether most of the bytes are in large variables."""
         sizes = layout.gradient_sizes
-        large = int(sizes[sizes >= smallest // SMALL].sum())
+        large = int(sizes[sizes >= tuning.piece_nbytes // tuning.client.small_part].sum())
         return large > 0 and 2 * large >= layout.gradient_nbytes
 
     def messages(self) -> list[Push]:
-        layout, smallest = self.peer.layout, self.peer.caller.runtime.piece_nbytes
-        small, nbytes = smallest // SMALL, layout.gradient_nbytes
+        layout, tuning = self.peer.layout, self.peer.caller.runtime.tuning
+        smallest, nbytes = tuning.piece_nbytes, layout.gradient_nbytes
+        small = smallest // tuning.client.small_part
         trained = (arena for arena in layout.arenas if arena.optimizer is not None)
         spans = [span for arena in trained for span in self._spans(arena, small)]
         return [

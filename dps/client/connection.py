@@ -41,17 +41,12 @@ from dps.transport.endpoint import Runtime
 from dps.transport.message import Message
 from dps.transport.wire import Array
 from dps.variables.plan import Plan
-from dps.variables.rowlists import LEAST, RowLists
+from dps.variables.rowlists import RowLists
 
 if TYPE_CHECKING:
     from dps.client.compressing import Compression
 
 log = logging.getLogger("dps")
-
-SLICE_S = 0.5
-"""How long a wait goes on before it looks at the chief and at its own node."""
-ASK_AGAIN_S = 0.05
-"""How long a session waits before it asks the chief again whether all ps are there."""
 
 
 class Connection:
@@ -92,7 +87,7 @@ class Connection:
         self.lanes = Lanes(runtime, self.caller)
         self.compression: Compression | None = None
         """How the session's gradients and values travel; None: as they are."""
-        self.row_lists = RowLists(1 if runtime.simulated else LEAST)
+        self.row_lists = RowLists(runtime.tuning.rows)
         self.peers: dict[int, Peer] = {}
         """The ps on which variables lie, in the order of the plan; made anew with each incarnation."""
         self.aborted = False
@@ -105,6 +100,7 @@ class Connection:
         self._wanted: dict[str, Any] = {}
         self._asked_state: Request | None = None
         self._state_at = 0.0
+        self._slice_s = runtime.tuning.client.slice_s
         self.caller.connect(chief)
 
     @property
@@ -115,16 +111,18 @@ class Connection:
 
     def ps_tasks(self, deadline: float) -> list[int]:
         """The ps tasks of the cluster, once the chief knows all of them. Blocks until the deadline."""
-        patience = Patience()
+        patience, pause_s = Patience(), self.runtime.tuning.client.ask_again_s
         while True:
             answer = self.ask(AskCluster(), deadline, "the chief")
             assert isinstance(answer, ClusterIs)
             if answer.complete:
                 return sorted(int(task) for task in answer.cluster["ps"])
-            if self.caller.now() >= deadline - 2 * ASK_AGAIN_S:  # a later answer could come too late to say why
+            if (
+                self.caller.now() >= deadline - 2 * self.runtime.tuning.client.ask_again_s
+            ):  # a later answer could come too late to say why
                 raise DeadlineExceeded(f"{self.name}: {answer.text}")
             self._tell(patience, answer.text)
-            self.runtime.sleep(ASK_AGAIN_S)
+            self.runtime.sleep(pause_s)
 
     def _tell(self, patience: Patience, text: str) -> None:
         """Say whom the chief waits for, unless the chief's own log comes to the same eyes."""
@@ -178,7 +176,7 @@ class Connection:
         return abort
 
     def _worth_sharing(self, ps: int) -> bool:
-        return self.plan.layouts[ps].nbytes >= max(1, self.runtime.shard_nbytes)
+        return self.plan.layouts[ps].nbytes >= max(1, self.runtime.tuning.shard_nbytes)
 
     def _open_once(self, deadline: float) -> SessionOpened:
         message = OpenSession(
@@ -222,7 +220,7 @@ class Connection:
             if left <= 0:
                 self.caller.drop(request)
                 raise DeadlineExceeded(f"{self.name} could not join the run at {self.chief.address}: {state['text']}")
-            self.caller.wait([request], min(left, SLICE_S), stop=lambda: state["initialise"] is not None)
+            self.caller.wait([request], min(left, self._slice_s), stop=lambda: state["initialise"] is not None)
         if state["error"] is not None:
             raise state["error"]
         opened: SessionOpened = state["opened"]
@@ -264,7 +262,7 @@ class Connection:
             # Zeros, and pages that go back to the system; in malloc's heap they would leave a hole for small objects.
             run = np.frombuffer(mmap.mmap(-1, max(1, layout.nbytes)), np.uint8, layout.nbytes)
             gather(self.plan, layout, values, run, trained_only=False)
-            for piece in layout.pieces(self.runtime.piece_nbytes):
+            for piece in layout.pieces(self.runtime.tuning.piece_nbytes):
                 arrays = tuple(run[offset : offset + n] for offset, n in piece)
                 message = Init(epoch, layout.nbytes, [offset for offset, _ in piece], arrays)
                 requests.append(self.caller.start(self.refs[ps], message, feed, resend_s=1.0))
@@ -280,7 +278,7 @@ class Connection:
     def _wait_all(
         self, requests: list[Request], errors: list[Exception], deadline: float, whom: str, stop: Callable[[], bool]
     ) -> None:
-        while not self.caller.wait(requests, min(SLICE_S, max(0.0, deadline - self.caller.now())), stop):
+        while not self.caller.wait(requests, min(self._slice_s, max(0.0, deadline - self.caller.now())), stop):
             self.check_node()
             if stop() or self.caller.now() >= deadline:
                 break
@@ -311,7 +309,7 @@ class Connection:
             return True
 
         request = self.caller.start(ref or self.chief, message, feed)
-        while not self.caller.wait([request], min(SLICE_S, max(0.0, deadline - self.caller.now()))):
+        while not self.caller.wait([request], min(self._slice_s, max(0.0, deadline - self.caller.now()))):
             self.check_node()
             if ref is not None:
                 self.look_at_chief()
@@ -339,7 +337,7 @@ class Connection:
     def look_at_chief(self) -> None:
         """Ask the chief, at most every half second and without waiting, whether this epoch still runs."""
         now = self.caller.now()
-        if now - self._state_at < SLICE_S:
+        if now - self._state_at < self._slice_s:
             return
         self._state_at = now
         if self._asked_state is not None:

@@ -18,9 +18,6 @@ from dps.transport.wire import Array
 
 log = logging.getLogger("dps")
 
-PROBE_S = 0.5
-"""How long a session waits to hear whether a ps is on its machine; one that says so later is taken up then."""
-
 
 class Lane:
     """Memory shared with one ps in one run epoch. Off until both have read the other's; then values and gradients
@@ -70,7 +67,7 @@ class Lane:
         Of a few bytes the ps hears with the session's next message; of many at once, and again until it has heard it.
         """
         self._reading.discard(number)
-        if nbytes > self._runtime.small_nbytes or self._tells_at_once:
+        if nbytes > self._runtime.tuning.small_nbytes or self._tells_at_once:
             self._caller.start(self._ref, Release(self._epoch, [number]), lambda _: True)
 
     def all_released_below(self) -> int:
@@ -110,7 +107,7 @@ class Lanes:
             if self.wanted and (own := self._mark()) is not None:
                 probe = Probe(own.name, own.array.tobytes(), self._caller.direct)
                 self._asked.append(self._caller.start(ref, probe, lane.heard))
-        self._caller.wait(self._asked, PROBE_S)
+        self._caller.wait(self._asked, self._runtime.tuning.client.probe_s)
 
     def _mark(self) -> Memory | None:
         if self._own is None:

@@ -19,9 +19,6 @@ from dps.variables.packed import PackedGradient
 from dps.variables.plan import ShardLayout
 from dps.variables.tree import Rows
 
-KEPT = 4
-"""Results of `session.gradients()` that are known again when they are pushed."""
-
 
 class Runs:
     """Runs for pushes to one ps: each is used again when its push has its result."""
@@ -82,7 +79,7 @@ class Loader:
         connection, peer = self._connection, self._connection.peers[ps]
         if is_whole(peer.layout, gradients):
             travels = not peer.lane.on and self._own_run(peer, gradients) is None
-            if travels and ArraysCargo.pays(peer.layout, connection.runtime.piece_nbytes):
+            if travels and ArraysCargo.pays(peer.layout, connection.runtime.tuning):
                 return ArraysCargo(peer, about, connection.plan, gradients)
             return RunCargo(peer, about, self.run(ps, gradients))
         parts = parts_of_shard(connection.plan, peer.layout, gradients, connection.row_lists)
@@ -112,7 +109,7 @@ class Loader:
     def own_parts(self) -> list[Array]:
         """Arrays for the user to fill, of all parts of all shards, in the order of their runs."""
         runs = {ps: OwnRun(self._connection.runtime, peer) for ps, peer in self._connection.peers.items()}
-        self._own = [*self._own[1 - KEPT :], runs]
+        self._own = [*self._own[1 - self._connection.runtime.tuning.client.kept_gradients :], runs]
         return [part for run in runs.values() for part in run.parts]
 
     def forget(self) -> None:

@@ -22,8 +22,6 @@ from dps.variables.plan import Part, VariableSpec
 from dps.variables.rowlists import RowList
 
 NOTHING = np.empty(0)
-RECYCLED_NBYTES = 1 << 16
-"""Results from this size on lie in memory that is used again when nobody has them any more."""
 
 
 class Lookups:
@@ -81,7 +79,7 @@ class Lookups:
     def array(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Memory for rows, its contents undefined."""
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-        if nbytes < RECYCLED_NBYTES:
+        if nbytes < self.connection.runtime.tuning.client.recycled_nbytes:
             return np.empty(shape, dtype)
         return self._recycled.take(nbytes).view(dtype).reshape(shape)
 
@@ -264,7 +262,7 @@ class _PartLookup(Transfer):
         self._got: dict[int, int] = {}
         rows = operation.sent
         told = rows.is_told(part, connection.caller.incarnation)
-        shared = self._lane.on and 0 < self._nbytes >= connection.runtime.shared_nbytes
+        shared = self._lane.on and 0 < self._nbytes >= connection.runtime.tuning.shared_nbytes
         self._message = Lookup(
             connection.epoch, connection.local_step if connection.sync else 0, part.index, rows.number,
             lookups.read_to(), shared, () if told else (rows.within(part),),
@@ -316,7 +314,7 @@ class _PartLookup(Transfer):
     def _steady(self, memory: Array) -> Array:
         """The memory itself; in the simulator a copy, see `copy_steadily`."""
         runtime = self._caller.runtime
-        if not runtime.simulated:
+        if not runtime.tuning.block_nbytes:
             return memory
         copied = np.empty_like(memory)
         copy_steadily(runtime, copied, memory)

@@ -65,7 +65,7 @@ class PartsCargo(Cargo):
 
     def _gather(self, take: Callable[[int], Run]) -> None:
         """Values for a ps on this machine go into a run that it reads; else only rows that are to be put in order."""
-        large = sum(sent.values.nbytes for sent in self._parts) >= self.peer.caller.runtime.shared_nbytes
+        large = sum(sent.values.nbytes for sent in self._parts) >= self.peer.caller.runtime.tuning.shared_nbytes
         shared = large and self.peer.lane.on
         moved = [s for s in self._parts if s.form is None and (shared or (s.rows is not None and s.rows.moves))]
         at = 0

@@ -262,7 +262,7 @@ class Pulls:
     def _may_be_kept(self, layout: ShardLayout) -> bool:
         """Whether a shard's values need not be copied out of the messages that they come in."""
         runtime = self._connection.runtime
-        worth = layout.data_nbytes >= runtime.piece_nbytes // 4
+        worth = layout.data_nbytes >= runtime.tuning.piece_nbytes // 4
         return worth and runtime.keeps_blocks and len(layout.indices) <= CUT_ONCE
 
     def _indices(self, names: Sequence[str]) -> list[int]:

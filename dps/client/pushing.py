@@ -11,9 +11,6 @@ from dps.client.transfers import PushTransfer
 from dps.protocol import APPLIED, REFUSED, WINDOW
 from dps.reply import Push
 
-PIECES = 3
-"""So long, in the shortest pieces, is the longest part of a push that streams."""
-
 
 class PushOp:
     """One push. In sync the step ps's answer is the result, and the others are done with the session's memory; else
@@ -48,10 +45,11 @@ class PushOp:
     def streams(self) -> bool:
         """Whether all ps get it over their sockets, in pieces that they may apply one by one."""
         connection = self._connection
-        layouts, smallest = connection.plan.layouts, connection.runtime.piece_nbytes
+        layouts, tuning = connection.plan.layouts, connection.runtime.tuning
+        least = tuning.client.streamed_pieces * tuning.piece_nbytes
         return (
             not (connection.sync or connection.bounded)
-            and max(layout.gradient_nbytes for layout in layouts.values()) >= PIECES * smallest
+            and max(layout.gradient_nbytes for layout in layouts.values()) >= least
             and self.cargo.keys() == layouts.keys()
             and all(cargo.in_pieces for cargo in self.cargo.values())
         )

@@ -48,7 +48,6 @@ log = logging.getLogger("dps")
 
 T = TypeVar("T")
 
-FAREWELL_S = 5.0
 FOREVER = float("inf")
 """A timeout for waits that may take as long as they like; who is waited for is logged every 10 s."""
 
@@ -704,7 +703,7 @@ class Session:
     @one_at_a_time
     def is_chief(self) -> bool:
         """Whether this is the session of the lowest worker that is alive. Asks the chief; blocks up to 5 s."""
-        return self._connection.asks_leads(min(FAREWELL_S, self._timeout))
+        return self._connection.asks_leads(min(self.runtime.tuning.client.farewell_s, self._timeout))
 
     def should_stop(self) -> bool:
         """Whether the loop should end: a hook, Ctrl-C or the chief asked for it, or the run has ended. Does not block.
@@ -854,10 +853,10 @@ class Session:
         """Leave the run; `error`: why, "" for a good end. A second call does nothing."""
         if self._closed:
             return
-        self._turns.take("close", FAREWELL_S)
+        self._turns.take("close", self.runtime.tuning.client.farewell_s)
         try:
             self._closed = self._waiter.closed = True
-            self._connection.close(error, min(FAREWELL_S, self._timeout))
+            self._connection.close(error, min(self.runtime.tuning.client.farewell_s, self._timeout))
         finally:
             self._turns.lock.release()
             self._end_own_server()

@@ -26,11 +26,6 @@ from dps.transport.wire import Array
 from dps.variables.layout import Gradient
 from dps.variables.plan import ShardLayout
 
-PATIENCE_S = 0.02
-"""How long an answer may take; then the push goes the ordinary way, too, on which it is waited for as ever."""
-KEPT_S = 0.5
-"""How long after a push the values that came with it serve a pull."""
-
 
 class Way(NamedTuple):
     """What stays the same from step to step, as long as the session's incarnation does."""
@@ -188,7 +183,7 @@ class Stepping:
         ps, layout = connection.step_ps, connection.plan.layouts[connection.step_ps]
         one = len(connection.plan.ps) == len(layout.arenas) == 1
         whole = len(connection.plan.parts) == len(connection.plan.variables)  # no array is put together out of parts
-        small = layout.nbytes <= connection.runtime.small_nbytes
+        small = layout.nbytes <= connection.runtime.tuning.small_nbytes
         if not (one and whole and small and self._pulls.may_come_with_a_push):
             return None
         return Way(connection.caller.incarnation, ps, connection.refs[ps], connection.lanes[ps], layout)
@@ -244,9 +239,9 @@ class Stepping:
         try:
             lane.reads(request)
             meanwhile(way.layout)
-            answer = _as_foreseen(connection.caller.hear(request, PATIENCE_S))
+            answer = _as_foreseen(connection.caller.hear(request, connection.runtime.tuning.client.step_patience_s))
             if answer is not None and answer.nbytes and (values := self._attached(way, answer)) is not None:
-                until = connection.runtime.now() + KEPT_S
+                until = connection.runtime.now() + connection.runtime.tuning.client.step_values_s
                 self._loose = lent = Lent(way, request, number, answer.counter, values, until)
             return answer, lent
         finally:

@@ -11,9 +11,6 @@ from dps import config
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 
-LEAST_NBYTES = 32 << 20
-"""Arrays from this size on are worth looking after."""
-
 
 class Surplus:
     """Large first values of a session, while the program has them.
@@ -39,7 +36,7 @@ def surplus_of(values: Iterable[Array], runtime: Runtime) -> Surplus | None:
     session is open: memory that is free already is given back now."""
     if runtime.simulated or not runtime.keeps_blocks:
         return None
-    large = [owner for owner in map(_owner, values) if owner.nbytes >= LEAST_NBYTES]
+    large = [owner for owner in map(_owner, values) if owner.nbytes >= runtime.tuning.client.surplus_nbytes]
     if not large:
         return None
     config.trim_memory()

@@ -33,9 +33,6 @@ from dps.transport.message import Message, changed
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
-SIMULATED_BLOCK = 64
-"""Bytes that are copied in the simulator before other tasks may run."""
-
 
 class Transfer(Request):
     """A request to one ps."""
@@ -63,11 +60,12 @@ class Transfer(Request):
 def copy_steadily(runtime: Runtime, target: Array, source: Array) -> None:
     """Copy what another process may write to: in the simulator in blocks, so that a writer who does not wait for
     readers is found out."""
-    if not runtime.simulated:
+    block = runtime.tuning.block_nbytes
+    if not block:
         target[:] = source
         return
-    for at in range(0, len(source), SIMULATED_BLOCK):
-        target[at : at + SIMULATED_BLOCK] = source[at : at + SIMULATED_BLOCK]
+    for at in range(0, len(source), block):
+        target[at : at + block] = source[at : at + block]
         runtime.preempt()
 
 

@@ -6,13 +6,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from dps.client.connection import SLICE_S, Connection
+from dps.client.connection import Connection
 from dps.errors import Aborted, DeadlineExceeded
 
 log = logging.getLogger("dps")
-
-REPORT_S = 10.0
-"""How often a wait that goes on says for whom."""
 
 
 class Loss(NamedTuple):
@@ -46,6 +43,7 @@ class Waiter:
 
     def __init__(self, connection: Connection, timeout_s: float, rejoined: Callable[[bool, Loss], None]) -> None:
         self._connection, self._timeout_s, self._rejoined = connection, timeout_s, rejoined
+        self._tuning = connection.runtime.tuning.client
         self.closed = False
 
     def check_open(self) -> None:
@@ -75,10 +73,10 @@ class Waiter:
     def wait(self, operation: Operation, timeout: float | None, what: str) -> None:
         """Pump until an operation is complete. Raises DeadlineExceeded, which names who did not answer."""
         self.check_open()
-        connection, deadline = self._connection, self.deadline(timeout)
+        connection, deadline, own = self._connection, self.deadline(timeout), self._tuning
         operation.start()
         started = now = connection.caller.now()
-        look_at, report_at = started + SLICE_S, started + REPORT_S
+        look_at, report_at = started + own.slice_s, started + own.report_s
         while not operation.complete:
             if connection.aborted:
                 self.recover(deadline)
@@ -92,9 +90,9 @@ class Waiter:
                 raise DeadlineExceeded(self._late(operation, what, now - started), operation)
             if now >= look_at:
                 connection.look_at_chief()
-                look_at = now + SLICE_S
+                look_at = now + own.slice_s
                 if now >= report_at:
-                    report_at = now + REPORT_S
+                    report_at = now + own.report_s
                     log.warning("%s", self._late(operation, what, now - started))
             connection.caller.turn(max(0.0, min(deadline, look_at) - now))
             now = connection.caller.now()

@@ -39,7 +39,6 @@ from dps.protocol import (
     Stats,
     Step,
 )
-from dps.ps.intake.credit import CREDIT_TIMEOUT_S, CREDITS
 from dps.ps.intake.parts import unknown_list
 from dps.ps.intake.staging import Staged
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
@@ -78,7 +77,7 @@ class PsActor(Actor):
         self._probe: Memory | None = None
 
     def started(self) -> None:
-        self.node.after(CREDIT_TIMEOUT_S / 2, self._expire_credit)
+        self.node.after(self.node.runtime.tuning.intake.credit_s / 2, self._expire_credit)
 
     def too_late(self) -> DpsError:
         """Sessions ask the chief what comes now: another epoch, or the end of the run."""
@@ -205,7 +204,10 @@ class PsActor(Actor):
         shard.credits.wanted(key, sender)
         self._grant(shard)
         if shard.credits.waits(key):
-            self.node.answer(sender, Waiting(f"{self.node.name} takes {CREDITS} large pushes at a time"))
+            self.node.answer(
+                sender,
+                Waiting(f"{self.node.name} takes {self.node.runtime.tuning.intake.credits} large pushes at a time"),
+            )
 
     def _grant(self, shard: Shard) -> None:
         """Give credit to whom it is due."""
@@ -218,7 +220,7 @@ class PsActor(Actor):
 
     def _expire_credit(self) -> None:
         """Take credit and staged pieces from senders that bring nothing."""
-        self.node.after(CREDIT_TIMEOUT_S / 2, self._expire_credit)
+        self.node.after(self.node.runtime.tuning.intake.credit_s / 2, self._expire_credit)
         shard = self.shard
         if shard is None:
             return

@@ -133,9 +133,9 @@ class Shard:
         self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
         self.staleness: dict[str, int] = {}
         self.lending = Lending(self.store)
-        self.credits = Credits(self.layout.gradient_nbytes)
+        self.credits = Credits(self.layout.gradient_nbytes, node.runtime.tuning)
         self.lookups = Lookups(self)
-        self.notices = Notices(node)
+        self.notices = Notices(node, node.runtime.tuning.serving.moment_s)
         self._packing = Packing(self.store)
         self._sending = Sending(node, epoch, plan, self.store, self.ledgers)
         self._reads: dict[tuple[Any, int], _Read] = {}
@@ -407,7 +407,7 @@ class Shard:
         data = self._packing.packed(packed, keep=base != NO_BASE)
         changes = self._packing.changes(packed, base)
         data = data if changes is None else changes
-        for piece in cut([(0, data.nbytes)], self.node.runtime.piece_nbytes):
+        for piece in cut([(0, data.nbytes)], self.node.runtime.tuning.piece_nbytes):
             arrays = tuple(data[offset : offset + n] for offset, n in piece)
             about, offsets = (self.epoch, store.counter, store.step), [offset for offset, _ in piece]
             if changes is None:

@@ -19,10 +19,10 @@ from dps.protocol import RUN
 from dps.ps.intake.rowlists import checked, row_gradient
 from dps.ps.intake.staging import Staged
 from dps.ps.modes.combine import mean
-from dps.ps.store.arena import HERE_NBYTES, STREAM_NBYTES
 from dps.ps.store.gradients import Update, is_finite
 from dps.ps.store.store import Store
 from dps.transport.real import real_runtime
+from dps.transport.tuning import ORDINARY
 from dps.variables.plan import Arena, Part, ShardLayout
 
 DIM = 4
@@ -48,7 +48,9 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
             kind = (dtype, str(arena.optimizer["name"]), arena.sparse, together, _is_large(arena))
             with _warming:
                 if kind not in _ready:
-                    for nbytes in (1, HERE_NBYTES) if _is_large(arena) else (1,):  # some pushes have small parts only
+                    for nbytes in (
+                        (1, ORDINARY.store.here_nbytes) if _is_large(arena) else (1,)
+                    ):  # some pushes have small parts only
                         _update_once(_like(arena.dtype, arena.optimizer, arena.sparse, nbytes), together)
                     _ready.add(kind)
 
@@ -65,12 +67,15 @@ def warm_all(progress: Callable[[str, int, int], None]) -> None:
     for number, (optimizer, dtype) in enumerate(kinds, 1):
         progress(f"{optimizer.name} {dtype}", number, len(kinds))
         for together in (1, 2, 3, 4):
-            warm([_like(dtype, optimizer.to_wire(), sparse, HERE_NBYTES) for sparse in (False, True)], together)
+            warm(
+                [_like(dtype, optimizer.to_wire(), sparse, ORDINARY.store.here_nbytes) for sparse in (False, True)],
+                together,
+            )
 
 
 def _is_large(arena: Arena) -> bool:
     """Whether its passes are those of large arenas, which have kernels of their own."""
-    return arena.nbytes >= STREAM_NBYTES
+    return arena.nbytes >= ORDINARY.store.stream_nbytes
 
 
 def _like(dtype: str, optimizer: dict[str, Any], sparse: bool, nbytes: int) -> Arena:

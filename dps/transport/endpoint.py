@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from dps.checkpoint.storage import Storage
+    from dps.transport.tuning import Tuning
 
 Route = str | bytes
 """Where a message goes: the address of a node, or the opaque id of a peer that wrote to this endpoint."""
@@ -135,16 +136,8 @@ class Runtime(Protocol):
     simulated: bool
     random: Random
     storage: Storage
-    piece_nbytes: int
-    """Runs longer than this travel as several messages of this size, bytes (1 MiB on ZeroMQ)."""
-    shard_nbytes: int
-    """Shards from this size on are shared with the sessions on a ps's machine."""
-    shared_nbytes: int
-    """Rows and single gradients from this size on go through shared memory there, too; fewer bytes travel as such."""
-    small_nbytes: int
-    """Of a shard up to this size a ps keeps many versions: who has read one need not say so at once."""
-    together: int
-    """So many small messages to one node may travel as one."""
+    tuning: Tuning
+    """The sizes and times that decide between ways."""
     silence_s: float
     """A connection ends when nothing, not even a heartbeat, was heard of the peer for so many seconds."""
 

@@ -23,6 +23,7 @@ from dps.transport.dealer import SILENCE_S
 from dps.transport.endpoint import Endpoint, Place
 from dps.transport.inproc import Names
 from dps.transport.shared import Bytes, SharedMemory, attach
+from dps.transport.tuning import ORDINARY, Tuning
 from dps.transport.zmq import ZmqEndpoint
 
 
@@ -55,14 +56,10 @@ class RealRuntime:
     """The runtime of one real process. Made by `real_runtime()`; tests may make their own."""
 
     simulated = False
-    piece_nbytes = 1 << 20
-    shard_nbytes = 1 << 10
-    shared_nbytes = 1 << 16
-    small_nbytes = 1 << 18
-    together = 64
 
-    def __init__(self, name: str | None = None, silence_s: float = SILENCE_S) -> None:
+    def __init__(self, name: str | None = None, silence_s: float = SILENCE_S, tuning: Tuning = ORDINARY) -> None:
         self.name = name or f"pid {os.getpid()}"
+        self.tuning = tuning
         self.silence_s = silence_s
         self.random = random.Random(os.urandom(32))
         self.storage: Storage = LocalStorage()

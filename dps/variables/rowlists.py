@@ -9,15 +9,9 @@ from collections.abc import Callable
 import numpy as np
 
 from dps.record import record
+from dps.transport.tuning import ORDINARY, RowListTuning
 from dps.transport.wire import Array
 from dps.variables.plan import Part
-
-LEAST, MOST = 512, 1 << 19
-"""Row numbers that a list has which is sent once: shorter ones cost nothing, longer ones would fill the ps's memory."""
-KEPT, KEPT_BY_PS = 32, 64
-"""Lists that a session remembers, and that a ps keeps for each session: one for reading, one for writing."""
-KEPT_NBYTES = 8 << 20
-"""Bytes of row numbers that a ps keeps for one session."""
 
 
 class SentList:
@@ -77,11 +71,11 @@ class RowsOfPart:
 class RowList:
     """What a caller gave, int64 (n,), and the ways from it to the rows that travel and back."""
 
-    def __init__(self, asked: Array, numbers: itertools.count[int], least: int = LEAST) -> None:
+    def __init__(self, asked: Array, numbers: itertools.count[int], tuning: RowListTuning = ORDINARY.rows) -> None:
         """`asked` is kept: nobody else may change it. Numbers for the lists that are sent come from `numbers`."""
-        self.asked, self._numbers = asked, numbers
-        self._is_short = len(asked) < least
-        self._is_sent_once = least <= len(asked) <= MOST
+        self.asked, self._numbers, self._least = asked, numbers, tuning.least
+        self._is_short = len(asked) < tuning.least
+        self._is_sent_once = tuning.least <= len(asked) <= tuning.most
         self._as_asked: SentList | None = None
         self._rising: _Rising | None = None
 
@@ -118,7 +112,7 @@ class RowList:
 
     def _sorted(self) -> _Rising:
         if self._rising is None:
-            self._rising = _Rising(self.asked, self._number)
+            self._rising = _Rising(self.asked, self._number, self._least)
         return self._rising
 
     def _number(self) -> int:
@@ -128,7 +122,7 @@ class RowList:
 class _Rising:
     """Row numbers put in rising order."""
 
-    def __init__(self, asked: Array, number: Callable[[], int]) -> None:
+    def __init__(self, asked: Array, number: Callable[[], int], least: int) -> None:
         self.order: Array | None = None
         """Positions in `asked` by row number, equal ones in order of occurrence; None where `asked` rises already."""
         self.only_moved = False
@@ -138,7 +132,7 @@ class _Rising:
         if len(asked) < 2 or bool((asked[1:] > asked[:-1]).all()):
             self.distinct = self.every = SentList(number(), asked)
             return
-        rows, self.order = _sorted(asked)
+        rows, self.order = _sorted(asked, least)
         first = np.empty(len(rows), np.bool_)
         first[0] = True
         np.not_equal(rows[1:], rows[:-1], out=first[1:])
@@ -161,36 +155,36 @@ class _Rising:
 class RowLists:
     """The lists that a session used last, found again by what they hold."""
 
-    def __init__(self, least: int = LEAST) -> None:
-        """`least`: shorter lists are sent each time."""
-        self._least = least
+    def __init__(self, tuning: RowListTuning = ORDINARY.rows) -> None:
+        self._tuning = tuning
         self._lists: OrderedDict[tuple[int, ...], RowList] = OrderedDict()
         self._numbers = itertools.count(1)
 
     def of(self, rows: Array) -> RowList:
         """The list of these row numbers, integers (n,). A copy is kept, so the caller may change his."""
         n = len(rows)
-        if n < self._least:
-            return RowList(np.array(rows, np.int64), self._numbers, self._least)
+        if n < self._tuning.least:
+            return RowList(np.array(rows, np.int64), self._numbers, self._tuning)
         key = (n, int(rows[0]), int(rows[n // 2]), int(rows[-1])) if n else (0,)
         found = self._lists.get(key)
         if found is not None and np.array_equal(found.asked, rows):
             self._lists.move_to_end(key)
             return found
-        made = RowList(np.array(rows, np.int64), self._numbers, self._least)
+        made = RowList(np.array(rows, np.int64), self._numbers, self._tuning)
         self._lists[key] = made
-        if len(self._lists) > KEPT:
+        if len(self._lists) > self._tuning.kept:
             self._lists.popitem(last=False)
         return made
 
 
-def _sorted(rows: Array) -> tuple[Array, Array]:
+def _sorted(rows: Array, least: int) -> tuple[Array, Array]:
     """Row numbers, rising, and the positions that they had, equal ones in order of occurrence.
 
-    Sorting (row, position) packed in one int64 is several times faster than numpy's stable argsort.
+    Sorting (row, position) packed in one int64 is several times faster than numpy's stable argsort, but not of fewer
+    than `least`.
     """
     bits = len(rows).bit_length()
-    if len(rows) < LEAST or int(rows.min()) < 0 or int(rows.max()) >> (63 - bits):
+    if len(rows) < least or int(rows.min()) < 0 or int(rows.max()) >> (63 - bits):
         order = rows.argsort(kind="stable")
         return rows[order], order
     keys = (rows << bits) | np.arange(len(rows))

@@ -10,6 +10,7 @@ from dps.actors.requests import Request, Requests
 from dps.client.peer import Peer
 from dps.errors import Unavailable
 from dps.transport.message import Message
+from dps.transport.tuning import ORDINARY
 from dps.variables.plan import ShardLayout
 
 PS = Ref("127.0.0.1:1", "ps")
@@ -24,7 +25,7 @@ class Wire:
         self.sent: list[Message] = []
         self.requests = Requests()
         self.aborted = 0
-        self.runtime = SimpleNamespace(simulated=False, piece_nbytes=piece_nbytes, shared_nbytes=64)
+        self.runtime = SimpleNamespace(tuning=ORDINARY.where(piece_nbytes=piece_nbytes, shared_nbytes=64))
 
     def open(self, to: Ref, message: Message, request: Request, resend_s: float | None = None) -> None:
         self.sent.append(message)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from dps.client.cargo import About, ArraysCargo
 from dps.protocol import RUN, Push
 from dps.ps.intake.staging import Staged
+from dps.transport.tuning import ORDINARY
 from dps.variables.layout import split
 from dps.variables.plan import Plan, ShardLayout, VariableSpec, make_plan
 from tests.client.peers import Wire, peer
@@ -22,7 +23,7 @@ ABOUT = About(1, 4, 2, 7, 3)
 
 def own_pieces(plan: Plan, layout: ShardLayout, gradients: Any, size: int) -> list[Push] | None:
     """The messages; None where they do not pay."""
-    if not ArraysCargo.pays(layout, size):
+    if not ArraysCargo.pays(layout, ORDINARY.where(piece_nbytes=size)):
         return None
     return ArraysCargo(peer(Wire(size), layout), ABOUT, plan, gradients).messages()
 

@@ -16,6 +16,7 @@ from dps.monitor.setting import SHARED_LANE, SOCKET_LANE, Setting
 from dps.monitor.table import compared
 from dps.monitor.works import FRESH_LISTS, IN_PLACE, REPEATED, SIZES, Table, nbytes
 from dps.transport import limits
+from dps.transport.tuning import RowListTuning
 from dps.variables import rowlists
 
 AGREED = {
@@ -114,7 +115,7 @@ def test_rows_are_distinct_and_the_low_ones_are_drawn_more_often(rows: int, take
 
 def test_fresh_row_lists_are_new_to_the_session_each_time_and_repeated_ones_are_known() -> None:
     asked: list[rowlists.RowList] = []
-    lists = rowlists.RowLists(least=16)
+    lists = rowlists.RowLists(RowListTuning(least=16))
 
     class Session:
         def lookup(self, name: str, rows: Any) -> None:

@@ -14,15 +14,16 @@ from dps import optim, update
 from dps.client.cargo import About, run_pieces, shared_message
 from dps.errors import ProtocolError
 from dps.protocol import APPLIED, REFUSED, RUN, Credit, Members, Push, Pushed, PushMissing
-from dps.ps.intake.credit import CREDIT_TIMEOUT_S
 from dps.ps.modes.asynchronous import AsyncMode
 from dps.ps.server import PsActor
 from dps.ps.shard import Shard
-from dps.ps.store import ahead, arena
+from dps.ps.store import ahead
 from dps.transport.current import runtime
+from dps.transport.tuning import ORDINARY
 from dps.update import Async
 from dps.variables.plan import VariableSpec, make_plan
 from tests.ps.test_modes import Desk, sender
+from tests.tuned import tune
 
 SPECS = [
     VariableSpec("a", (4, 2), "<f4", optim.SGD(0.5).to_wire()), VariableSpec("n", (2,), "<i8", None),
@@ -35,7 +36,7 @@ LAYOUT = PLAN.layouts[0]
 @pytest.fixture(autouse=True)
 def nothing_is_small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ahead, "PIECES", 0)
+        tune(patch, store__ahead_pieces=0)
         yield
 
 
@@ -176,7 +177,7 @@ def test_a_sender_that_brings_nothing_loses_its_place_and_may_begin_again(monkey
     ps.actor.on_Credit(Credit(1, 1), sender(1))
     ps.bring(1, *push(1, 2.0)[:-1])
     assert ps.aside == 2
-    clock[0] += CREDIT_TIMEOUT_S + 1
+    clock[0] += ORDINARY.intake.credit_s + 1
     ps.actor._expire_credit()
     assert ps.aside == 0
     ps.bring(1, *push(1, 2.0))
@@ -279,7 +280,7 @@ def test_ranges_that_are_none_are_refused(ready: list[Any]) -> None:
 def test_whatever_comes_in_whatever_order_each_sound_push_is_applied_once_and_whole(data: Any, looks: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if looks:
-            patch.setattr(arena, "STREAM_NBYTES", 0)
+            tune(patch, store__stream_nbytes=0)
         alone = data.draw(st.booleans())
         ps = Ps(1) if alone else Ps(1, 2)
         values = {(1, 1): 1.0, (1, 2): 2.0, (2, 1): 4.0, (2, 2): 8.0}

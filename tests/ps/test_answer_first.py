@@ -12,6 +12,7 @@ from dps.ps.store import store
 from dps.update import Async
 from tests.ps.test_ahead import Ps, after, push
 from tests.ps.test_modes import sender
+from tests.tuned import tune
 
 FIRST = Pushed(1, APPLIED, 1, 0, 1, "", credit=True)
 
@@ -19,8 +20,7 @@ FIRST = Pushed(1, APPLIED, 1, 0, 1, "", credit=True)
 @pytest.fixture(autouse=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large shard, and nothing applied ahead."""
-    monkeypatch.setattr(store, "LARGE", 0)
-    monkeypatch.setattr("dps.ps.store.ahead.PIECES", 1 << 30)
+    tune(monkeypatch, store__large_pieces=0, store__ahead_pieces=1 << 30)
 
 
 class Watched(Ps):
@@ -111,7 +111,7 @@ def test_the_next_push_has_credit_where_no_other_session_pushes() -> None:
 
 
 def test_a_small_shard_has_its_answer_with_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LARGE", 1 << 30)
+    tune(monkeypatch, store__large_pieces=1 << 30)
     ps = Watched(1)
     (answer,) = ps.bring(1, *push(1, 2.0))
     assert answer == Pushed(1, APPLIED, 1, 0, 1, "") and ps.said[0][1] == 1

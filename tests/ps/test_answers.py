@@ -8,8 +8,11 @@ from hypothesis import given, settings
 
 from dps.errors import Unavailable
 from dps.protocol import SharedRows
-from dps.ps.serving.answers import KEPT, MOST_NBYTES, Answers
+from dps.ps.serving.answers import Answers
 from dps.transport.current import runtime
+from dps.transport.tuning import ORDINARY
+
+KEPT = ORDINARY.serving.answers
 
 
 def give(answers: Answers, number: int, nbytes: int = 100) -> SharedRows | None:
@@ -48,7 +51,7 @@ def test_memory_that_is_too_small_is_replaced_and_what_a_session_gets_is_bounded
     larger = give(answers, 2, 1 << 20)
     assert first is not None and larger is not None and larger.memory != first.memory
     assert [give(answers, number) is None for number in range(3, 4 + KEPT)] == [False] * (KEPT - 1) + [True] * 2
-    assert Answers(runtime()).take(MOST_NBYTES + 1) is None
+    assert Answers(runtime()).take(ORDINARY.serving.answers_nbytes + 1) is None
 
 
 def test_where_nothing_can_be_shared_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,12 @@ from dps.transport.current import runtime
 from dps.update import Async, Bounded, Update
 from tests.ps.test_modes import sender
 from tests.ps.test_stepping import Ps
+from tests.tuned import tune
 
 
 @pytest.fixture(autouse=True)
 def everything_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime(), "shard_nbytes", 1)
+    tune(monkeypatch, shard_nbytes=1)
 
 
 def told(ps: Ps, message: Any, incarnation: int = 1, request: int = 99) -> Any:

@@ -8,14 +8,16 @@ import pytest
 
 from dps.actors.messages import Waiting
 from dps.protocol import APPLIED, Credit
-from dps.ps.intake.credit import CREDIT_TIMEOUT_S, SLOW, Credits
+from dps.ps.intake.credit import Credits
 from dps.ps.modes.sync import SyncMode
-from dps.ps.serving.pace import SLOW_NBYTES_S, WINDOW_S
-from dps.ps.store import store
+from dps.transport.tuning import ORDINARY
 from dps.update import SyncReplicas
 from tests.ps.test_ahead import Ps, after, push
 from tests.ps.test_modes import sender
+from tests.tuned import tune
 
+SLOW, CREDIT_TIMEOUT_S = ORDINARY.intake.slow_windows, ORDINARY.intake.credit_s
+SLOW_NBYTES_S, WINDOW_S = ORDINARY.serving.slow_nbytes_s, ORDINARY.serving.window_s
 GRANTED = None
 """What the desk notes of an answer without a message."""
 
@@ -24,8 +26,7 @@ GRANTED = None
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A large shard, nothing applied ahead, and a clock that stands still unless it is moved."""
     now = [100.0]
-    monkeypatch.setattr(store, "LARGE", 0)
-    monkeypatch.setattr("dps.ps.store.ahead.PIECES", 1 << 30)
+    tune(monkeypatch, store__large_pieces=0, store__ahead_pieces=1 << 30)
     monkeypatch.setattr(type(Ps(1).desk.runtime), "now", lambda self: now[0])
     return now
 
@@ -52,7 +53,7 @@ def test_the_next_push_of_a_large_shard_begins_when_the_one_before_is_applied() 
 
 
 def test_two_begin_at_once_where_a_shard_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LARGE", 1 << 30)
+    tune(monkeypatch, store__large_pieces=1 << 30)
     ps = Ps(1, 2, 3)
     assert ask(ps, 1) == [(1, GRANTED)] and ask(ps, 2) == [(2, GRANTED)] and waits(ask(ps, 3))
 
@@ -92,10 +93,10 @@ def test_once_pushes_are_slow_two_begin_at_once_until_one_is_fast(clock: list[fl
 
 
 def test_a_push_that_keeps_its_pace_is_waited_for(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(monkeypatch, serving__slow_nbytes_s=16 / WINDOW_S)
     ps = Ps(1, 2)
     ask(ps, 1)
     ask(ps, 2)
-    monkeypatch.setattr("dps.ps.serving.pace.SLOW_NBYTES_S", 16 / WINDOW_S)
     for piece in push(1, 1.0)[:4]:
         ps.bring(1, piece)  # 16 bytes
         assert slow(ps, clock, 1) == []

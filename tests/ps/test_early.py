@@ -11,12 +11,12 @@ from dps import optim
 from dps.client.cargo import About, run_pieces
 from dps.protocol import APPLIED, NO_BASE, REFUSED, Pull, Pushed, Values
 from dps.ps.modes.asynchronous import BoundedMode
-from dps.ps.serving import early, sending
-from dps.ps.store import store
+from dps.ps.serving import sending
 from dps.update import Bounded
 from dps.variables.plan import VariableSpec, make_plan
 from tests.ps.test_ahead import LAYOUT, Ps, after, push
 from tests.ps.test_modes import sender
+from tests.tuned import tune
 
 ALL = LAYOUT.data_nbytes
 PULL = 70
@@ -24,7 +24,7 @@ PULL = 70
 
 @pytest.fixture(autouse=True)
 def pieces_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dps.ps.store.ahead.PIECES", 0)
+    tune(monkeypatch, store__ahead_pieces=0)
     monkeypatch.setattr(sending, "piece_size", lambda nbytes, smallest: 16)
 
 
@@ -130,8 +130,7 @@ def test_while_somebody_reads_the_current_version_no_other_is_begun_to_be_sent()
 def test_slow_readers_never_leave_a_push_without_memory(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan([VariableSpec("a", (16, 2), "<f4", optimizer.to_wire())], (0,), lambda *_: 0, None)
     monkeypatch.setattr("tests.ps.test_ahead.PLAN", plan)
-    monkeypatch.setattr(store, "LARGE", 0)
-    monkeypatch.setattr(store, "GROUP_NBYTES", 16)
+    tune(monkeypatch, store__large_pieces=0, store__group_nbytes=16)
     ps = Waited(*range(1, 8))
     ps.leave_later()
     run = np.ones(32, np.float32).view(np.uint8)
@@ -153,12 +152,11 @@ def test_in_bounded_mode_nobody_reads_before_the_push_counts() -> None:
 
 
 def test_over_a_fast_connection_values_leave_when_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dps.ps.modes.asynchronous.FAST_NBYTES_S", 0.0)
+    tune(monkeypatch, serving__fast_nbytes_s=0.0)
     ps = Waited()
     ps.asks()
     *first, last = push(1, 2.0)
     assert ps.bring(1, *first) == [] and run_of(ps.bring(1, last)) == after(2.0)
-    assert early.FAST_NBYTES_S > 0
 
 
 def test_a_pull_that_comes_again_meanwhile_is_not_answered_twice() -> None:

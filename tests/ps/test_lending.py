@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 
 from dps.protocol import REFUSED, Pushed
-from dps.ps.serving.lending import REMEMBERED, Lending
+from dps.ps.serving.lending import Lending
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
+from dps.transport.tuning import ORDINARY
 from dps.update import Async
 from tests.ps.test_modes import LAYOUT, Ps, sender
+from tests.tuned import tune
 
 
 @pytest.fixture(autouse=True)
 def everything_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime(), "shard_nbytes", 1)
+    tune(monkeypatch, shard_nbytes=1)
 
 
 def lending() -> tuple[Store, Lending]:
@@ -50,9 +52,11 @@ def test_what_was_given_back_is_not_wanted_any_more() -> None:
 
 def test_who_asks_without_end_takes_no_memory() -> None:
     _, lent = lending()
-    for number in range(3 * REMEMBERED):
+    for number in range(3 * ORDINARY.serving.remembered):
         lent.want(1, number)
-    assert sum(lent.wants(1, number) for number in range(3 * REMEMBERED)) == REMEMBERED
+    assert (
+        sum(lent.wants(1, number) for number in range(3 * ORDINARY.serving.remembered)) == ORDINARY.serving.remembered
+    )
 
 
 def test_a_session_that_has_ended_holds_nothing() -> None:

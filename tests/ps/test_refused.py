@@ -12,11 +12,13 @@ from hypothesis import given, settings
 
 from dps import optim
 from dps.config import AUTO
-from dps.ps.store import arena, crew
+from dps.ps.store import crew
 from dps.ps.store.gradients import Mean, RowGradient, Update
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
+from dps.transport.tuning import ORDINARY
 from dps.variables.plan import VariableSpec, make_plan
+from tests.tuned import tune
 
 SPECS = [
     VariableSpec("a", (4, 9), "<f4", optim.SGD(0.5).to_wire()),
@@ -36,8 +38,7 @@ TRAINED = [part for part in PLAN.parts if SPECS[part.variable].optimizer is not 
 def nothing_is_small() -> Iterator[None]:
     """Updates go aside as those of large arenas do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arena, "ASIDE_NBYTES", 0)
-        patch.setattr(arena, "STREAM_NBYTES", 0)
+        tune(patch, store__aside_nbytes=0, store__stream_nbytes=0)
         yield
 
 
@@ -120,14 +121,14 @@ def test_the_first_variable_in_the_order_of_the_shard_is_named() -> None:
 class Blocks:
     """A runtime whose passes go in blocks of two elements, as those of a simulated process do."""
 
-    simulated, piece_nbytes, shard_nbytes = True, 8, 1 << 40
+    tuning = ORDINARY.where(shard_nbytes=1 << 40, block_nbytes=8, store__stream_nbytes=64)
 
     def preempt(self) -> None:
         """Nobody else is there."""
 
 
 def test_a_pass_in_blocks_finds_what_one_pass_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena, "STREAM_NBYTES", 64)
+    tune(monkeypatch, store__stream_nbytes=64)
     blocks: Any = Blocks()
     store, plain = Store(LAYOUT, blocks), Store(LAYOUT, runtime())
     for step in (1, 2):
@@ -180,11 +181,10 @@ def test_a_mean_is_applied_with_the_bits_of_a_mean_that_was_made_before(pushes: 
 def test_a_shared_pass_has_the_bits_of_one_that_is_not(
     monkeypatch: pytest.MonkeyPatch, threads: int, free: Callable[[], int] | None
 ) -> None:
-    monkeypatch.setattr(arena, "PIECE_NBYTES", 16)
-    monkeypatch.setattr(arena, "SHARED_NBYTES", 64)
-    monkeypatch.setattr(arena, "LOOK_NBYTES", 64)
-    for name, value in (("GRAIN", 1), ("ALONE", 2), ("cores", lambda: 2), ("free_cores", lambda: free)):
-        monkeypatch.setattr(crew, name, value)
+    tune(monkeypatch, store__crew_piece_nbytes=16, store__crew_nbytes=64, store__look_nbytes=64)
+    tune(monkeypatch, store__crew_grain=1, store__crew_alone=2)
+    monkeypatch.setattr(crew, "cores", lambda: 2)
+    monkeypatch.setattr(crew, "free_cores", lambda: free)
     alone, together = Store(LAYOUT, runtime()), Store(LAYOUT, runtime(), threads=threads)
     for seed in range(6):
         for store in (alone, together):

@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.ps.serving.pace import WINDOW_S
-from dps.ps.serving.room import MOST_S, ROOM_S, Copy, Room, Wait
-from dps.ps.store import store as stores
+from dps.ps.serving.room import Copy, Room, Wait
 from dps.ps.store.gradients import Update
 from dps.ps.store.store import Lease, Store
 from dps.transport.current import runtime
+from dps.transport.tuning import ORDINARY
 from tests.ps.test_store import plan, run_of
+from tests.tuned import tune
 
 PACE = 1000.0
+
+MOST_S, ROOM_S = ORDINARY.serving.room_most_s, ORDINARY.serving.room_s
+WINDOW_S = ORDINARY.serving.window_s
 
 
 class Sent:
@@ -23,8 +26,7 @@ class Sent:
 
     def __init__(self, patch: pytest.MonkeyPatch, large: bool = True) -> None:
         self.now = 50.0
-        patch.setattr(stores, "LARGE", 0 if large else 1 << 30)
-        patch.setattr("dps.ps.serving.pace.SLOW_NBYTES_S", PACE)
+        tune(patch, store__large_pieces=0 if large else 1 << 30, serving__slow_nbytes_s=PACE)
         patch.setattr(type(runtime()), "now", lambda _: self.now)
         self.store = Store(plan().layouts[0], runtime())
         self.room = Room(self.store)

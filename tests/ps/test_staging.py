@@ -21,7 +21,9 @@ from dps.ps.intake.staging import KEEPS, Staged
 from dps.ps.store.gradients import Pieces, RowGradient
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
+from dps.transport.tuning import ORDINARY
 from dps.variables.plan import VariableSpec, make_plan
+from tests.tuned import tune
 from tests.variables.models import SGD
 
 SPECS = [
@@ -252,7 +254,7 @@ def test_the_last_results_are_kept_and_what_is_older_counts_as_decided() -> None
 
 
 def test_a_list_that_comes_pushes_none_out_that_the_same_message_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rowlists, "KEPT_BY_PS", 1)
+    tune(monkeypatch, rows__kept_by_ps=1)
     session = Borrowed(runtime())
     rows, values = np.array([2, 0]), {A: np.ones((2, 2), np.float32), B: np.ones(2)}
     session.rows.take(PARTS_OF[B], 5, rows)
@@ -285,10 +287,10 @@ def test_lists_are_kept_up_to_a_number_and_a_size_and_by_their_part() -> None:
     lists, rows = rowlists.RowLists(), np.arange(4)
     for number in range(1, 100):
         assert lists.take(PARTS_OF[A], number, rows).rises
-    assert len(lists) == rowlists.KEPT_BY_PS
+    assert len(lists) == ORDINARY.rows.kept_by_ps
     assert lists.get(A, 99) is not None and lists.get(A, 1) is None and lists.get(B, 99) is None
     assert lists.take(PARTS_OF[A], 0, rows).rows.tolist() == [0, 1, 2, 3] and lists.get(A, 0) is None
-    large = np.zeros(rowlists.KEPT_NBYTES // 16, np.int64)
+    large = np.zeros(ORDINARY.rows.kept_nbytes // 16, np.int64)
     for number in range(200, 205):
         assert not lists.take(PARTS_OF[A], number, large).rises
     assert lists.get(A, 204) is not None and lists.get(A, 202) is None and len(lists) == 2

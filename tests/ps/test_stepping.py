@@ -35,6 +35,7 @@ from dps.transport.current import runtime
 from dps.update import SyncReplicas, to_wire
 from dps.variables.plan import VariableSpec, make_plan
 from tests.ps.test_modes import Desk, sender
+from tests.tuned import tune
 from tests.variables.models import SGD
 
 PLAN = make_plan([VariableSpec("w", (4,), "<f4", SGD), VariableSpec("b", (2,), "<f4", SGD)], (0,), lambda *_: 0, None)
@@ -136,7 +137,7 @@ class Ps:
 
 @pytest.fixture(autouse=True)
 def everything_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime(), "shard_nbytes", 1)
+    tune(monkeypatch, shard_nbytes=1)
 
 
 def test_a_step_at_once_is_the_mean_of_all_and_tells_where_the_values_are() -> None:

@@ -11,13 +11,13 @@ import pytest
 import dps
 from dps import config
 from dps.errors import ConfigError
-from dps.ps.store import arena, crew
-from dps.ps.store import store as stores
+from dps.ps.store import crew
 from dps.ps.store.gradients import Pieces, Update
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
 from tests.in_process import bind
+from tests.tuned import tune
 
 SIZE = (1 << 16) + 7
 OPTIMIZERS = [dps.optim.SGD(0.1), dps.optim.Adam(0.01)]
@@ -26,9 +26,7 @@ OPTIMIZERS = [dps.optim.SGD(0.1), dps.optim.Adam(0.01)]
 @pytest.fixture(autouse=True)
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes are shared as those of large arenas are, also where there is one processor."""
-    monkeypatch.setattr(arena, "PIECE_NBYTES", 1 << 12)
-    monkeypatch.setattr(arena, "SHARED_NBYTES", 1 << 14)
-    monkeypatch.setattr(arena, "LOOK_NBYTES", 1 << 14)
+    tune(monkeypatch, store__crew_piece_nbytes=1 << 12, store__crew_nbytes=1 << 14, store__look_nbytes=1 << 14)
     monkeypatch.setattr(crew, "cores", lambda: 4)
 
 
@@ -101,7 +99,7 @@ def test_a_ps_has_as_many_threads_as_cores_are_free_unless_it_is_told_otherwise(
 def test_the_bits_of_a_push_in_pieces_do_not_depend_on_threads_nor_on_how_it_was_cut(
     optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "GROUP_NBYTES", 1 << 15)
+    tune(monkeypatch, store__group_nbytes=1 << 15)
     rng = np.random.default_rng(2)
     spec = VariableSpec("w", (SIZE,), "<f4", optimizer.to_wire())
     layout = make_plan([spec], (0,), lambda *_: 0, None).layouts[0]

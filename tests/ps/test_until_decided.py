@@ -10,12 +10,13 @@ import pytest
 from dps import optim, update
 from dps.client.cargo import About, shared_message
 from dps.protocol import APPLIED, DROPPED, REFUSED, Decide, Members, Pushed, PushHeld, PushStatus
-from dps.ps.modes.sync import HELD_S, SyncMode
+from dps.ps.modes.sync import SyncMode
 from dps.ps.server import PsActor
 from dps.ps.serving.notices import Notices
 from dps.ps.shard import Shard
 from dps.transport.current import runtime
 from dps.transport.endpoint import Memory
+from dps.transport.tuning import ORDINARY
 from dps.update import SyncReplicas
 from dps.variables.plan import VariableSpec, make_plan
 from tests.ps.test_modes import Desk, sender
@@ -226,8 +227,8 @@ def test_a_push_stays_in_the_sessions_memory_until_it_is_applied() -> None:
 
 def test_where_the_decision_takes_long_the_push_is_copied_and_the_session_told() -> None:
     ps = Ps()
-    assert ps.push(1, 2.0) == [] and ps.desk.wait(HELD_S) == []
-    (held,) = ps.desk.wait(HELD_S)
+    assert ps.push(1, 2.0) == [] and ps.desk.wait(ORDINARY.modes.held_s) == []
+    (held,) = ps.desk.wait(ORDINARY.modes.held_s)
     assert isinstance(held, PushHeld) and held.reason == "ps:0 waits for the step ps, ps:0"
     ps.memories[1].array.view(np.float64)[:] = 5.0
     ps.push(2, 4.0)

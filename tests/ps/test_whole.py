@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from dps.protocol import NO_BASE, Pull, Values
-from dps.ps.serving import sending as shards
-from dps.ps.serving.pace import SHORTEST_S, Rates
+from dps.ps.serving.pace import Rates
 from dps.transport.current import runtime
+from dps.transport.tuning import ORDINARY, ServingTuning
 from tests.ps.test_ahead import LAYOUT, Ps
 from tests.ps.test_modes import sender
+from tests.tuned import tune
 
 PIECE = 16
 
@@ -20,10 +21,10 @@ class Timed(Ps):
     """A ps whose pieces leave one after the other, each within `seconds`."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *incarnations: int) -> None:
+        tune(patch, piece_nbytes=PIECE)
         super().__init__(*incarnations)
         self.now, self.seconds, self.requests = 50.0, 0.01, 0
         patch.setattr(type(runtime()), "now", lambda _: self.now)
-        patch.setattr(type(runtime()), "piece_nbytes", PIECE)
         answer = self.desk.answer
 
         def timed(to: Any, message: Any = None, done: Any = None) -> None:
@@ -76,10 +77,10 @@ def test_pieces_are_as_long_as_what_leaves_within_a_moment(monkeypatch: pytest.M
     ps = Timed(monkeypatch, 1)
     ps.pull()
     together = ps.pull()
-    monkeypatch.setattr(shards, "WHOLE_NBYTES", PIECE)
+    monkeypatch.setattr(ps.shard._sending, "_tuning", ServingTuning(whole_nbytes=PIECE))
     apart = ps.pull()
     assert are_whole(together) and are_whole(apart) and len(together) < len(apart)
-    monkeypatch.setattr(shards, "LONGEST_NBYTES", LAYOUT.longest_part - 1)
+    monkeypatch.setattr(ps.shard._sending, "_tuning", ServingTuning(longest_nbytes=LAYOUT.longest_part - 1))
     assert not are_whole(ps.pull())
 
 
@@ -89,7 +90,7 @@ def test_rates_are_of_the_last_answer_and_go_with_the_session() -> None:
     rates.note(1, 1000, 2.0)
     assert rates.within(1, 0.5) == 250
     rates.note(1, 1000, 0.0)
-    assert rates.within(1, SHORTEST_S) == 1000
+    assert rates.within(1, ORDINARY.serving.shortest_s) == 1000
     rates.forget(1)
     rates.forget(2)
     assert rates.within(1, 10.0) == 0

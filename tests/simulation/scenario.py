@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest.mock import patch
 
-from dps.client import pushing, stepping
 from dps.launch.simulate import SimulatedCluster
-from dps.ps.intake import rowlists
-from dps.ps.store import ahead, store
-from dps.transport.sim import Compute, Kill, Network, Partition, Pause, runtime
+from dps.transport.sim import Compute, Kill, Network, Partition, Pause
 from dps.transport.sim.faults import DiskFull, Fault, SlowDisk
+from dps.transport.tuning import Tuning
 from dps.update import Async, Bounded, SyncReplicas, Update
 from tests.simulation.checker import violations
 from tests.simulation.history import NAMES, History, train
@@ -163,6 +160,22 @@ def with_a_killed_chief(mode: str, seed: int) -> Scenario:
     return replace(chosen, faults=[f for f in faults if f.at > 0.2], killed=killed, checkpointed=True, pushes=10)
 
 
+def tuned(chosen: Scenario) -> Tuning:
+    """The sizes and times of a seed: odd ones apply pushes of any size ahead, others none; half of all worlds send
+    messages one by one, and lose and reorder them one by one."""
+    seed, small, crowd = chosen.seed, Tuning.small(), bool(chosen.network.links)
+    return small.where(
+        together=random.Random(f"{seed}/together").choice((1, 64)),
+        small_nbytes=1 << 18 if chosen.patience_s is not None else random.Random(f"{seed}/small").choice((0, 1 << 18)),
+        rows__kept_by_ps=1 if seed % 8 == 6 else small.rows.kept_by_ps,
+        client__step_patience_s=chosen.patience_s or small.client.step_patience_s,
+        client__streamed_pieces=0 if seed % 4 else small.client.streamed_pieces,
+        store__ahead_pieces=(small.store.ahead_pieces, 0, 1000, 0)[seed % 4],
+        store__most_skipped=0 if crowd else small.store.most_skipped,
+        store__large_pieces=0 if seed % 4 == 2 else small.store.large_pieces,
+    )
+
+
 def run(
     chosen: Scenario, *, keep: list[SimulatedCluster] | None = None, compression: Any = None, deltas: bool = False,
     variables: int = len(NAMES),
@@ -180,19 +193,10 @@ def run(
     cluster = SimulatedCluster(
         train, history, chosen.checkpointed, chosen.seed % 5 == 0, compression, deltas, rows, parts, ps=chosen.ps,
         workers=chosen.workers, seed=chosen.seed, update=chosen.update, network=network, faults=chosen.faults,
-        compute=Compute(0.1, 0.5), piece_nbytes=64,
+        compute=Compute(0.1, 0.5), tuning=tuned(chosen),
         shared_memory=at_once or chosen.seed % 5 in (0, 2, 4), datagrams=chosen.seed % 7 not in (3, 6),
     )  # fmt: skip
-    kept = 1 if chosen.seed % 8 == 6 else rowlists.KEPT_BY_PS
-    small = (1 << 18,) if at_once else runtime.SMALL_NBYTES
-    with (
-        patch.object(rowlists, "KEPT_BY_PS", kept), patch.object(runtime, "SMALL_NBYTES", small), cluster,
-        patch.object(stepping, "PATIENCE_S", chosen.patience_s or stepping.PATIENCE_S),
-        patch.object(ahead, "PIECES", (ahead.PIECES, 0, 1000, 0)[chosen.seed % 4]),
-        patch.object(ahead, "MOST_SKIPPED", 0 if crowd else ahead.MOST_SKIPPED),
-        patch.object(pushing, "PIECES", 0 if chosen.seed % 4 else pushing.PIECES),
-        patch.object(store, "LARGE", 0 if chosen.seed % 4 == 2 else store.LARGE),
-    ):  # fmt: skip
+    with cluster:
         cluster.run(until_s=900.0)
         found = violations(cluster, history, chosen.mode, BOUND, chosen.killed, chosen.update)
         if keep is not None:

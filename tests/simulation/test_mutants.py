@@ -17,9 +17,10 @@ from dps.ps.intake import ledger, rowlists, staging
 from dps.ps.modes import asynchronous as modes
 from dps.ps.modes import clocks, quorum, sync, tokens
 from dps.ps.modes import stepping as ps_stepping
-from dps.ps.serving import answers, early, saving
+from dps.ps.serving import answers, early
 from dps.ps.store import ahead, store
 from dps.reply import Push
+from tests.simulation import scenario as scenarios
 from tests.simulation.scenario import Scenario, crowded, run, scenario, with_a_killed_chief, with_a_lost_ps
 
 SEEDS = 400
@@ -175,7 +176,8 @@ def test_a_checkpoint_that_is_cut_at_different_steps_is_caught(monkeypatch: pyte
         self.shard.saving.cut(cut)
 
     monkeypatch.setattr(sync.SyncMode, "cut", at_once)
-    monkeypatch.setattr(saving, "KEPT", 4)
+    tuned = scenarios.tuned
+    monkeypatch.setattr(scenarios, "tuned", lambda chosen: tuned(chosen).where(serving__kept_saves=4))
     caught("sync", "was copied at step", 40)
 
 

@@ -31,7 +31,7 @@ def test_outside_the_simulator_the_runtime_is_the_one_of_the_process() -> None:
     assert runtime() is real_runtime()
     assert real_runtime().name == f"pid {os.getpid()}"
     assert not real_runtime().simulated
-    assert real_runtime().piece_nbytes == 1 << 20
+    assert real_runtime().tuning.piece_nbytes == 1 << 20
     assert isinstance(real_runtime().storage, LocalStorage)
 
 

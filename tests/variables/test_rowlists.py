@@ -6,8 +6,11 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
+from dps.transport.tuning import ORDINARY, RowListTuning
 from dps.variables.plan import Part
-from dps.variables.rowlists import KEPT, LEAST, RowLists
+from dps.variables.rowlists import RowLists
+
+KEPT, LEAST = ORDINARY.rows.kept, ORDINARY.rows.least
 
 ASKED = st.lists(st.integers(0, 9), max_size=12).map(lambda rows: np.array(rows, np.int64))
 
@@ -21,7 +24,7 @@ def parts(*sizes: int) -> list[Part]:
 @given(ASKED, st.sampled_from([(10,), (3, 7), (1, 8, 1)]))
 def test_rows_that_come_part_by_part_are_put_in_the_callers_order(asked: np.ndarray, sizes: tuple[int, ...]) -> None:
     table = np.arange(20.0).reshape(10, 2)
-    sent, which = RowLists(1).of(asked).to_read(len(sizes))
+    sent, which = RowLists(RowListTuning(least=1)).of(asked).to_read(len(sizes))
     came = [table[part.row0 : part.row0 + part.shape[0]][sent.within(part)] for part in parts(*sizes)]
     rows = np.concatenate(came)
     np.testing.assert_array_equal(rows if which is None else rows[which], table[asked])
@@ -39,7 +42,7 @@ def test_values_go_with_their_rows_and_equal_rows_in_the_order_in_which_they_cam
         wanted.sort()  # else the ps does it
     got = []
     for part in parts(*sizes):
-        gradient = RowLists(1).of(asked).of_part(part, values, len(sizes))
+        gradient = RowLists(RowListTuning(least=1)).of(asked).of_part(part, values, len(sizes))
         out = np.empty((gradient.last - gradient.first, 2))
         gradient.fill(out)
         assert (gradient.sent.within(part) + part.row0).tolist() == out[:, 0].tolist()

@@ -12,16 +12,13 @@ from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
-KEPT = 32
-"""Memories of one session that stay attached."""
-
 
 class Borrowed:
     """Memory is attached once; the least used goes when there are too many."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self.rows = RowLists()
+        self._runtime, self._most = runtime, runtime.tuning.intake.attached
+        self.rows = RowLists(runtime.tuning.rows)
         """The row lists that its messages name."""
         self._attached: OrderedDict[tuple[int, ...], Array] = OrderedDict()
         self._runs: dict[tuple[int, ...], Array] = {}
@@ -42,7 +39,7 @@ class Borrowed:
         if found is None:
             if offset < 0 or offset % 64 or offset + nbytes > len(memory):
                 raise ProtocolError(f"bytes {offset} to {offset + nbytes} are not in a memory of {len(memory)} bytes")
-            if len(self._runs) >= 8 * KEPT:
+            if len(self._runs) >= 8 * self._most:
                 self._runs.clear()
             found = self._runs[place] = writable(memory[offset : offset + nbytes])
         return found
@@ -61,7 +58,7 @@ class Borrowed:
             found = self._runtime.attach(name)
             assert key is not None
             self._attached[key] = found
-            while len(self._attached) > KEPT:
+            while len(self._attached) > self._most:
                 gone, _ = self._attached.popitem(last=False)
                 self._arrays.pop(gone, None)
                 self._runs = {place: run for place, run in self._runs.items() if place[: len(gone)] != gone}

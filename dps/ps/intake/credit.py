@@ -6,14 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from dps.actors.ref import Sender
-from dps.ps.serving.pace import SLOW_NBYTES_S, Pace
-
-CREDITS = 2
-"""Pushes of several pieces that may be on their way to a ps at one time."""
-SLOW = 3
-"""After so many slow windows nobody waits until another's push is here; until one is brought at a pace."""
-CREDIT_TIMEOUT_S = 5.0
-"""A sender that brings no piece for so long loses its credit and its staged pieces."""
+from dps.ps.serving.pace import Pace
+from dps.transport.tuning import ORDINARY, Tuning
 
 Key = tuple[int, int]
 """Of a push: the incarnation of its session, and its number."""
@@ -35,15 +29,16 @@ class Credits:
     Where memory is spared one push is on its way at a time, and a second one beside it where that is brought slowly.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, tuning: Tuning = ORDINARY) -> None:
         """`nbytes`: of a whole push."""
+        self._tuning, self._serving = tuning.intake, tuning.serving
         self._nbytes = nbytes
         self._held: dict[Key, _Held] = {}
         self._wanted: OrderedDict[Key, Sender] = OrderedDict()
-        self._pace = Pace(0.0, 0)
+        self._pace = Pace(0.0, 0, tuning.serving)
         """Of the pushes with credit."""
         self._slow = 0
-        """How many windows in a row, since when pushes were last fast, brought too little; see SLOW."""
+        """How many windows in a row, since when pushes were last fast, brought too little; see `Tuning`."""
         self._timer_at = 0.0
 
     def __contains__(self, key: Key) -> bool:
@@ -71,12 +66,12 @@ class Credits:
     def over(self, key: Key, now: float) -> None:
         """A push needs its credit no longer."""
         held = self._held.pop(key, None)
-        if held is not None and self._nbytes >= SLOW_NBYTES_S * (now - held.since):
+        if held is not None and self._nbytes >= self._serving.slow_nbytes_s * (now - held.since):
             self._slow = 0
 
     def expire(self, now: float) -> list[Key]:
         """Take credit from senders that bring nothing; their pushes."""
-        expired = [key for key, held in self._held.items() if held.heard < now - CREDIT_TIMEOUT_S]
+        expired = [key for key, held in self._held.items() if held.heard < now - self._tuning.credit_s]
         for key in expired:
             del self._held[key]
         return expired
@@ -94,21 +89,22 @@ class Credits:
     def asks_again(self, now: float) -> float | None:
         """In how many seconds the pace of the push on its way is known, if somebody waits for that and no timer is set
         for it; who calls sets one."""
-        if not self._wanted or len(self._held) >= CREDITS or self._timer_at > now:
+        if not self._wanted or len(self._held) >= self._tuning.credits or self._timer_at > now:
             return None
         self._timer_at = self._pace.due
         return self._timer_at - now
 
     def _hold(self, key: Key, now: float) -> None:
         self._held[key] = _Held(now, now)
-        self._pace = Pace(now, self._here())
+        self._pace = Pace(now, self._here(), self._serving)
 
     def _may_grant(self, now: float, spares: bool) -> bool:
-        if not self._held or len(self._held) >= CREDITS or self._slow >= SLOW or not spares:
-            return len(self._held) < CREDITS
+        most, slow = self._tuning.credits, self._tuning.slow_windows
+        if not self._held or len(self._held) >= most or self._slow >= slow or not spares:
+            return len(self._held) < most
         if now >= self._pace.due:
             self._slow = self._slow + 1 if self._pace.is_slow(now, self._here()) else 0
-        return self._slow >= SLOW
+        return self._slow >= slow
 
     def _here(self) -> int:
         return sum(held.here for held in self._held.values())

@@ -10,10 +10,10 @@ import numpy as np
 from dps.kernels import rows as row_kernels
 from dps.kernels.halves import widened
 from dps.ps.store.gradients import RowGradient
+from dps.transport.tuning import ORDINARY, RowListTuning
 from dps.transport.wire import Array
 from dps.variables.layout import out_of_range
 from dps.variables.plan import Part
-from dps.variables.rowlists import KEPT_BY_PS, KEPT_NBYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ def checked(part: Part, rows: Array) -> Checked:
 class RowLists:
     """Of one session, by part and number. A session that ends takes them with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, tuning: RowListTuning = ORDINARY.rows) -> None:
+        self._tuning = tuning
         self._kept: OrderedDict[tuple[int, int], Checked] = OrderedDict()
         self._nbytes = 0
 
@@ -65,11 +66,11 @@ class RowLists:
     def take(self, part: Part, number: int, rows: Array) -> Checked:
         """A list that has come; number 0 is not kept. Raises ValueError."""
         found = checked(part, rows)
-        if not number or found.rows.nbytes > KEPT_NBYTES:
+        if not number or found.rows.nbytes > self._tuning.kept_nbytes:
             return found
         before = self._kept.pop((part.index, number), None)
         self._nbytes += found.rows.nbytes - (0 if before is None else before.rows.nbytes)
         self._kept[part.index, number] = found
-        while len(self._kept) > KEPT_BY_PS or self._nbytes > KEPT_NBYTES:
+        while len(self._kept) > self._tuning.kept_by_ps or self._nbytes > self._tuning.kept_nbytes:
             self._nbytes -= self._kept.popitem(last=False)[1].rows.nbytes
         return found

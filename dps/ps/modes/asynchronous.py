@@ -16,7 +16,7 @@ from dps.protocol import APPLIED, DROPPED, REFUSED, RUN, Members, Pull, Push, Pu
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.staging import FORGETS, KEEPS, Staged
 from dps.ps.modes.clocks import Clocks
-from dps.ps.serving.early import FAST_NBYTES_S, Early
+from dps.ps.serving.early import Early
 from dps.ps.shard import Shard
 from dps.ps.store.ahead import Ahead, Worth
 from dps.ps.store.gradients import Mean, Pieces, RowGradient, Update
@@ -24,9 +24,6 @@ from dps.transport.wire import Array
 from dps.update import Async, Bounded
 
 log = logging.getLogger("dps")
-
-PATIENCE = 0.8
-"""The part of a reader's patience after which a worker that hangs no longer counts."""
 
 
 class AsyncMode:
@@ -37,7 +34,7 @@ class AsyncMode:
         self.frees = not settings.compensation
         self._senders: dict[tuple[int, int], Sender] = {}
         self._backups: dict[int, list[Array]] = {}
-        self._worth = Worth()
+        self._worth = Worth(shard.store.tuning.most_skipped)
         stale = settings.max_staleness is not None or settings.damping is not None or bool(settings.compensation)
         self._plain = not stale and shard.takes_steps
 
@@ -186,7 +183,7 @@ class AsyncMode:
 
     def _offer(self, buffers: Mapping[int, int], step: int, began: float, staged: Staged) -> Early | None:
         """An answer to the pull that waits for a push whose pieces are applied ahead, where they come slowly."""
-        if staged.here > FAST_NBYTES_S * (self.shard.node.runtime.now() - began):
+        if staged.here > self.shard.node.runtime.tuning.serving.fast_nbytes_s * (self.shard.node.runtime.now() - began):
             return None
         early = self.shard.early(staged.incarnation, staged.number, buffers, step)
         if early is not None:
@@ -304,7 +301,7 @@ class BoundedMode(AsyncMode):
                 )  # fmt: skip
             self.shard.wake_reads()
 
-        self.shard.node.after(pull.patience_ms / 1000 * PATIENCE, passed)
+        self.shard.node.after(pull.patience_ms / 1000 * self.shard.node.runtime.tuning.modes.patience, passed)
 
     def _apply(self, ledger: Ledger, staged: Staged) -> Pushed:
         """With one ps an applied push is an acknowledged one; with more only the session knows, and says so."""

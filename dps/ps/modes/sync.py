@@ -32,12 +32,6 @@ from dps.ps.shard import Shard
 from dps.transport.message import Message
 from dps.update import SyncReplicas
 
-PEER_TIMEOUT_S = 10.0
-"""How long a ps asks another one before it asks anew; the chief decides when a ps is lost."""
-HELD_S = 0.25
-"""How long a push that has no decision stays in its session's memory on a ps that is not the step ps. Then it is
-copied, so that the session can go on where it has its token. Most have their decision sooner."""
-
 
 class SyncMode:
     """Every ps: a whole push is reported to the step ps, and nothing is applied before it says so.
@@ -48,6 +42,7 @@ class SyncMode:
 
     def __init__(self, shard: Shard, settings: SyncReplicas) -> None:
         self.shard, self.frees = shard, False
+        self._tuning = shard.node.runtime.tuning.modes
         self.quorum: Quorum | None = None
         if shard.is_step_ps:
             self.quorum = Quorum(
@@ -58,7 +53,7 @@ class SyncMode:
         quota = settings.replicas_to_aggregate or settings.total_num_replicas
         self._goes_on = quota is not None or bool(settings.initial_tokens)
         """Whether a session may usually go on before its push is part of a step."""
-        self._notices = shard.notices if self.quorum is not None else Notices(shard.node, HELD_S)
+        self._notices = shard.notices if self.quorum is not None else Notices(shard.node, self._tuning.held_s)
         self._decisions: dict[int, Decide] = {}
         self._next = 1
         self._issued = 0
@@ -195,7 +190,7 @@ class SyncMode:
             if isinstance(answer, Exception) and not shard.ended:
                 shard.node.after(0.05, lambda: None if shard.ended else self._tell_until_done(ps, message))
 
-        shard.node.ask(shard.peers[ps], message, PEER_TIMEOUT_S, answered)
+        shard.node.ask(shard.peers[ps], message, self._tuning.peer_s, answered)
 
     def _carry_out(self, actions: list[Decision | Grant]) -> None:
         for action in actions:

@@ -11,18 +11,12 @@ from dps.errors import Unavailable
 from dps.protocol import SharedRows
 from dps.transport.endpoint import Memory, Runtime
 
-KEPT = 4
-"""Memories of one session; a lookup that finds none free is answered over the socket."""
-LEAST_NBYTES = 1 << 16
-MOST_NBYTES = 128 << 20
-"""Bytes of all memories of one session."""
-
 
 class Answers:
     """The answers that one session may be reading."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+        self._runtime, self._tuning = runtime, runtime.tuning.serving
         self._given: dict[int, tuple[SharedRows, Memory]] = {}
         self._free: list[Memory] = []
         self._read = 0
@@ -49,10 +43,10 @@ class Answers:
             found = min(fits, key=lambda memory: len(memory.array))
             self._free.remove(found)
             return found
-        size = max(LEAST_NBYTES, 1 << (nbytes - 1).bit_length())
+        size = max(self._tuning.answer_nbytes, 1 << (nbytes - 1).bit_length())
         self._free.clear()  # too small ones; what somebody may read is not among them
         held = [len(memory.array) for _, memory in self._given.values()]
-        if len(held) >= KEPT or sum(held) + size > MOST_NBYTES:
+        if len(held) >= self._tuning.answers or sum(held) + size > self._tuning.answers_nbytes:
             return None
         try:
             return self._runtime.share(size)

@@ -6,9 +6,6 @@ from collections import OrderedDict
 
 from dps.ps.store.store import Lease, Store
 
-REMEMBERED = 64
-"""Numbers of returned leases, and of pushes that want values, that are kept for each session."""
-
 
 class _Loans:
     """Those of one session."""
@@ -27,7 +24,7 @@ class Lending:
     """The leases of one shard's sessions. A session that ends, or is lost, gives all of its own back."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store, self._remembered = store, store.runtime.tuning.serving.remembered
         self._of: dict[int, _Loans] = {}
 
     def _loans(self, incarnation: int) -> _Loans:
@@ -38,7 +35,7 @@ class Lending:
 
     def want(self, incarnation: int, number: int) -> None:
         """The sender of a push wants values with its result."""
-        _remember(self._loans(incarnation).wanted, number)
+        self._remember(self._loans(incarnation).wanted, number)
 
     def wants(self, incarnation: int, number: int) -> bool:
         """Whether values are wanted with the result of a push under this number, and were not returned yet."""
@@ -86,7 +83,7 @@ class Lending:
         lease = loans.open.pop(number, None)
         if lease is not None:
             lease.release()
-        _remember(loans.over, number)
+        self._remember(loans.over, number)
         return int(lease is not None)
 
     def forget(self, incarnation: int) -> None:
@@ -96,8 +93,7 @@ class Lending:
             for lease in loans.open.values():
                 lease.release(abandon=True)
 
-
-def _remember(numbers: OrderedDict[int, None], number: int) -> None:
-    numbers[number] = None
-    if len(numbers) > REMEMBERED:
-        numbers.popitem(last=False)
+    def _remember(self, numbers: OrderedDict[int, None], number: int) -> None:
+        numbers[number] = None
+        if len(numbers) > self._remembered:
+            numbers.popitem(last=False)

@@ -16,9 +16,6 @@ from dps.ps.store.store import Store
 from dps.transport.wire import Array
 from dps.variables.plan import Plan, ShardLayout
 
-MOST_WAITING = 64
-"""Lookups of one session that are answered when a step is there; a further one is answered when it comes again."""
-
 
 class Served(Protocol):
     """What lookups need of their shard."""
@@ -63,7 +60,7 @@ class Lookups:
             return
         if shard.store.step < message.min_step:
             waiting = self._waiting.setdefault(sender.incarnation, {})
-            if len(waiting) < MOST_WAITING:
+            if len(waiting) < shard.node.runtime.tuning.serving.waiting_lookups:
                 waiting[sender.route, sender.request] = sender, message, rows.rows
             reason = f"{shard.node.name} is at step {shard.store.step}, step {message.min_step} is wanted: "
             shard.node.answer(sender, Waiting(reason + shard.waiting_for()))
@@ -116,7 +113,7 @@ class Lookups:
         shard = self._shard
         part = shard.plan.parts[message.part]
         item = np.dtype(shard.layout.arenas[shard.layout.place[part.index][0]].dtype).itemsize
-        size = max(1, shard.node.runtime.piece_nbytes // max(1, part.row_size * item))
+        size = max(1, shard.node.runtime.tuning.piece_nbytes // max(1, part.row_size * item))
         for first in range(0, max(1, len(rows)), size):
             found = shard.store.gather(part, rows[first : first + size])
             found = found.reshape(len(found), part.row_size)

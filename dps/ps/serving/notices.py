@@ -6,13 +6,11 @@ from collections.abc import Callable
 
 from dps.actors.system import Node
 
-MOMENT_S = 0.02
-
 
 class Notices:
     """What is to be said soon; each `tell` looks for itself whether anybody still waits."""
 
-    def __init__(self, node: Node, moment_s: float = MOMENT_S) -> None:
+    def __init__(self, node: Node, moment_s: float) -> None:
         self._node, self._moment_s = node, moment_s
         self._new: list[Callable[[], None]] = []
         self._due: list[Callable[[], None]] = []

@@ -12,17 +12,12 @@ from dps.transport.wire import Array
 from dps.variables.deltas import difference
 from dps.variables.packed import PackedLayout
 
-WAYS = 4
-"""Ways to pull the current version that are kept."""
-VERSIONS = 8
-"""Versions that are kept for sessions that pull only what changed; who has an older one is sent everything."""
-
 
 class Packing:
     """The packed values of one shard; for the ps's thread. What it returns is not to be written to, ever."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store, self._tuning = store, store.runtime.tuning.serving
         self._counter = -1
         self._made: OrderedDict[str, Array] = OrderedDict()
         self._changes: OrderedDict[tuple[str, int], Array | None] = OrderedDict()
@@ -37,10 +32,10 @@ class Packing:
         found = self._made.get(packed.key)
         if found is None:
             found = self._made[packed.key] = self._make(packed)
-            _bound(self._made, WAYS)
+            _bound(self._made, self._tuning.packed_ways)
         if keep:
             self._kept[packed.key, self._counter] = found
-            _bound(self._kept, VERSIONS)
+            _bound(self._kept, self._tuning.packed_versions)
         return found
 
     def changes(self, packed: PackedLayout, base: int) -> Array | None:
@@ -50,7 +45,7 @@ class Packing:
             return None
         if key not in self._changes:
             self._changes[key] = difference(packed, before, self._made[packed.key])
-            _bound(self._changes, VERSIONS)
+            _bound(self._changes, self._tuning.packed_versions)
         return self._changes[key]
 
     def _make(self, packed: PackedLayout) -> Array:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import weakref
 
-from dps.ps.serving.pace import WINDOW_S, Pace
+from dps.ps.serving.pace import Pace
 from dps.ps.store.store import Lease, Store
-
-ROOM_S = 0.05
-"""How long a pull waits, when all buffers are in use, for another reader to be done; then it gets a copy."""
-MOST_S = 2.0
-"""How long it waits, at most, before a large shard gets a third buffer, or a copy; as long as others read at a pace."""
 
 
 class Wait:
@@ -29,7 +24,7 @@ class Room:
     in one while the other is current. One more is made where readers are slow, and stays."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store, self._tuning = store, store.runtime.tuning.serving
         self.sent = 0
         """Bytes of values that have left, or were read in place and given back, in all."""
         self._stuck = False
@@ -57,14 +52,15 @@ class Room:
     def _waits(self, wait: Wait) -> bool:
         now, grows = self._store.runtime.now(), self._store.may_grow
         if wait.pace is None:
-            wait.pace = Pace(now, self.sent)
+            wait.pace = Pace(now, self.sent, self._tuning)
             patient = grows or (self._store.is_large and not self._stuck)
-            wait.until, wait.last = (wait.pace.due, now + MOST_S) if patient else (now + ROOM_S, now + ROOM_S)
+            last = now + (self._tuning.room_most_s if patient else self._tuning.room_s)
+            wait.until, wait.last = wait.pace.due if patient else last, last
         elif now >= wait.until:
             if now >= wait.last or wait.pace.is_slow(now, self.sent):
                 self._stuck = not grows
                 return False
-            wait.until = min(now + WINDOW_S, wait.last)
+            wait.until = min(now + self._tuning.window_s, wait.last)
         return True
 
     def _copy(self) -> Copy:

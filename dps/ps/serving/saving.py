@@ -22,9 +22,6 @@ from dps.variables.saved import saved
 if TYPE_CHECKING:
     from dps.actors.system import Node
 
-KEPT = 2
-"""Finished or unfinished saves that are remembered, for a chief that asks again."""
-
 
 @dataclass
 class _Save:
@@ -85,7 +82,7 @@ class Saving:
 
     def _save(self, cut: str) -> _Save:
         if cut not in self._saves:
-            while len(self._saves) >= KEPT:
+            while len(self._saves) >= self.node.runtime.tuning.serving.kept_saves:
                 del self._saves[next(iter(self._saves))]
             self._saves[cut] = _Save()
         return self._saves[cut]

@@ -17,16 +17,6 @@ from dps.ps.store.store import Lease, Store
 from dps.transport.wire import Array
 from dps.variables.plan import Plan, piece_size
 
-COPIED = 2
-"""So many pieces as one, at most, for who copies them: longer ones have left his cache by then."""
-WHOLE_NBYTES, LONGEST_NBYTES = 128 << 20, 512 << 20
-"""Of a piece that nobody has to copy, at most, and of one variable that is longer."""
-A_PIECE_S = 0.25
-"""How long it takes to leave, at most: a connection on which no message ends for 5 s counts as broken."""
-EARLY = 8
-"""A version leaves in about so many pieces while it is made: each costs both ends 0.1 ms, and the sooner the first
-leaves, the more of the others do meanwhile."""
-
 Piece = list[tuple[int, int]]
 """Ranges of the run: offset, bytes."""
 
@@ -38,8 +28,9 @@ class Sending:
         """`sessions`: the incarnations of those that there are."""
         self.node, self.epoch, self.layout = node, epoch, store.layout
         self._plan, self._sessions = plan, sessions
+        self._tuning, self._smallest = node.runtime.tuning.serving, node.runtime.tuning.piece_nbytes
         self.room = Room(store)
-        self.rates = Rates()
+        self.rates = Rates(self._tuning.shortest_s)
         self.answers = 0
         self.under_way: set[tuple[Any, int]] = set()
         """By route and request."""
@@ -55,7 +46,7 @@ class Sending:
 
     def begin(self, sender: Sender, pull: Pull, lease: Lease, over: Callable[[], None]) -> Answer:
         """An answer of a whole version that is still being made."""
-        most = max(self.layout.data_nbytes // EARLY, self.node.runtime.piece_nbytes)
+        most = max(self.layout.data_nbytes // self._tuning.early_pieces, self._smallest)
         return Answer(self, sender, pull, lease, self._pieces(sender, pull, most), over)
 
     def left(self, sender: Sender, nbytes: int, began: float, whole: bool) -> None:
@@ -64,13 +55,13 @@ class Sending:
         if whole and sender.incarnation in self._sessions:
             self.rates.note(sender.incarnation, nbytes, self.node.runtime.now() - began)
 
-    def _pieces(self, sender: Sender, pull: Pull, at_most: int = WHOLE_NBYTES) -> list[Piece]:
-        smallest = self.node.runtime.piece_nbytes
+    def _pieces(self, sender: Sender, pull: Pull, at_most: int | None = None) -> list[Piece]:
+        smallest, own = self._smallest, self._tuning
         if not pull.parts:
-            most = min(self.rates.within(sender.incarnation, A_PIECE_S), LONGEST_NBYTES) if pull.whole else 0
+            most = min(self.rates.within(sender.incarnation, own.a_piece_s), own.longest_nbytes) if pull.whole else 0
             if most >= self.layout.longest_part:
-                return self.layout.whole_pieces(min(most, at_most, WHOLE_NBYTES))
-            return self.layout.pieces(min(piece_size(self.layout.data_nbytes, smallest), COPIED * smallest))
+                return self.layout.whole_pieces(min(most, own.whole_nbytes if at_most is None else at_most))
+            return self.layout.pieces(min(piece_size(self.layout.data_nbytes, smallest), own.copied_pieces * smallest))
         ranges: Piece = []
         for index in pull.parts:
             number, start = self.layout.place[index]

@@ -10,21 +10,17 @@ from collections.abc import Mapping
 
 from dps.ps.store.arena import ArenaMemory
 from dps.ps.store.store import Store
+from dps.transport.tuning import ORDINARY
 from dps.transport.wire import Array
-
-PIECES = 3
-"""Pushes of fewer pieces than this are applied when they are whole: there is little to gain by less."""
-
-
-MOST_SKIPPED = 63
 
 
 class Worth:
     """Whether to apply the next push ahead. Each time that another one came in between, which makes the work be for
     nothing, twice as many are left alone; each time that none did, half as many."""
 
-    def __init__(self) -> None:
-        self._skips = self._left = 0
+    def __init__(self, most: int = ORDINARY.store.most_skipped) -> None:
+        """`most`: how many are left alone at most."""
+        self._most, self._skips, self._left = most, 0, 0
 
     def a_try(self) -> bool:
         """Whether this push is to be tried."""
@@ -33,7 +29,7 @@ class Worth:
 
     def note(self, good: bool) -> None:
         """What came of a try."""
-        self._skips = self._skips // 2 if good else min(MOST_SKIPPED, 2 * self._skips + 1)
+        self._skips = self._skips // 2 if good else min(self._most, 2 * self._skips + 1)
         self._left = self._skips + 1 if self._skips else 0
 
 
@@ -47,7 +43,7 @@ class Ahead:
     @staticmethod
     def of(store: Store, step: int, scale: float) -> Ahead | None:
         """An update that will be step `step`, its rate multiplied by `scale`; None where it cannot be made ahead."""
-        if store.layout.gradient_nbytes < PIECES * store.runtime.piece_nbytes:
+        if store.layout.gradient_nbytes < store.tuning.ahead_pieces * store.runtime.tuning.piece_nbytes:
             return None
         aside = store.set_aside()
         return None if aside is None else Ahead(store, aside, step, scale)

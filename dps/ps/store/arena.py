@@ -23,31 +23,13 @@ from dps.ps.store.crew import Crew
 from dps.ps.store.gradients import Mean, is_finite, summed
 from dps.transport.dtypes import HALVES
 from dps.transport.endpoint import Memory, Runtime
+from dps.transport.tuning import ORDINARY, Tuning
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, Part
 
 log = logging.getLogger("dps")
 
-BUFFERS, SMALL_BUFFERS = 3, 32
-"""The most buffers of one arena; more where they are small, for their readers return them late."""
-SPARING = 2
-"""Buffers that suffice where readers of a large arena wait for one another."""
 WHOLE = (0, -1)
-ASIDE_NBYTES = 24 << 20
-"""From this size on an optimizer without slots looks at a gradient while it updates, into another buffer: one pass in
-place of two. Smaller values and gradients stay in the caches between the two, which is faster."""
-STREAM_NBYTES = 1 << 19
-"""From this size on what goes to another buffer is written past the caches."""
-HERE_NBYTES = 1 << 20
-"""From this size on an update in place asks for memory ahead, as `dps.kernels.fused` does."""
-LOOK_NBYTES = 64 << 20
-"""From this size on a second thread is woken for the look for NaN where it is not known whether a core is free. That
-costs 50 µs and more: with all cores busy 5 to 20 % of the look at 32 MB, up to 3 % at 48 and 98 MB."""
-SHARED_NBYTES = 8 << 20
-"""From this size on a crew shares a pass: two threads take 0.7 of the time at 8 MB, 0.55 at 102. At 4 MB it is 0.9, and
-to ask whether a core is free costs as much where none is."""
-PIECE_NBYTES = 1 << 20
-"""The least that a thread of a crew takes at a time."""
 
 
 @dataclass(slots=True)
@@ -86,16 +68,19 @@ class ArenaMemory:
     """Whether values and slots are in the memory of a GPU, and the buffers are copies."""
 
     def __init__(
-        self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None = None, crew: Crew | None = None
-    ) -> None:
+        self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None = None, crew: Crew | None = None,
+        tuning: Tuning = ORDINARY,
+    ) -> None:  # fmt: skip
         """`runtime`: shares the values with readers on this machine; None keeps them to this process.
 
         `crew`: who shares long passes; None: nobody, the calling thread does all.
         """
         self.arena, self.optimizer, self._runtime, self._crew = arena, optimizer, runtime, crew
+        self._tuning = own = tuning.store
         self.places = {p.index: (n, start) for n, (p, start) in enumerate(zip(arena.parts, arena.starts, strict=True))}
         """For each part, by its index: its number here, and its first element."""
-        self._most = SMALL_BUFFERS if runtime is not None and arena.nbytes <= runtime.small_nbytes else BUFFERS
+        small = runtime is not None and arena.nbytes <= tuning.small_nbytes
+        self._most = own.small_buffers if small else own.buffers
         self._item = np.dtype(arena.dtype).itemsize
         self._row_starts = [0, *itertools.accumulate(rows_of(part) for part in arena.parts)]
         self.buffers = [self._buffer()]
@@ -111,7 +96,7 @@ class ArenaMemory:
         """Whether `applied` matters to an update."""
         self._scratch: Array | None = None
         plain = arena.dtype not in HALVES and not self.on_device and not self.by_rows and self._fused()
-        self.small = plain and arena.nbytes < min(STREAM_NBYTES, SHARED_NBYTES, LOOK_NBYTES)
+        self.small = plain and arena.nbytes < min(own.stream_nbytes, own.crew_nbytes, own.look_nbytes)
         """Whether gradients of all of it may go the short way: see `update_small`."""
 
     def _initial_slots(self) -> dict[str, Array]:
@@ -151,7 +136,7 @@ class ArenaMemory:
         """Whether a writer would still find a free buffer with one more lease on the current one.
 
         `sparing`: of those that there are, or of two."""
-        if len(self.buffers) < (min(self._most, SPARING) if sparing else self._most):
+        if len(self.buffers) < (min(self._most, self._tuning.sparing_buffers) if sparing else self._most):
             return True
         current = self.buffers[self.current]
         return any(buffer.free for buffer in self.buffers if buffer is not current)
@@ -159,7 +144,9 @@ class ArenaMemory:
     def leaves_one(self, index: int) -> bool:
         """Whether, with a reader of buffer `index`, a writer would find another one, of those that there are or of
         two."""
-        return len(self.buffers) < SPARING or any(b.free for i, b in enumerate(self.buffers) if i != index)
+        return len(self.buffers) < self._tuning.sparing_buffers or any(
+            b.free for i, b in enumerate(self.buffers) if i != index
+        )
 
     def free_buffer(self) -> int | None:
         """Index of a buffer to write the next version into, made on demand; None when all are leased."""
@@ -176,11 +163,11 @@ class ArenaMemory:
     def target(self, check: bool) -> int:
         """The buffer that an update of all values goes to: the current one, or one that nobody reads.
 
-        `check`: the gradient has not been looked at; see ASIDE_NBYTES.
+        `check`: the gradient has not been looked at; see `Tuning`.
         """
         # Two passes, the first of them shared, are faster; but with both of them shared one pass is faster still.
         helped = self._crew is not None and not self._crew.waits
-        aside = check and self.looks() and self.arena.nbytes >= ASIDE_NBYTES and not helped
+        aside = check and self.looks() and self.arena.nbytes >= self._tuning.aside_nbytes and not helped
         if not self.buffers or not (aside or self.is_still()):
             return self.current
         free = self.free_buffer()
@@ -207,7 +194,7 @@ class ArenaMemory:
 
     def looks_itself(self, index: int) -> bool:
         """Whether `update` of all values into buffer `index` finds what is not finite, and leaves all else as it is."""
-        return index != self.current and self.looks() and self.arena.nbytes >= STREAM_NBYTES
+        return index != self.current and self.looks() and self.arena.nbytes >= self._tuning.stream_nbytes
 
     def spoilt(self, index: int) -> None:
         """What was written to a buffer that is not current is of no use."""
@@ -280,7 +267,7 @@ class ArenaMemory:
         if self.small:
             return bool(cpu.all_finite(gradient))
         crew = self._crew
-        if crew is None or crew.waits or gradient.nbytes < LOOK_NBYTES:
+        if crew is None or crew.waits or gradient.nbytes < self._tuning.look_nbytes:
             return self.shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
         given = self._given(gradient)
         shared = looking.meeting(given)
@@ -303,7 +290,8 @@ class ArenaMemory:
         if n > MOST or (n > 1 and not self._fused()):
             gs = self._reduced(gs)
             n = n if len(gs) > 1 else 1
-        large = size * self._item >= (STREAM_NBYTES if index != self.current else HERE_NBYTES)
+        own = self._tuning
+        large = size * self._item >= (own.stream_nbytes if index != self.current else own.here_nbytes)
         one_pass = n > 1 or (large and self._fused()) or self.looks_itself(index)
         if not self._is_shared(size):
             return self._pass(out, w, slots, gs, n if one_pass else 0, t, step, scale)
@@ -320,15 +308,19 @@ class ArenaMemory:
         """Whether the parts are to be updated with numbers of their own."""
         return self.counts and len(self.applied) > 1 and not (self.applied == self.applied[0]).all()
 
-    def update_small(self, index: int, gs: tuple[Array, ...], step: int) -> None:
-        """`update` of all elements by the mean of a few gradients, where that is nothing but a call of a kernel."""
+    def update_small(self, index: int, gs: tuple[Array, ...], step: int, some: slice | None = None) -> None:
+        """`update` of all elements, or of `some`, by the mean of a few gradients, where that is nothing but a call of a
+        kernel."""
         bound = self._bound
         assert bound is not None
-        out, w, t = self.buffers[index].values, self.values, int(self.applied[0]) + 1
+        out, w, slots, t = self.buffers[index].values, self.values, self._ordered, int(self.applied[0]) + 1
+        if some is not None:
+            out, w, gs = out[some], w[some], tuple(g[some] for g in gs)
+            slots = [None if slot is None else slot[some] for slot in slots]
         if len(gs) == 1:
-            bound.apply(out, w, self._ordered, gs[0], t, step, 1.0)
+            bound.apply(out, w, slots, gs[0], t, step, 1.0)
         else:
-            bound.apply_mean(out, w, self._ordered, gs, len(gs), t, step, 1.0)
+            bound.apply_mean(out, w, slots, gs, len(gs), t, step, 1.0)
 
     def _update_rows_of_parts(
         self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float
@@ -385,13 +377,13 @@ class ArenaMemory:
         return (Mean(gs).array(scratch),)
 
     def _is_shared(self, size: int) -> bool:
-        return self._crew is not None and self._crew.waits and size * self._item >= SHARED_NBYTES
+        return self._crew is not None and self._crew.waits and size * self._item >= self._tuning.crew_nbytes
 
     def shared(self, size: int, work: Callable[[int, int], bool]) -> bool:
         """`work(start, stop)` on all of `size` elements, by the crew where they are many."""
         if self._crew is None or not self._is_shared(size):
             return work(0, size)
-        return self._crew.share(size, PIECE_NBYTES // self._item, work)
+        return self._crew.share(size, self._tuning.crew_piece_nbytes // self._item, work)
 
     def update_rows(
         self, index: int, part: Part, start: int, rows: Array, gradient: Array, t: int, step: int, scale: float

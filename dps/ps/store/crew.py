@@ -8,17 +8,9 @@ from queue import SimpleQueue
 
 from dps.config import AUTO, cores
 from dps.ps.store.free_cores import free_cores
+from dps.transport.tuning import ORDINARY, StoreTuning
 
 Work = Callable[[int, int], bool]
-
-MOST = 4
-"""Threads of a crew that takes what cores are free."""
-GRAIN = 1024
-"""Pieces begin at multiples of as many elements, so that no two threads write to one cache line."""
-ALONE = 16
-"""A pass of no more than as many smallest pieces is one piece where no core is free when it begins."""
-CROWDED = 2
-"""How often in turn a helper finds others waiting for a core before it goes: most that wake up run for less long."""
 
 
 class Crew:
@@ -29,7 +21,13 @@ class Crew:
     and take far longer than a thread's waking (some 50 µs).
     """
 
-    def __init__(self, threads: int, waits: bool = True, free: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        waits: bool = True,
+        free: Callable[[], int] | None = None,
+        tuning: StoreTuning = ORDINARY.store,
+    ) -> None:
         """`threads`: how many take part, the caller's own among them. The others start when they are first called.
 
         `waits`: whether passes may be shared that the caller has to wait for. Without it helpers get only what the
@@ -38,7 +36,7 @@ class Crew:
         `free`: how many cores have nothing to do, as `free_cores` says it. It is asked before each piece: helpers are
         called while there are some, and go when others wait for theirs. None: all helpers take part in each pass.
         """
-        self.threads, self.waits, self._free = threads, waits, free
+        self.threads, self.waits, self._free, self._tuning = threads, waits, free, tuning
         self._orders: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._helpers: list[threading.Thread] = []
 
@@ -48,9 +46,9 @@ class Crew:
 
         Raises what a piece raised; all have ended by then.
         """
-        if self._free is not None and size <= ALONE * least and self._free() < 1:
+        if self._free is not None and size <= self._tuning.crew_alone * least and self._free() < 1:
             return work(0, size)
-        shared = _Pass(size, least, work)
+        shared = _Pass(size, least, work, self._tuning)
         self._call(shared)
         while shared.work_on_one():
             self._call(shared)
@@ -101,7 +99,8 @@ class Crew:
 class _Pass:
     """One pass: what of it nobody has begun, and how many are at work on a piece."""
 
-    def __init__(self, size: int, least: int, work: Work) -> None:
+    def __init__(self, size: int, least: int, work: Work, tuning: StoreTuning) -> None:
+        self._tuning = tuning
         self._next, self._size, self._least, self._work = 0, size, least, work
         self._lock = threading.Condition()
         self._at_work = 0
@@ -122,7 +121,7 @@ class _Pass:
     def help(self, free: Callable[[], int] | None) -> None:
         """Work on pieces until none is left, or others have waited for a core for more than a moment."""
         crowded = 0
-        while crowded < CROWDED and self.work_on_one():
+        while crowded < self._tuning.crew_crowded and self.work_on_one():
             crowded = crowded + 1 if free is not None and free() < 0 else 0
         with self._lock:
             self.helpers -= 1
@@ -155,11 +154,12 @@ class _Pass:
         each costs some 60 µs: Python has left the caches by then. The first ones are not, for whoever asked for the
         pass may only be about to wait for it.
         """
+        alone, grain = self._tuning.crew_alone, self._tuning.crew_grain
         if self.helpers:
             wanted = self.left // (2 * (1 + self.helpers))
         else:
-            wanted = min(max(ALONE // 4 * self._least, 3 * self._next), 2 * ALONE * self._least)
-        return min(self._size, self._next + -(-max(self._least, wanted) // GRAIN) * GRAIN)
+            wanted = min(max(alone // 4 * self._least, 3 * self._next), 2 * alone * self._least)
+        return min(self._size, self._next + -(-max(self._least, wanted) // grain) * grain)
 
     def wait(self) -> None:
         """Until all that were begun have ended. Blocks."""
@@ -168,15 +168,16 @@ class _Pass:
                 self._lock.wait()
 
 
-def crew_of(threads: int) -> Crew | None:
+def crew_of(threads: int, tuning: StoreTuning = ORDINARY.store) -> Crew | None:
     """The crew of a ps that was given so many threads, or AUTO; None where its own thread does all.
 
-    AUTO: up to MOST, while cores are free. Where the system cannot tell: a second thread that only helps where nobody
-    has to wait for it (`beside`).
+    AUTO: up to `tuning.crew_threads`, while cores are free. Where the system cannot tell: a second thread that only
+    helps where nobody has to wait for it (`beside`).
     """
+    most = min(tuning.crew_threads, cores() if threads == AUTO else threads)
     if threads != AUTO:
-        return Crew(threads) if threads > 1 else None
-    if cores() < 2:
+        return Crew(threads, tuning=tuning) if most > 1 else None
+    if most < 2:
         return None
     free = free_cores()
-    return Crew(2, waits=False) if free is None else Crew(min(cores(), MOST), free=free)
+    return Crew(2, waits=False, tuning=tuning) if free is None else Crew(most, free=free, tuning=tuning)

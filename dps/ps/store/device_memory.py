@@ -11,6 +11,7 @@ from dps.optim import Optimizer
 from dps.ps.store.arena import ArenaMemory, rows_of
 from dps.ps.store.gradients import Mean
 from dps.transport.endpoint import Runtime
+from dps.transport.tuning import ORDINARY, Tuning
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, Part
 
@@ -27,14 +28,16 @@ class DeviceMemory(ArenaMemory):
 
     on_device = True
 
-    def __init__(self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None, index: int) -> None:
+    def __init__(
+        self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None, index: int, tuning: Tuning = ORDINARY
+    ) -> None:
         """`index`: of the GPU. Raises ConfigError where there is none such, or not enough memory on it."""
         self._gpu = device.device(index)
         self._staging: dict[str, Any] = {}
         self._stale = True
         with self._gpu:
             self._values: Any = device.to_device(np.zeros(arena.size, arena.dtype))
-            super().__init__(arena, optimizer)
+            super().__init__(arena, optimizer, tuning=tuning)
         self.buffers.clear()  # the first copy is made when somebody reads
         self._runtime = runtime
 

@@ -12,10 +12,13 @@ from dps.ps.store.crew import Crew
 from dps.ps.store.halves import HalvesMemory
 from dps.transport.dtypes import HALVES
 from dps.transport.endpoint import Runtime
+from dps.transport.tuning import ORDINARY, Tuning
 from dps.variables.plan import Arena
 
 
-def memory_of(arena: Arena, shared: Runtime | None, default: str, crew: Crew | None = None) -> ArenaMemory:
+def memory_of(
+    arena: Arena, shared: Runtime | None, default: str, crew: Crew | None = None, tuning: Tuning = ORDINARY
+) -> ArenaMemory:
     """The memory of an arena, zeros. `default`: the device of one that says nothing, as "GPU:0"; "" is the CPU.
 
     `shared`: the runtime to share values with readers on this machine by, or None. `crew`: who shares long passes.
@@ -25,7 +28,7 @@ def memory_of(arena: Arena, shared: Runtime | None, default: str, crew: Crew | N
     gpu = gpu_index(arena.device or default)
     optimizer = None if arena.optimizer is None else optim.from_wire(arena.optimizer)
     if gpu is None:
-        return (HalvesMemory if arena.dtype in HALVES else ArenaMemory)(arena, optimizer, shared, crew)
+        return (HalvesMemory if arena.dtype in HALVES else ArenaMemory)(arena, optimizer, shared, crew, tuning)
     others = f" and {len(arena.parts) - 1} more" if len(arena.parts) > 1 else ""
     if arena.dtype in HALVES:
         raise ConfigError(
@@ -35,7 +38,7 @@ def memory_of(arena: Arena, shared: Runtime | None, default: str, crew: Crew | N
     from dps.ps.store.device_memory import DeviceMemory
 
     try:
-        return DeviceMemory(arena, optimizer, shared, gpu)
+        return DeviceMemory(arena, optimizer, shared, gpu, tuning)
     except ConfigError as error:
         raise ConfigError(f"{arena.parts[0].name}{others} cannot live where they were placed: {error}") from None
 

@@ -19,10 +19,6 @@ from dps.transport.wire import Array
 from dps.variables.layout import out_of_range
 from dps.variables.plan import Part, ShardLayout
 
-LARGE = 8
-"""Shards of so many pieces are spared what memory they can be."""
-GROUP_NBYTES = 24 << 20
-"""Pieces of a gradient are applied, and let go, so many bytes at a time: enough for several threads to share."""
 NOTHING = np.empty(0, np.uint8)
 _ALL = [WHOLE]
 
@@ -59,11 +55,13 @@ class Store:
 
         Raises ConfigError for a GPU that cannot be used."""
         self.layout, self.runtime = layout, runtime
-        shared = runtime if layout.nbytes >= runtime.shard_nbytes else None
-        self._crew = None if runtime.simulated else crew_of(threads)
-        self.arenas = [memory_of(arena, shared, device, self._crew) for arena in layout.arenas]
+        shared = runtime if layout.nbytes >= runtime.tuning.shard_nbytes else None
+        tuning = runtime.tuning
+        self.tuning, self._block = tuning.store, tuning.block_nbytes // 4
+        self._crew = crew_of(threads, tuning.store)
+        self.arenas = [memory_of(arena, shared, device, self._crew, tuning) for arena in layout.arenas]
         self._trained = [(a, memory) for a, memory in enumerate(self.arenas) if memory.optimizer is not None]
-        self.is_large = layout.nbytes >= LARGE * runtime.piece_nbytes
+        self.is_large = layout.nbytes >= tuning.store.large_pieces * tuning.piece_nbytes
         """Whether one more copy of the values is worth waiting for."""
         self.looks_first = not all(memory.looks() for _, memory in self._trained)
         """Whether some gradients are looked at before they are applied, and not by the same pass."""
@@ -95,8 +93,8 @@ class Store:
 
         `shared`: for others of this machine, by the names of its memories; only where they can read all of it in place.
         `arenas`: only these, by number; what the lease has of the others is empty. `times`: for so many readers.
-        `sparing`: not where the next update might have to make one more buffer than two; only for shards of LARGE
-        pieces and more.
+        `sparing`: not where the next update might have to make one more buffer than two; only for shards that
+        are large.
         """
         held = self.arenas if arenas is None else [self.arenas[number] for number in arenas]
         sparing = sparing and self.is_large
@@ -214,14 +212,18 @@ class Store:
     def apply_mean(self, gradients: tuple[Array, ...], step: int) -> None:
         """`apply` of the mean of gradients of all of a shard with one arena, which were looked at."""
         (_, memory), *_ = self._trained
-        if len(gradients) > MOST or not memory.small or memory.counts_differ or self.runtime.simulated:
+        if len(gradients) > MOST or not memory.small or memory.counts_differ:
             self._apply_run([Mean(gradients) if len(gradients) > 1 else gradients[0]], step, step - 1, 1.0, False)
             return
         with self._lock:
             index = memory.target(False) if self.leases_on else memory.current
             self._writing = index == memory.current
         try:
-            memory.update_small(index, gradients, step - 1)
+            if not self._block:
+                memory.update_small(index, gradients, step - 1)
+            for start in range(0, memory.arena.size if self._block else 0, self._block or 1):
+                memory.update_small(index, gradients, step - 1, slice(start, start + self._block))
+                self.runtime.preempt()
         finally:
             with self._lock:
                 memory.applied += 1
@@ -306,7 +308,7 @@ class Store:
 
     def _pass_pieces(self, memory: ArenaMemory, index: int, gradient: Pieces, step: int, scale: float) -> bool:
         begin, t, good = 0, int(memory.applied[0]) + 1, True
-        for pieces in gradient.taken(GROUP_NBYTES):
+        for pieces in gradient.taken(self.tuning.group_nbytes):
             starts = [*itertools.accumulate((piece.size for piece in pieces), initial=0)]
 
             def work(
@@ -410,13 +412,13 @@ class Store:
     def _pass(
         self, memory: ArenaMemory, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float
     ) -> bool:
-        """The fused kernel over a range; in the simulator in blocks of a piece, so that readers come in between."""
-        if not self.runtime.simulated or memory.by_rows:
+        """The fused kernel over a range; in the simulator in blocks, so that readers come in between."""
+        if not self._block or memory.by_rows:
             return memory.update(index, start, gradient, t, step, scale)
         size = gradient.arrays[0].size if isinstance(gradient, Mean) else gradient.size
-        block, good = max(1, self.runtime.piece_nbytes // 4), True
-        for at in range(0, size, block):
-            good &= memory.update(index, start + at, cut(gradient, at, at + block), t, step, scale)
+        good = True
+        for at in range(0, size, self._block):
+            good &= memory.update(index, start + at, cut(gradient, at, at + self._block), t, step, scale)
             self.runtime.preempt()
         return good
 

@@ -23,6 +23,7 @@ from dps.transport.sim.machines import Rack, Work
 from dps.transport.sim.memory import Machine, SimMemory
 from dps.transport.sim.scheduler import Group, Scheduler, SimTask
 from dps.transport.sim.trace import Trace
+from dps.transport.tuning import Tuning
 
 EPOCH_S = 1_700_000_000.0
 """What the wall clock shows when a world begins, seconds since 1970-01-01 UTC."""
@@ -38,7 +39,7 @@ class Setting:
     trace: Trace
     storage: Storage
     compute: Compute
-    piece_nbytes: int
+    tuning: Tuning
     preempt: float
     preempt_s: float
     clock_offsets: bool
@@ -48,33 +49,25 @@ class Setting:
     """None: messages and computing need no cores."""
 
 
-SMALL_NBYTES = (0, 1 << 18)
-"""A world has one of these for `Runtime.small_nbytes`."""
-
-
 class SimRuntime(Group):
     """As `dps.transport.endpoint.Runtime`, in virtual time; one for each life of a process."""
 
     simulated = True
-    shard_nbytes = shared_nbytes = 0
 
     def __init__(self, setting: Setting, name: str, incarnation: int, ended: Callable[[SimRuntime, SimTask], None]):
         super().__init__(name)
         self.incarnation = incarnation
         self.random = Random(f"{setting.seed}/random/{name}/{incarnation}")
-        self.piece_nbytes = setting.piece_nbytes
+        self.tuning = setting.tuning
         self.keeps_blocks = Random(f"{setting.seed}/blocks").random() < 0.5
-        self.together = Random(f"{setting.seed}/together").choice((1, 64))
-        """In half of all worlds messages travel one by one, and are lost and reordered one by one."""
-        self.small_nbytes = Random(f"{setting.seed}/small").choice(SMALL_NBYTES)
         self.silence_s = setting.fabric.network.heartbeat_s
         self.disk = ProcessDisk(setting.storage, self)
         self.storage: Storage = self.disk
         self.endpoints: list[SimEndpoint] = []
         self.work: Work | None = None
         """Of machines that are modelled: what to ask for time on their cores."""
-        if setting.rack is not None:  # what things cost is asked of the program as it is on real machines
-            self.work, self.together, self.small_nbytes = Work(setting.rack, name), 64, 1 << 18
+        if setting.rack is not None:
+            self.work = Work(setting.rack, name)
         self._setting = setting
         self._scheduler = setting.scheduler
         self._ended = ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
+from random import Random
 from types import TracebackType
 from typing import Literal, Self
 
@@ -21,6 +22,7 @@ from dps.transport.sim.process import Main, SimProcess, Supervisor
 from dps.transport.sim.runtime import Setting
 from dps.transport.sim.scheduler import Scheduler
 from dps.transport.sim.trace import Trace, TraceEvent
+from dps.transport.tuning import Tuning
 
 
 class World:
@@ -34,7 +36,7 @@ class World:
         network: What the links are like. None: `Network()`.
         compute: What a step of computing costs. None: no time.
         faults: What fails, and when. They name processes that are there when `run` is called first.
-        piece_nbytes: Large messages travel in pieces of this size.
+        piece_nbytes: Large messages travel in pieces of this size; of `tuning`, where that is given.
         trace: Whether to record what happens. "all": every message that arrives, too.
         storage: The disk that all processes share; it outlives them. None: one in memory.
         preempt: The probability that `Runtime.preempt` lets others run.
@@ -44,6 +46,7 @@ class World:
         datagrams: Whether, on one machine, small messages travel as datagrams between tasks that know each other.
         machines: The cores that computing and messages need. None: there are always cores enough.
         steps_at_one_instant: How much may happen while the clock stands still, before `run` raises SimulationError.
+        tuning: The sizes and times that dps decides by. None: small ones, some of them chosen by the seed.
 
     Example:
         ```pycon
@@ -72,6 +75,7 @@ class World:
         datagrams: bool = True,
         machines: Machines | None = None,
         steps_at_one_instant: int = 1_000_000,
+        tuning: Tuning | None = None,
     ) -> None:
         self.seed = seed
         self._scheduler = Scheduler(seed, steps_at_one_instant)
@@ -82,8 +86,9 @@ class World:
         self._disk, self.storage = _disk(self._scheduler, storage)
         sockets = Sockets(seed, shared_memory and datagrams, self._fabric.network, self._scheduler, self._trace)
         setting = Setting(
-            seed, self._scheduler, self._fabric, self._trace, self.storage, compute or Compute(), piece_nbytes,
-            preempt, preempt_s, clock_offsets, Machine(shared_memory), sockets, rack,
+            seed, self._scheduler, self._fabric, self._trace, self.storage, compute or Compute(),
+            tuning or _tuning(seed, piece_nbytes, rack is not None), preempt, preempt_s, clock_offsets,
+            Machine(shared_memory), sockets, rack,
         )  # fmt: skip
         self._supervisor = Supervisor(setting)
         self._unchecked = list(faults)
@@ -321,6 +326,16 @@ def _names(tasks: str | Iterable[str]) -> frozenset[str]:
 def _cut_detail(cut: Cut) -> dict[str, object]:
     others = "all others" if cut.others is None else ",".join(sorted(cut.others))
     return {"tasks": ",".join(sorted(cut.tasks)), "others": others, "one_way": cut.one_way}
+
+
+def _tuning(seed: int | str, piece_nbytes: int, modelled: bool) -> Tuning:
+    """What a world decides by that says nothing of it. `modelled`: what things cost is asked of the program as it is on
+    real machines. In half of the others messages travel one by one, and are lost and reordered one by one."""
+    together = 64 if modelled else Random(f"{seed}/together").choice((1, 64))
+    small = 1 << 18 if modelled else Random(f"{seed}/small").choice((0, 1 << 18))
+    return Tuning.small().where(
+        piece_nbytes=piece_nbytes, block_nbytes=piece_nbytes, together=together, small_nbytes=small
+    )
 
 
 def _disk(scheduler: Scheduler, storage: Storage | None) -> tuple[DiskFaults, Storage]:
