@@ -21,7 +21,7 @@ log = logging.getLogger("dps")
 
 
 class Admission:
-    """Between the sessions, the members of the run and its epochs."""
+    """Connects the sessions with the members of the run and its epochs."""
 
     def __init__(self, node: Node, cluster: Cluster, sessions: Sessions, members: Membership, epochs: Epochs) -> None:
         self._node, self._cluster, self._sessions = node, cluster, sessions
@@ -30,7 +30,7 @@ class Admission:
     # -- in -----------------------------------------------------------------------------------------------------
 
     def open(self, message: OpenSession, sender: Sender) -> None:
-        """A session asks to be let in, for the first time or after its epoch or its incarnation has ended."""
+        """A session asks for admission, for the first time or after its epoch or its incarnation has ended."""
         self._sessions.check_open(message.session)
         if not self._cluster.knows_process(message.job, message.task, message.process):
             self._node.answer(sender, Waiting(f"{message.job}:{message.task} has not registered yet"))
@@ -63,7 +63,7 @@ class Admission:
         return False
 
     def _end_refused(self, session: Session, sender: Sender) -> None:
-        """A session that asks anew in the epoch of now was refused by a ps: its incarnation is over."""
+        """End the incarnation of a session that asks again in the current epoch, because a ps has refused it."""
         incarnation, epochs = self._members.incarnation_of(session.number), self._epochs
         epoch = 0 if session.request is None else session.request.epoch
         again = incarnation == sender.incarnation and epoch == epochs.number
@@ -72,14 +72,14 @@ class Admission:
             self._record_end(incarnation, session, lost=True)
 
     def refuse(self, session: Session, error: Exception) -> None:
-        """It cannot take part in this run."""
+        """Refuse a session that cannot take part in this run."""
         if session.opened is not None:
             self._node.answer(session.opened, error)
             session.opened = None
         self._sessions.drop(session)
 
     def admit(self) -> bool:
-        """Incarnations for those that wait; whether somebody got one."""
+        """Give incarnations to the waiting sessions; returns whether any session got one."""
         admitted = self._sessions.admit(self._members)
         for incarnation, session in admitted:
             self._node.runtime.record("admitted", incarnation=incarnation, name=session.name, epoch=self._epochs.number)
@@ -98,7 +98,7 @@ class Admission:
             session.opened = None
 
     def take_up(self) -> None:
-        """The sessions that another chief let in: those that have closed since, or whose process was replaced, end."""
+        """Take over the sessions of another chief. End those that have closed or whose process was replaced."""
         workers = self._cluster.workers
         for incarnation, live in list(self._members.live.items()):
             failed = self._sessions.closed(live.session)
@@ -112,7 +112,7 @@ class Admission:
                     self._node.watch(live.address, self._cluster.grace_s(live.name.partition(":")[0]))
 
     def ask_again(self) -> None:
-        """Sessions that asked before this chief knew of their incarnations."""
+        """Handle the requests of sessions that asked before this chief knew their incarnations."""
         for session in self._sessions.waiting():
             assert session.opened is not None
             self._end_refused(session, session.opened)
@@ -120,7 +120,7 @@ class Admission:
     # -- out ----------------------------------------------------------------------------------------------------
 
     def close(self, message: CloseSession) -> None:
-        """A session's program is done with it."""
+        """A program has closed its session."""
         session = self._sessions.known.get(message.session)
         self._epochs.losses.closed(message.session, message.epoch, message.step)
         news = self._sessions.close(message.session, bool(message.error))
@@ -130,7 +130,7 @@ class Admission:
             self._closed_elsewhere(message)
 
     def _closed_elsewhere(self, message: CloseSession) -> None:
-        """A session of the chief that was here before this one is done: its worker needs nothing more."""
+        """A session of an earlier chief has closed: its worker is done."""
         self._epochs.closed_elsewhere(message.checkpoint_dir, message.step)
         if self._epochs.run is None and message.checkpoint_dir:
             try:
@@ -141,7 +141,7 @@ class Admission:
         self._epochs.members_changed()
 
     def end(self, session: Session, lost: bool, failed: bool = False) -> None:
-        """A session has closed, or its node is gone."""
+        """End a session that has closed or whose node is lost."""
         incarnation = self._members.incarnation_of(session.number)
         self._sessions.drop(session)
         if incarnation is not None:
@@ -155,7 +155,7 @@ class Admission:
         self._epochs.session_gone(session.number)
 
     def give_up(self, name: str) -> None:
-        """A worker is gone, or never came: nobody waits for it any longer."""
+        """Stop waiting for a worker that is lost or never came."""
         self._members.give_up(name)
         self._epochs.members_changed()
 

@@ -10,15 +10,15 @@ from dps.variables.plan import Plan
 
 
 class Agreement:
-    """The update mode, from the first who says one: a ps's or the chief's flag, or the first session."""
+    """The update mode, set by the first task that gives one: a flag of a ps or the chief, or the first session."""
 
     def __init__(self, mode: dict[str, Any] | None) -> None:
         self._mode, self._said_by = mode, "the chief"
 
     def mode(self, name: str, wanted: dict[str, Any] | None) -> dict[str, Any]:
-        """The run's update mode, with what `name` wants; async when nobody says anything.
+        """The run's update mode, after the task `name` has given `wanted`; async if no task gives one.
 
-        Raises ConfigError when it wants another than was said before.
+        Raises ConfigError if another mode was given before.
         """
         if wanted and self._mode and wanted != self._mode:
             raise ConfigError(
@@ -31,7 +31,7 @@ class Agreement:
 
 
 def check_fits(name: str, plan: dict[str, Any], settings: dict[str, Any], run_plan: Plan, run: dict[str, Any]) -> None:
-    """ConfigError when a later session's layout or settings are not those of the run; {} wants nothing."""
+    """Raise ConfigError if a later session's layout or settings differ from those of the run; {} fits any run."""
     if plan and (difference := Plan.from_wire(plan).differs(run_plan)):
         raise ConfigError(f"{name} does not fit the run: {difference}")
     for key in ("update", "durability", "checkpoint_dir"):

@@ -36,11 +36,11 @@ log = logging.getLogger("dps")
 SAVE_TIMEOUT_S = 120.0
 
 Result = Callable[[str | Exception, int], None]
-"""Gets the checkpoint's name and step, or the error."""
+"""A callback that gets the checkpoint's name and step, or the error."""
 
 
 class Checkpoints:
-    """Saves one at a time; whoever asks during a save gets the next one, together."""
+    """Saves one checkpoint at a time. All requests that arrive during a save share the next one."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Checkpoints:
         self.node, self.epoch, self.plan, self.ps = node, epoch, plan, ps
         self.checkpoint_dir, self.keep, self.settings = checkpoint_dir, keep, settings
         self.saved_name, self.saved_at = "", 0.0
-        """The newest one, or that which the run epoch began with; `saved_at` on the wall clock, 0.0: not known."""
+        """The newest checkpoint, or the one from which the run epoch began. `saved_at` is wall time; 0.0 is unknown."""
         self._number = 0
         self._busy = False
         self._ended = False
@@ -67,7 +67,7 @@ class Checkpoints:
         return self._busy
 
     def save(self, then: Result) -> None:
-        """Write a checkpoint, unless the step is saved already; `then` is told on the node's thread."""
+        """Write a checkpoint, unless the step is saved already. `then` is called on the node's thread."""
         if self._busy:
             self._next.append(then)
             return
@@ -78,7 +78,7 @@ class Checkpoints:
         self._ask_all({ps: CutShard(self.epoch, cut) for ps in self.ps}, ShardCut, lambda cuts: self._write(cut, cuts))
 
     def find_saved(self) -> None:
-        """What another chief saved last in this run epoch."""
+        """Find the last checkpoint that another chief saved in this run epoch."""
         for name in candidates(self.node.runtime.storage, self.checkpoint_dir):
             epoch, _ = parse_folder_name(name) or (0, 0)
             manifest = self._whole(name) if epoch == self.epoch else None
@@ -93,7 +93,7 @@ class Checkpoints:
             return None
 
     def end(self) -> None:
-        """The run epoch is over; nothing of this is wanted any longer."""
+        """The run epoch is over; drop all pending saves."""
         self._ended = True
         for then in [*self._now, *self._next]:
             then(Aborted("the checkpoint was cut short by a new run epoch"), -1)
@@ -133,7 +133,7 @@ class Checkpoints:
         for spec, parts in zip(self.plan.variables, self.plan.parts_of, strict=True):
             saved = [(p.row0, p.shape[0] if p.shape else 1, shard_of[p.ps], applied[p.index]) for p in parts]
             key = spec.shape, spec.dtype, id(spec.optimizer), *saved
-            found = alike.get(key)  # very many may lie alike
+            found = alike.get(key)  # very many variables may have the same parts
             if found is None:
                 slots = () if spec.optimizer is None else tuple(from_wire(spec.optimizer).slots)
                 dtype = np.dtype(spec.dtype).name
@@ -148,7 +148,7 @@ class Checkpoints:
         return Manifest(step, self.epoch, shards, tuple(variables), *about)
 
     def _is_even(self, cuts: dict[int, Any]) -> bool:
-        """Whether all shards hold the same pushes; in async each was copied at its own version."""
+        """Whether all shards hold the same pushes; in async mode each was copied at its own version."""
         first, *others = (cut.pushes for cut in cuts.values())
         return all(pushes == first for pushes in others)
 

@@ -11,30 +11,30 @@ from dps.cluster.command import start_command
 GRACE_S = 1.0
 """How long a node may be disconnected before it counts as lost."""
 LAUNCHED_GRACE_S = 5.0
-"""The same for a worker under a launcher. The launcher tells how a process ended, and its word is to come first."""
+"""The same for a worker under a launcher. It is longer, so that the launcher can first report how the process ended."""
 
 
 @dataclass
 class KnownNode:
-    """A node that registered. `alive` is false from its loss, or from when it has `left`, until it registers again."""
+    """A registered node. `alive` is false from the time when it is lost or has `left` until it registers again."""
 
     address: str
     process: int
     alive: bool = True
     left: bool = False
-    """It has said that it ends."""
+    """Whether it has announced its end."""
 
 
 class Nodes:
     """The tasks of one job."""
 
     def __init__(self, job: str, expected: Sequence[int]) -> None:
-        """`expected`: task indices that the cluster names; empty when they are not known."""
+        """`expected`: task indices that the cluster names; empty if they are not known."""
         self.job, self.expected = job, list(expected)
         self.known: dict[int, KnownNode] = {}
 
     def register(self, task: int, address: str, process: int) -> tuple[int, bool]:
-        """Note a node; returns its task (chosen when -1) and whether another process has taken a task's place."""
+        """Note a node; returns its task (chosen if -1) and whether it replaces another process of this task."""
         if task < 0:
             task = next((t for t, n in self.known.items() if n.process == process), -1)
         if task < 0:
@@ -48,22 +48,23 @@ class Nodes:
         return task, replaced
 
     def take_up(self, task: int, address: str, process: int) -> bool:
-        """Another chief knew a node as this; whether another process has taken its place since."""
+        """Take over a node that another chief knew; returns whether another process has replaced it since."""
         return self.known.setdefault(task, KnownNode(address, process)).process != process
 
     def at(self, address: str) -> int | None:
-        """The task of a living node by its address."""
+        """The task of the living node at an address, or None."""
         return next((t for t, n in self.known.items() if n.address == address and n.alive), None)
 
     def lose(self, address: str) -> int | None:
-        """The node at an address is gone; its task."""
+        """Note that the node at an address is lost; returns its task."""
         task = self.at(address)
         if task is not None:
             self.known[task].alive = False
         return task
 
     def leave(self, task: int, process: int) -> str | None:
-        """A node says that it ends; its address, None where that is old news. `process` 0: its launcher says so."""
+        """Note that a node announces its end; returns its address, or None if this was known. `process` 0: its launcher
+        announces it."""
         known = self.known.get(task)
         if known is None or not known.alive or process not in (0, known.process):
             return None
@@ -71,11 +72,11 @@ class Nodes:
         return known.address
 
     def away(self) -> list[int]:
-        """Expected tasks that are not there and have not said that they end."""
+        """Expected tasks that are absent and have not announced their end."""
         return [t for t in self.missing() if t not in self.known or not self.known[t].left]
 
     def missing(self) -> list[int]:
-        """Expected tasks that are not there (or not there any more)."""
+        """Expected tasks that are absent, whether they have been there or not."""
         expected = self.expected or list(self.known)
         return [t for t in expected if t not in self.known or not self.known[t].alive]
 
@@ -91,54 +92,54 @@ class Cluster:
         self.ps, self.workers = Nodes("ps", ps), Nodes("worker", workers)
         self.jobs = {"ps": self.ps, "worker": self.workers}
         self.holders: tuple[int, ...] = ()
-        """The ps of the run's plan; () while there is no run, when all are waited for."""
+        """The ps of the run's plan; () while there is no run, when the chief waits for all ps."""
         self._away_since: dict[int, float] = {}
         self.where = ""
-        """How a task finds this cluster, for the command that starts it; "" where that is not for people to do."""
+        """The flags by which a started task finds this cluster; "" if people do not start the tasks."""
         self.launched = False
-        """Whether a launcher has started the tasks, and tells of those that end."""
+        """Whether a launcher has started the tasks, and reports those that end."""
 
     def grace_s(self, job: str) -> float:
         """How long a node of a job may be disconnected before it counts as lost, in seconds."""
         return LAUNCHED_GRACE_S if self.launched and job == "worker" else GRACE_S
 
     def needs(self, task: int) -> bool:
-        """Whether the run cannot go on without this ps."""
+        """Whether the run needs this ps."""
         return not self.holders or task in self.holders
 
     def missing(self) -> list[int]:
-        """The ps that are needed and not there."""
+        """The ps that are needed and absent."""
         unknown = [task for task in self.holders if task not in self.ps.known and task not in self.ps.expected]
         return [task for task in self.ps.missing() if self.needs(task)] + unknown
 
     def complete(self) -> bool:
-        """Whether all ps that are needed are there."""
+        """Whether all needed ps are present."""
         return bool(self.ps.known) and not self.missing()
 
     def ps_away(self, task: int, now: float) -> None:
-        """A ps was lost; it may come back for a while."""
+        """Note that a ps was lost; it may come back within a time limit."""
         self._away_since.setdefault(task, now)
 
     def is_away(self, task: int) -> bool:
-        """Whether a lost ps is waited for."""
+        """Whether the chief waits for this lost ps."""
         return task in self._away_since
 
     def ps_back(self, task: int) -> None:
         self._away_since.pop(task, None)
 
     def away_s(self, task: int, now: float) -> float:
-        """For how long a lost ps has been away; 0 for one that is back."""
+        """How long a lost ps has been away; 0 if it is back."""
         return now - self._away_since.get(task, now)
 
     def knows_process(self, job: str, task: int, process: int) -> bool:
-        """Whether this very process has registered as the task; true for jobs that do not register."""
+        """Whether this process has registered as the task; true for jobs that do not register."""
         if job not in self.jobs:
             return True
         known = self.jobs[job].known.get(task)
         return known is not None and known.process == process
 
     def living(self) -> list[str]:
-        """Addresses of all nodes that are there."""
+        """Addresses of all living nodes."""
         return [n.address for nodes in self.jobs.values() for n in nodes.known.values() if n.alive]
 
     def waits_for(self, now: float) -> str:
@@ -151,5 +152,5 @@ class Cluster:
         return f"{names}; start {'each, as' if len(away) > 1 else 'it with'}: {command}"
 
     def to_wire(self) -> dict[str, Any]:
-        """Addresses by job and task, as messages have them."""
+        """Addresses by job and task, in their wire form."""
         return {job: {str(t): a for t, a in nodes.addresses().items()} for job, nodes in self.jobs.items()}

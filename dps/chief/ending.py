@@ -21,76 +21,76 @@ from dps.protocol import AGENT, Drain, StopTask
 log = logging.getLogger("dps")
 
 LAST_SAVE_S = 2.0
-"""Seconds between the tries to write the last checkpoint."""
+"""Seconds between attempts to write the last checkpoint."""
 LAST_SAVE_TRIES = 6
 REJOIN_S = 50.0
-"""How long the run goes on when all workers were lost and none has finished, as long as for a ps: a machine that was
-suspended for half a minute goes on."""
+"""How long the run goes on when all workers were lost and none has finished; as long as for a ps. A machine that was
+suspended for half a minute can come back."""
 UNKNOWN_S = 5.0
-"""How long a chief that ends waits for nodes that have not found it yet, after a restart, to tell them."""
+"""After a restart: how long an ending chief waits for nodes that have not found it yet, so that it can tell them."""
 
 DRAIN_S = 20.0
 """How long workers may take to stop when the run is told to end."""
 UNKNOWN = -1
-"""In place of the exit code of a worker that was lost before its process ended."""
+"""Stands for the exit code of a worker that was lost before its process ended."""
 
 
 class Ending:
-    """Nothing happens before `check` finds all done, or `fail` or `stop` is called; then once."""
+    """Ends the run once: when `check` finds that all workers are done, or when `fail` or `stop` is called."""
 
     def __init__(
         self, node: Node, cluster: Cluster, sessions: Sessions, members: Membership, epochs: Epochs,
         ended: Callable[[int, str], None], owned: bool,
     ) -> None:  # fmt: skip
-        """`ended` gets exit code and reason; `owned`: only `stop` ends the run."""
+        """`ended` gets exit code and reason. `owned`: only `stop` ends the run."""
         self._node, self._cluster, self._sessions = node, cluster, sessions
         self._members, self._epochs = members, epochs
         self._owned = owned
         self.farewell = Farewell(node, ended)
         self.reason = ""
-        """Why it has failed."""
+        """Why the run has failed."""
         self._left: dict[str, int] = {}
-        """Workers whose programs are over, and their exit codes; negative: the signal that killed one."""
+        """Exit codes of workers whose programs are over; a negative code is the signal that killed one."""
         self._why: dict[str, str] = {}
-        """What became of workers that were lost, as "was silent for 1.0 s"."""
+        """How workers were lost, such as "was silent for 1.0 s"."""
         self._saving = False
         self._tries = LAST_SAVE_TRIES
         self._alone_since: float | None = None
         self._drained: tuple[int, str] | None = None
-        """Exit code and reason of a run that was told to end in order."""
+        """Exit code and reason, once the run was told to end in order."""
         self._late = False
-        """Workers that have not stopped since are not waited for any longer."""
+        """Whether workers that have not stopped after a drain are no longer waited for."""
 
     # -- who is still there -------------------------------------------------------------------------------------
 
     def came(self, name: str) -> None:
-        """A task has registered: its program is not over, whatever was heard of an earlier one."""
+        """Note that a task has registered: its program is running, whatever was known of an earlier one."""
         self._left.pop(name, None)
         self._why.pop(name, None)
 
     def left(self, name: str, reason: str, code: int) -> None:
-        """A worker's program is over; it does not come back."""
+        """Note that a worker's program is over and does not come back."""
         self._left[name], self._why[name] = code, reason
 
     def gone(self, name: str) -> None:
-        """A worker's process has ended that nobody waits for; nothing more is known of how."""
+        """Note that the process of a worker for which nobody waits has ended. How it ended is not known."""
         self._left.setdefault(name, UNKNOWN)
 
     def lost(self, name: str, why: str) -> None:
-        """A worker is gone; it may come back."""
+        """Note that a worker is lost; it may come back."""
         self._why.setdefault(name, why)
 
     def admitted(self) -> None:
-        """Somebody trains."""
+        """Note that a session was admitted and trains."""
         self._alone_since = None
 
     def check(self) -> None:
-        """End the run when all workers are done. Asked after every change."""
+        """End the run if all workers are done. Called after every change."""
         if self._epochs.over or not self._done():
             return
         now, trained = self._epochs.now, self._epochs.phase == RUN
         if trained and now is not None and now.behind() and not self._late:
-            return  # only when every ps knows who has left is their last step decided
+            return  # their last step is decided only once every ps knows who has left
         run = self._epochs.run
         if run is not None and run.trained and run.checkpoint_dir and not trained and self._members.finished:
             self.fail(f"the last checkpoint could not be written: {self._epochs.text()}; {self._lost_after(run)}")
@@ -107,11 +107,11 @@ class Ending:
         self._save_last()
 
     def _done(self) -> bool:
-        """Whether nobody is waited for: none that trains, and none that is to come or may come back."""
+        """Whether all workers are done: none trains, none is expected, and none may come back."""
         if self._late:
             return True
         if self._trainers() or (self._epochs.restarted and self._epochs.unsure):
-            return False  # of an earlier chief's run something may have to be saved
+            return False  # an earlier chief's run may still have to be saved
         if self._drained is not None:
             return True
         if self._owned or not self._members.all_done():
@@ -120,11 +120,11 @@ class Ending:
         return bool(self._members.finished) or gone_for_good or self._alone_for_long()
 
     def _trainers(self) -> bool:
-        """Readers from outside the cluster keep nobody."""
+        """Whether any session keeps the run going. Readers from outside the cluster do not count."""
         return any(s.job in self._cluster.jobs or s.trains for s in self._sessions.known.values())
 
     def _alone_for_long(self) -> bool:
-        """All workers were lost, none finished: give them some time to come back."""
+        """Whether REJOIN_S is over since all workers were lost; lost workers get that time to come back."""
         now = self._node.now()
         if self._alone_since is None:
             self._alone_since = now
@@ -132,29 +132,29 @@ class Ending:
         return now - self._alone_since >= REJOIN_S
 
     def _verdict(self) -> tuple[int, str]:
-        """Exit code and reason of a run whose workers are done: 0 needs one that finished."""
+        """Exit code and reason of a run whose workers are done. The code is 0 only if at least one finished."""
         code, reason = self._drained or (0, "")
         gone = self._members.given_up
         if code or self._members.finished or 0 in self._left.values() or not gone:
             return code, reason
-        failed = all(self._left.get(name, -1) > 0 for name in gone)  # their own programs ended so
+        failed = all(self._left.get(name, -1) > 0 for name in gone)  # their own programs gave these exit codes
         became = ", ".join(f"{name} {self._why.get(name, 'did not come')}" for name in sorted(gone))
         self._node.runtime.record("nobody finished", names=sorted(gone))
         return (1 if failed else 3), f"no worker finished: {became}"
 
     def _linger_s(self) -> float:
-        """Nodes that have not found this chief (again) yet are to hear of the end, too."""
+        """How long to wait for nodes that have not found this chief (again) yet, so that they hear of the end."""
         away = self._cluster.ps.missing() or (self._epochs.restarted and self._cluster.workers.away())
         return UNKNOWN_S if away or (self._lost() and not self._members.finished) else 0.0
 
     def _lost(self) -> list[str]:
-        """Workers that were given up and whose programs may go on."""
+        """Workers that were given up, but whose programs may still run."""
         return [name for name in self._members.given_up if name not in self._left]
 
     # -- the last checkpoint ------------------------------------------------------------------------------------
 
     def _save_last(self) -> None:
-        """The last step is saved by the chief; a disk that is full for a moment gets some tries."""
+        """Save the last step. If the disk is full for a moment, try again several times."""
         now = self._epochs.now
         ends = self._epochs.over == END and self.farewell.message is None
         if now is not None and now.checkpoints is not None and ends:
@@ -174,7 +174,7 @@ class Ending:
             self._stop_all(*self._verdict(), self._linger_s())
 
     def ps_lost(self, name: str, why: str) -> None:
-        """Whose shard was not saved yet takes the last steps with it."""
+        """A ps was lost. If its shard was not saved yet, the last steps are lost with it."""
         now = self._epochs.now
         if self._saving and self._epochs.over == END and now is not None and now.checkpoints is not None:
             saved = now.checkpoints.saved_name or "the start"
@@ -188,7 +188,7 @@ class Ending:
 
     @property
     def draining(self) -> str:
-        """Why workers are to stop after their step; "" while they are not."""
+        """Why workers must stop after their step; "" while they need not."""
         return "" if self._drained is None else self._drained[1]
 
     def drain(self, reason: str, code: int = 0) -> None:
@@ -206,7 +206,7 @@ class Ending:
         self.check()
 
     def tell_to_stop(self, address: str) -> None:
-        """A worker's node is to hear that the run ends, if it does."""
+        """If the run is draining, tell a worker's node to stop."""
         if self._drained is not None:
             self._node.tell(Ref(address, AGENT), Drain(self._drained[1]))
 
@@ -218,13 +218,13 @@ class Ending:
             self.check()
 
     def stop(self) -> None:
-        """End the run from this side; nothing is saved."""
+        """End the run from this side, without saving."""
         if self.farewell.message is None:
             self._epochs.stop(END)
             self._stop_all(0, "")
 
     def fail(self, reason: str) -> None:
-        """The run cannot go on; everybody is told why. Once everybody was told of an end, that one stays."""
+        """End the run with an error and tell every task the reason. Does nothing if the end was already announced."""
         if self._epochs.over == FAILED or self.farewell.message is not None:
             return
         log.error("%s: %s", self._node.name, reason)
@@ -237,7 +237,7 @@ class Ending:
         self._stop_all(3, reason)
 
     def _stop_all(self, code: int, reason: str, linger_s: float = 0.0) -> None:
-        """Tell every node, and end when all have heard it."""
+        """Tell every node to stop, and end when all have heard it."""
         self._saving = False
         self._epochs.close(ended=code == 0)
         addresses = self._cluster.living()

@@ -23,28 +23,28 @@ OVER = "over"
 
 
 class EpochOwner(Protocol):
-    """Who leads from one run epoch to the next; an epoch tells what becomes of it."""
+    """The object that leads from one run epoch to the next. An epoch reports its events to it."""
 
     def choose(self) -> Session | None:
-        """The session that is to send the first values; None when all that had some are gone."""
+        """The session that should send the first values; None if every session with values is gone."""
 
     def deserted(self) -> None:
-        """There is nobody left whose values could be the first."""
+        """No session is left that could send first values."""
 
     def begun(self) -> None:
-        """It trains."""
+        """The epoch trains now."""
 
     def heard(self) -> None:
-        """A ps knows more of who takes part."""
+        """A ps has received a newer list of members."""
 
     def forgotten(self, ps: int) -> None:
-        """A ps that took the epoch does not serve it any more."""
+        """A ps no longer serves the epoch that it had accepted."""
 
     def unfit(self, error: Exception) -> None:
-        """What the run's sessions want cannot be had."""
+        """The run cannot be set up as its sessions want it."""
 
     def broken(self, reason: str) -> None:
-        """The run cannot go on."""
+        """The run cannot continue."""
 
 
 class Epoch:
@@ -54,7 +54,7 @@ class Epoch:
         self, node: Node, number: int, run: Run, addresses: Mapping[int, str], members: Membership, losses: Losses,
         owner: EpochOwner,
     ) -> None:  # fmt: skip
-        """`addresses`: those of the plan's ps, which stay the same as long as the epoch lasts."""
+        """`addresses`: those of the plan's ps; they do not change during the epoch."""
         self.node, self.number, self.run, self._members, self._owner = node, number, run, members, owner
         self._losses = losses
         self._addresses = [[task, address] for task, address in addresses.items()]
@@ -62,18 +62,18 @@ class Epoch:
         self._configured: set[int] = set()
         self.phase = CONFIGURE
         self.resumed = False
-        """Another chief began it."""
+        """Whether another chief began this epoch."""
         self.initialiser: int | None = None
         """The session that was asked for the first values."""
         self.checkpoints: Checkpoints | None = None
-        """None where the run has no checkpoint_dir."""
+        """None if the run has no checkpoint_dir."""
         self.roster: Roster | None = None
-        """None until it trains."""
+        """None until the epoch trains."""
 
     # -- from the first message to training ---------------------------------------------------------------------
 
     def configure(self) -> None:
-        """All ps get their shard of the plan."""
+        """Give every ps its shard of the plan."""
         for task in self.run.plan.ps:
             self._configure_one(task)
 
@@ -91,7 +91,7 @@ class Epoch:
                 self._losses.counted(answer.ended, answer.reached)
                 if not self._unconfigured():
                     self._all_configured()
-            elif isinstance(answer, ConfigError | CheckpointError):  # a GPU that is not there, another model
+            elif isinstance(answer, ConfigError | CheckpointError):  # a missing GPU, another model
                 self._owner.unfit(type(answer)(f"ps:{task}: {answer}"))
             else:
                 self._owner.broken(f"ps:{task} cannot take run epoch {self.number}: {answer}")
@@ -99,7 +99,7 @@ class Epoch:
         self.node.ask(self._refs[task], message, CONFIGURE_S, configured)
 
     def resume(self) -> None:
-        """All ps serve it already: another chief began it."""
+        """Continue an epoch that another chief began and all ps serve already."""
         self.resumed = True
         self._configured.update(self.run.plan.ps)
         self._open_checkpoints()
@@ -135,7 +135,7 @@ class Epoch:
             self.checkpoints.saved_name, self.checkpoints.saved_at = run.restore, run.saved_at
 
     def initialised(self, session: int, epoch: int) -> None:
-        """All first values are there; they are saved before anybody trains."""
+        """The ps have all first values. Save them before any session trains."""
         if self.phase != INITIALISE or session != self.initialiser or epoch != self.number:
             return
         self.initialiser = None
@@ -164,7 +164,7 @@ class Epoch:
     # -- while it lasts -----------------------------------------------------------------------------------------
 
     def answer(self, session: Session, incarnation: int, initialise: bool) -> None:
-        """Let a session in, or ask it for the first values."""
+        """Admit a session, or ask it for the first values."""
         assert session.opened is not None
         run, seen = self.run, 0 if session.request is None else session.request.epoch
         opened = SessionOpened(
@@ -174,11 +174,11 @@ class Epoch:
         self.node.answer(session.opened, opened)
 
     def behind(self) -> list[int]:
-        """The ps that do not know who takes part now."""
+        """The ps that do not have the current list of members."""
         return [] if self.roster is None else self.roster.behind()
 
     def waits_for(self, initialiser: str) -> str:
-        """A sentence for people; `initialiser`: the task of that session, "" where it is gone."""
+        """What the epoch waits for, as a sentence. `initialiser`: the task that sends first values, or ""."""
         if self.phase == CONFIGURE:
             waits = [f"ps:{task}" for task in self._unconfigured()]
             return f"the chief waits for {', '.join(waits) or 'the first checkpoint'}"
@@ -190,11 +190,11 @@ class Epoch:
         return self.phase
 
     def stop(self) -> None:
-        """The run ends or has failed: nobody is let in any more; checkpoints and who takes part go on."""
+        """The run ends or has failed: admit no more sessions. Checkpoints and members are still handled."""
         self.phase = OVER
 
     def end(self) -> None:
-        """Another epoch comes, or none: nothing of this one is wanted any longer."""
+        """This epoch is over; ignore everything that still arrives for it."""
         self.phase = OVER
         if self.roster is not None:
             self.roster.over = True

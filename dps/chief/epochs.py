@@ -32,60 +32,60 @@ NOTHING_SAVED = "at durability none without a checkpoint_dir nothing can be rest
 
 
 class Lead(Protocol):
-    """The chief, as run epochs see it."""
+    """The part of the chief that run epochs use."""
 
     def refuse(self, session: Session, error: Exception) -> None:
         """A session cannot take part in this run."""
 
     def admit(self) -> None:
-        """Let in those that wait."""
+        """Admit the sessions that wait."""
 
     def take_up(self) -> None:
-        """The members are those that another chief let in."""
+        """Take over the members that another chief admitted."""
 
     def ask_again(self) -> None:
-        """Sessions that asked before may have been refused by a ps of the epoch that was taken up."""
+        """Handle earlier requests again: a ps of the epoch that was taken over may have refused their sessions."""
 
     def ps_missing(self, tasks: Sequence[int]) -> None:
-        """These ps are needed, and have not come to this chief."""
+        """These ps are needed, and have not registered with this chief."""
 
     def finish(self) -> None:
         """The run has ended well."""
 
     def heard(self) -> None:
-        """A ps knows more of who takes part."""
+        """A ps has received a newer list of members."""
 
     def ps_lost(self, task: int, why: str) -> None:
         """A ps has lost its shard."""
 
     def fail(self, reason: str) -> None:
-        """The run cannot go on."""
+        """The run cannot continue."""
 
 
 class Epochs:
-    """The run that the first session brings, and its epochs under numbers that rise."""
+    """The run that the first session defines, and its epochs, under rising numbers."""
 
     def __init__(
         self, node: Node, cluster: Cluster, sessions: Sessions, members: Membership, agreement: Agreement, lead: Lead,
         restarted: bool,
     ) -> None:  # fmt: skip
-        """`restarted`: an earlier chief of the run died; where nobody has said so, ps may tell."""
+        """`restarted`: an earlier chief of the run died. If this is not given, ps may still report it."""
         self._node, self._cluster, self._sessions, self._members = node, cluster, sessions, members
         self._agreement, self._lead, self.restarted = agreement, lead, restarted
         self._highest = 0
-        """That was ever used."""
+        """The highest run epoch that was ever used."""
         self.takeover = Takeover(node, self._found)
         self._journaling = Journaling(node, members, self.advance)
         self.losses = Losses()
         self.run: Run | None = None
         self.now: Epoch | None = None
         self.lock = Locking(node, self.advance, self._robbed)
-        """On the run's checkpoint_dir."""
+        """The lock on the run's checkpoint_dir."""
         self.over = ""
-        """END or FAILED since the run is over."""
+        """END or FAILED once the run is over; "" before."""
         self._lost_dir = False
         self._elsewhere = "", 0
-        """checkpoint_dir and highest step of the sessions that closed and had been let in by another chief."""
+        """checkpoint_dir and highest step of closed sessions that another chief had admitted."""
 
     @property
     def phase(self) -> str:
@@ -97,28 +97,28 @@ class Epochs:
 
     @property
     def number(self) -> int:
-        """The run epoch of now; between two the highest that was ever used."""
+        """The current run epoch; between two epochs, the highest number that was ever used."""
         return self._highest if self.now is None else self.now.number
 
     @property
     def unsure(self) -> bool:
-        """Whether an earlier chief may have led a run here, of which not all ps have told."""
+        """Whether an earlier chief may have led a run about which not all ps have answered yet."""
         return not self.takeover.over and self.phase == GATHER
 
     def ps_came(self, task: int, address: str) -> None:
-        """A ps has registered that has seen a run epoch; where this chief leads none yet, it was another's."""
+        """A ps has registered that has seen a run epoch. If this chief leads none yet, it was another chief's."""
         if not self.takeover.over:
             self.restarted = True
             self.takeover.came(task, address)
 
     def seen(self, number: int) -> None:
-        """A node has seen this epoch; it is never used again."""
+        """A node has seen this epoch, so its number is never used again."""
         self._highest = max(self._highest, number)
 
     # -- beginning ----------------------------------------------------------------------------------------------
 
     def advance(self, served: int = 0) -> None:
-        """Go on as far as it is possible now. `served`: the epoch that a ps has just said it serves."""
+        """Take every step towards training that is possible now. `served`: the epoch that a ps reports to serve."""
         if self.phase == OPEN and not self.takeover.over and (newest := self.takeover.newest()) is not None:
             self._take_up(newest)
         if self.phase == OPEN and self.run is None:
@@ -126,19 +126,19 @@ class Epochs:
             if first is not None:
                 self._adopt(first)
             else:
-                self.lock.release()  # whoever wanted a checkpoint_dir was refused or is gone
+                self.lock.release()  # the session with the checkpoint_dir was refused or is gone
         if self.phase == OPEN and self.run is not None and (self._sessions.waiting() or self._goes_on(served)):
             self._begin(self.run)
         if self.phase == RUN:
             self._lead.admit()
 
     def _goes_on(self, served: int) -> bool:
-        """Whether a ps still serves the epoch that is over, to sessions that know nothing of its end: it was counted as
-        lost while it stood still."""
+        """Whether a ps still serves the finished epoch to sessions that do not know of its end. This happens when the
+        ps counted as lost while it was stopped."""
         return self.run is not None and bool(self.run.checkpoint_dir) and 0 < served <= self.number
 
     def _adopt(self, session: Session) -> None:
-        """Take plan and settings from the first session that has variables."""
+        """Take plan and settings from the first session with variables."""
         try:
             run = self._run_of(session)
             if run is not None:
@@ -149,8 +149,8 @@ class Epochs:
             self.advance()
 
     def _run_of(self, session: Session) -> Run | None:
-        """None while a ps of a run that the session knows from an earlier chief has not come to this one, and while
-        another run may use the checkpoint_dir."""
+        """The run that the session wants. None while another run may use the checkpoint_dir, or while a ps of an
+        earlier chief's run, which the session knows, has not registered with this chief."""
         request, storage = session.request, self._node.runtime.storage
         assert request is not None, "who brings a run has asked"
         settings, plan, known = dict(request.settings), Plan.from_wire(request.plan), request.epoch > 0
@@ -167,15 +167,15 @@ class Epochs:
             same_run = self.restarted or known
             if not self.lock.take(checkpoint_dir, same_run, goes_on=known):
                 return None
-            if not same_run:  # else the run has written there before
+            if not same_run:  # otherwise the run has written there before
                 storage.check_writable(checkpoint_dir)
             self.seen(read_journal(storage, checkpoint_dir, self._members, same_run))
         else:
-            self.lock.release()  # a session that is gone may have wanted one
+            self.lock.release()  # a session that is gone may have wanted a checkpoint_dir
         return Run(plan.without_empty(), settings, checkpoint_dir, trained=known)
 
     def _take(self, run: Run | None) -> None:
-        """What there is to train; only the ps that hold something of it are waited for."""
+        """Set the run to train. The chief waits only for the ps that hold some of its variables."""
         self.run = run
         self._cluster.holders = () if run is None else run.plan.ps
         if run is None:
@@ -183,7 +183,7 @@ class Epochs:
             self.lock.release()
 
     def _begin(self, run: Run) -> None:
-        """All ps get their shard of the plan, restored or to be filled, once the journal has the epoch's number."""
+        """Give every ps its shard, to restore or to fill with first values, once the journal has the epoch's number."""
         node = self._node
         self.takeover.over = True
         if self._journaling.problem:
@@ -204,7 +204,7 @@ class Epochs:
         self._highest += 1
         node.runtime.record("epoch", epoch=self.number, restore=run.restore, step=run.step)
         if run.restore:
-            lost = max(lost, self.losses.reached - run.step)  # sessions and ps may tell of more before it trains
+            lost = max(lost, self.losses.reached - run.step)  # sessions and ps may report more steps before it trains
             text = run.begins(lost, node.runtime.wall())
             log.warning("%s: run epoch %d starts from %s", node.name, self.number, text)
         self.now = self._epoch(self._highest, run)
@@ -217,7 +217,7 @@ class Epochs:
     # -- going on where another chief was -----------------------------------------------------------------------
 
     def _found(self) -> None:
-        """A ps has told what it serves; those that its plan needs are waited for."""
+        """A ps has reported what it serves. Wait for the other ps of its plan."""
         newest = self.takeover.newest()
         if newest is not None:
             self._cluster.holders = Plan.from_wire(newest.plan).ps
@@ -226,7 +226,7 @@ class Epochs:
         self._lead.heard()
 
     def _take_up(self, newest: Serving) -> None:
-        """All ps of a run that another chief led have come: its epoch goes on where all of them serve it."""
+        """All ps of another chief's run have registered. Continue its epoch if all of them serve it."""
         takeover, storage = self.takeover, self._node.runtime.storage
         takeover.over = self.restarted = True
         plan, settings, checkpoint_dir = Plan.from_wire(newest.plan), newest.settings, newest.checkpoint_dir
@@ -244,7 +244,7 @@ class Epochs:
             except Taken as error:
                 self._robbed(str(error))
                 return
-            except CheckpointError as error:  # the ps know as much, but for checkpoints of other runs
+            except CheckpointError as error:  # the ps know the same, except for checkpoints of other runs
                 log.warning("%s: %s", self._node.name, error)
         noted = takeover.notes()
         if noted is not None:
@@ -274,7 +274,7 @@ class Epochs:
     # -- ending -------------------------------------------------------------------------------------------------
 
     def lost(self, task: int, why: str) -> None:
-        """A ps is gone, with its shard. Without a checkpoint_dir that ends the run once it trains."""
+        """A ps is lost with its shard. Without a checkpoint_dir this ends a run that trains."""
         self.takeover.lost(task)
         if self.now is None or self.run is None:
             return
@@ -284,7 +284,7 @@ class Epochs:
         self.roll_back()
 
     def roll_back(self) -> None:
-        """Back to a whole checkpoint, or to fresh values where none were published yet."""
+        """Roll back to a whole checkpoint, or to first values if none were published yet."""
         now, self.now = self.now, None
         if now is not None:
             now.end()
@@ -293,7 +293,7 @@ class Epochs:
         self.advance()
 
     def check_restore(self, session: int, epoch: int, name: str) -> None:
-        """Raises what a session that wants a restore is told when there can be none."""
+        """Raise the error for a session that wants a restore, if a restore is impossible."""
         if self.run is not None and not self.run.checkpoint_dir:
             raise ValueError("nothing to restore from: the run has no checkpoint_dir; give the first session one")
         known = session in self._sessions.known
@@ -310,13 +310,13 @@ class Epochs:
         self.roll_back()
 
     def stop(self, how: str) -> None:
-        """The run is over: END or FAILED. What it has is left to the last checkpoint."""
+        """The run is over: END or FAILED. The last checkpoint may still be written."""
         self.over = how
         if self.now is not None:
             self.now.stop()
 
     def close(self, ended: bool) -> None:
-        """Nothing is written any more; `ended`: all that was to be saved is. Another run may use the checkpoint_dir."""
+        """Write nothing more, so that another run may use the checkpoint_dir. `ended`: everything was saved."""
         if self.now is not None and self.now.checkpoints is not None:
             self.now.checkpoints.end()
         self.journal(ended)
@@ -324,17 +324,17 @@ class Epochs:
         self.lock.release()
 
     def _robbed(self, reason: str) -> None:
-        """Another run has the checkpoint_dir; this one leaves it alone."""
+        """Another run has taken the checkpoint_dir; write nothing more there."""
         self._lost_dir = True
         self._lead.fail(f"another run has taken this run's checkpoint_dir: {reason}")
 
     def closed_elsewhere(self, checkpoint_dir: str, step: int) -> None:
-        """A session that another chief let in has closed, at this step."""
+        """A session that another chief admitted has closed, at this step."""
         self.restarted = True
         self._elsewhere = checkpoint_dir or self._elsewhere[0], max(step, self._elsewhere[1])
 
     def unsaved(self) -> str:
-        """The checkpoint after which steps are lost, of a run that ends before this chief leads it; "" for none."""
+        """If a run ends before this chief leads it: the checkpoint after which steps are lost, or ""."""
         checkpoint_dir, step = self._elsewhere
         if self.run is not None or not checkpoint_dir:
             return ""
@@ -342,25 +342,25 @@ class Epochs:
         return "" if step_of(newest) >= step else newest or "the start"
 
     def session_gone(self, number: int) -> None:
-        """Without the session that was to send the first values they come from another."""
+        """A session is gone. If it should have sent the first values, ask another one."""
         if self.now is not None and self.phase == INITIALISE and self.now.initialiser == number:
             self.roll_back()
 
     # -- while one runs -----------------------------------------------------------------------------------------
 
     def members_changed(self) -> None:
-        """Write down who takes part, tell every ps."""
+        """Write the members into the journal and send them to every ps."""
         if self.now is not None and self.now.roster is not None and self.phase == RUN:
             self.journal()
             self.now.roster.tell()
 
     def journal(self, ended: bool = False) -> None:
-        """Write down what another chief would have to know."""
+        """Write the journal, which holds what another chief would need to know."""
         if self.run is not None and self.run.checkpoint_dir and not self._lost_dir:
             self._journaling.write(self.run.checkpoint_dir, self._highest, ended)
 
     def save(self, session: int, then: Result) -> None:
-        """Write a checkpoint because a session wants it; raises when there can be none."""
+        """Write a checkpoint that a session asked for. Raises an error if it is impossible."""
         if self.run is not None and not self.run.checkpoint_dir:
             raise ValueError("nothing to save to: the run has no checkpoint_dir; give the first session one")
         if session not in self._sessions.known:
@@ -392,7 +392,7 @@ class Epochs:
         return self._sessions.bringer()
 
     def deserted(self) -> None:
-        self.now = None  # the next session that comes begins another
+        self.now = None  # the next session begins another run
 
     def begun(self) -> None:
         if self.now is not None and self.run is not None and not self.now.resumed:
@@ -406,7 +406,7 @@ class Epochs:
         self._lead.ps_lost(ps, f"does not serve run epoch {self.number} any more")
 
     def unfit(self, error: Exception) -> None:
-        """All that wait are told; whoever comes next may want something else."""
+        """Refuse all waiting sessions with this error. A later session may want another run."""
         for session in self._sessions.waiting():
             self._lead.refuse(session, error)
         self._take(None)

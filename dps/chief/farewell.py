@@ -9,22 +9,22 @@ from dps.actors.system import Node
 from dps.protocol import AGENT, StopTask
 
 STOP_S = 10.0
-"""How long a chief that ends tries to reach nodes that are away; those whose process is gone it does not wait for."""
+"""How long an ending chief tries to reach absent nodes. It does not wait for nodes whose process is gone."""
 
 
 class Farewell:
-    """Tells nodes to stop and calls `ended(code, reason)` once, when all have heard it or are gone."""
+    """Tells nodes to stop, and calls `ended(code, reason)` once, when all have heard it or are gone."""
 
     def __init__(self, node: Node, ended: Callable[[int, str], None]) -> None:
         self.node, self._ended = node, ended
         self.message: StopTask | None = None
-        """What nodes are told since the run is over; None before."""
+        """The message for nodes once the run is over; None before."""
         self._untold: set[str] = set()
         self._over = False
         self._linger_s = 0.0
 
     def begin(self, message: StopTask, addresses: Iterable[str], linger_s: float) -> None:
-        """Tell the nodes at these addresses; wait `linger_s` more for nodes that are on their way here."""
+        """Tell the nodes at these addresses. Wait another `linger_s` for nodes that have not registered yet."""
         self.message, self._linger_s = message, linger_s
         self._untold = set(addresses) - {self.node.address}
         for address in sorted(self._untold):
@@ -32,7 +32,7 @@ class Farewell:
         self.told("")
 
     def told(self, address: str) -> None:
-        """A node knows that the run is over, or is away."""
+        """Note that a node knows that the run is over, or is gone."""
         self._untold.discard(address)
         if self.message is not None and not self._untold and not self._over:
             self._over = True

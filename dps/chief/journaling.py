@@ -13,22 +13,22 @@ from dps.errors import CheckpointError
 log = logging.getLogger("dps")
 
 AGAIN_S = 2.0
-"""Seconds between the tries to write a journal that could not be written."""
+"""Seconds until a failed write of the journal is tried again."""
 
 
 class Journaling:
-    """Of one chief. A run epoch may begin once the journal has its number: a later chief never uses it again."""
+    """Writes the journal of one chief. A run epoch begins only once its number is written, so no chief reuses it."""
 
     def __init__(self, node: Node, members: Membership, written: Callable[[], None]) -> None:
-        """`written` is called when the journal was written after it could not be."""
+        """`written` is called when a write succeeds after a failed one."""
         self._node, self._members, self._written = node, members, written
         self.problem = ""
-        """Why it could not be written the last time; "" when it was."""
+        """Why the last write failed; "" if it succeeded."""
         self._wanted: tuple[str, int] | None = None
-        """Where the next try writes, and which run epoch."""
+        """Folder and run epoch of the next attempt."""
 
     def write(self, checkpoint_dir: str, epoch: int, ended: bool = False) -> bool:
-        """Write down the members of now and the highest run epoch; whether that went well. Blocks on the storage."""
+        """Write the current members and the highest run epoch; returns whether it succeeded. Blocks on the storage."""
         try:
             write_journal(self._node.runtime.storage, checkpoint_dir, epoch, self._members, ended)
         except CheckpointError as error:
@@ -41,7 +41,7 @@ class Journaling:
         return True
 
     def forget(self) -> None:
-        """What could not be written belonged to a run that is not to be."""
+        """Drop a failed write, because its run will not begin."""
         self.problem, self._wanted = "", None
 
     def _failed(self, error: CheckpointError, ended: bool) -> None:
@@ -55,7 +55,7 @@ class Journaling:
             self._node.after(AGAIN_S, self._again)
 
     def _again(self) -> None:
-        """Also what has changed since is written; a later write that went well makes this one unnecessary."""
+        """Write the current state, unless a later write has succeeded meanwhile."""
         if self._wanted is None:
             return
         wanted, self._wanted = self._wanted, None

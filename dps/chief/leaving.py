@@ -16,23 +16,23 @@ from dps.protocol import StopTask
 log = logging.getLogger("dps")
 
 HEAR_S = 1.0
-"""How long a ps waits before it is let go. A Ctrl-C that all tasks get reaches the chief within this time;
+"""How long a ps waits for permission to leave. If all tasks got a Ctrl-C, it reaches the chief within this time, and
 then the ps stays until the workers have stopped."""
 
 
 class Leaving:
-    """A ps that holds variables is missed. With a checkpoint_dir they are saved before it goes, and the run rolls back
-    to that step. Without one the workers stop after their step, and the run ends with 3."""
+    """Handles the ps that ask to leave. If a ps holds variables and there is a checkpoint_dir, they are saved before it
+    leaves, and the run rolls back to that step. Without one the workers stop after their step; the run ends with 3."""
 
     def __init__(
         self, node: Node, cluster: Cluster, epochs: Epochs, ending: Ending, lost: Callable[[int, str], None]
     ) -> None:
-        """`lost(task, why)` is called when a ps has been let go."""
+        """`lost(task, why)` is called when a ps was allowed to leave."""
         self._node, self._cluster, self._epochs, self._ending, self._lost = node, cluster, epochs, ending, lost
         self._asked: dict[int, Sender] = {}
 
     def ask(self, task: int, why: str, sender: Sender) -> None:
-        """A ps was told to end. Asked again until it is answered."""
+        """A ps was told to end and asks to leave. It repeats the request until it is answered."""
         known = self._cluster.ps.known.get(task)
         if self._ending.farewell.message is not None:
             self._node.answer(sender, self._ending.farewell.message)
@@ -48,7 +48,7 @@ class Leaving:
                 self._node.after(HEAR_S, lambda: self._decide(task, why))
 
     def _is_run(self) -> bool:
-        """Whether anybody trains, or is expected."""
+        """Whether any session trains or is expected."""
         workers = self._cluster.workers
         return self._epochs.run is not None or bool(workers.known or workers.expected)
 
@@ -65,12 +65,12 @@ class Leaving:
             now.checkpoints.save(lambda name, step: self._saved(task, why))
 
     def _saved(self, task: int, why: str) -> None:
-        """Or not, which the log has told."""
+        """The checkpoint was written, or has failed, which the log says. Let the ps leave."""
         if not self._stays(task):
             self._go(task, why)
 
     def _stays(self, task: int) -> bool:
-        """It hears of the end with all others, or is gone already."""
+        """Whether not to let the ps leave: it will hear of the run's end with all others, or is gone already."""
         known = self._cluster.ps.known.get(task)
         here = known is not None and known.alive and known.process == self._asked[task].incarnation
         return bool(self._epochs.over or self._ending.draining) or not here

@@ -13,36 +13,36 @@ from dps.transport.endpoint import Task
 log = logging.getLogger("dps")
 
 LOOK_S = 1.0
-"""How often a chief that waits for a lock looks at it again."""
+"""How often a chief that waits for a lock checks it again."""
 RELEASE_S = 1.0
-"""How long the end of a run waits for a beat that is being written; a longer one gives the lock back at its end."""
+"""How long the end of a run waits for a heartbeat that is being written. A longer one releases the lock at its end."""
 
 
 class Locking:
-    """One run's lock at a time; its policy is in `RunLock`."""
+    """Holds the lock of one run at a time. `RunLock` has the policy."""
 
     def __init__(self, node: Node, again: Callable[[], None], lost: Callable[[str], None]) -> None:
-        """`again` is called when it is time to `take` once more, `lost`, with the reason, when another run has the lock
-        of a run that goes on."""
+        """`again` is called when `take` should be tried again. `lost` gets the reason when another run has taken the
+        lock of a run that is going on."""
         self._node, self._again, self._lost = node, again, lost
         self._lock: RunLock | None = None
         self._dir = ""
         self._looking = False
         self._failing = False
         self._task: Task | None = None
-        """The last beat."""
+        """The task of the last heartbeat."""
 
     @property
     def waits_for(self) -> str:
-        """Who may have the lock that `take` could not have yet; "" while nobody is waited for."""
+        """The possible holder of the lock that `take` waits for; "" while it waits for none."""
         return self._lock.text if self._lock is not None and self._looking else ""
 
     def take(self, checkpoint_dir: str, restarted: bool, goes_on: bool) -> bool:
-        """Take the lock; whether the run may use the folder now. False: `again` is called soon.
+        """Take the lock; returns whether the run may use the folder now. If False, `again` is called soon.
 
-        `restarted`: another chief led the run before this one, and may have left its lock. `goes_on`: that run trains
-        on meanwhile, also where the disk is full; the lock is taken as soon as it can be. Raises Taken where another
-        run has it, CheckpointError where the file system refuses.
+        `restarted`: another chief led the run before, and may have left its lock. `goes_on`: that run trains meanwhile,
+        also if the disk is full, and the lock is taken as soon as possible. Raises Taken if another run has the lock,
+        and CheckpointError if the file system refuses.
         """
         if self._lock is None or self._dir != checkpoint_dir or (goes_on and self._looking):
             self.release()
@@ -75,7 +75,7 @@ class Locking:
         return RunLock(runtime.storage, checkpoint_dir, owner, restarted, runtime.lives)
 
     def release(self) -> None:
-        """The run is over, or is another's: give the lock back."""
+        """Release the lock, because the run is over or another chief has it."""
         lock, self._lock = self._lock, None
         self._looking = self._failing = False
         if lock is not None:
@@ -92,7 +92,7 @@ class Locking:
     # -- while the run goes on ----------------------------------------------------------------------------------
 
     def _beat(self, lock: RunLock) -> None:
-        """On a task of its own: a network file system that hangs does not hold the chief up."""
+        """Write a heartbeat, on a separate task, so that a network file system that hangs does not block the chief."""
         if lock is not self._lock:
             return
         if self._looking:
@@ -121,7 +121,7 @@ class Locking:
         self._node.after(BEAT_S, lambda: self._beat(lock))
 
     def _note(self, problem: str) -> None:
-        """One line when the lock begins to fail, for the disk may be full for long."""
+        """Log one line when heartbeats begin to fail, and no more, because the disk may be full for long."""
         if problem and not self._failing:
             log.error("%s: the lock of the checkpoint_dir could not be refreshed: %s", self._node.name, problem)
         self._failing = bool(problem)

@@ -17,19 +17,19 @@ LOOK_S = 1.0
 
 
 class Lookout:
-    """Looks every second for ps, and for workers that are expected, and logs who has been missing for 2 s."""
+    """Checks every second for missing ps and expected workers, and logs those that have been missing for 2 s."""
 
     def __init__(
         self, node: Node, cluster: Cluster, members: Membership, text: Callable[[], str], over: Callable[[], bool],
         where: str,
     ) -> None:  # fmt: skip
-        """`text`: what the chief waits for, as a sentence; `over`: whether the run is; `where`: as of `start_command`;
-        "": workers are somebody else's to start, and not told of."""
+        """`text` returns what the chief waits for, as a sentence. `over` returns whether the run is over. `where` is
+        the argument of `start_command`; if "", people do not start workers, and missing ones are not reported."""
         self._node, self._cluster, self._members, self._text, self._over = node, cluster, members, text, over
         self._where, self._patience = where, Patience()
 
     def look(self) -> None:
-        """Now, and again and again until the run is over."""
+        """Check now, and then every second until the run is over."""
         if self._over():
             return
         missing = self._missing()
@@ -40,7 +40,7 @@ class Lookout:
         self._node.after(LOOK_S, self.look)
 
     def _missing(self) -> str:
-        """A sentence about the ps that are needed, else about the workers that were never there; "" for none."""
+        """A sentence about missing ps, or else about workers that never registered; "" if there are none."""
         if not self._cluster.complete():
             return self._text()
         never = [name for name in self._members.waiting() if int(name.partition(":")[2]) not in self._workers()]
