@@ -1,7 +1,7 @@
 """Checkpoints: shard files, manifest, atomic commit, retention, resharding on restore, and the chief's journal.
 
-Each ps writes its shard with `write_shard`; when all have, the chief calls `commit`, and `retain`. A start asks
-`newest_whole` for a Manifest, and each ps takes its rows by a `Gathering`.
+Each ps writes its shard with `write_shard`. When all have done so, the chief calls `commit` and `retain`. At its start
+a run gets a Manifest from `newest_whole`, and each ps reads its rows with a `Gathering`.
 """
 
 from __future__ import annotations

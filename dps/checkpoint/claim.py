@@ -1,7 +1,7 @@
 """A lock file that one process of this machine holds, through the operating system's file lock.
 
-The lock is `flock`'s: it belongs to what was opened, so that two claims of one process exclude each other, and no other
-reading of the file ends it. It goes with the process. A forked child closes its copy.
+The lock is `flock`'s. It belongs to the open file, so two claims of one process exclude each other, and another reader
+of the file does not end it. The system releases it when the process ends. A forked child closes its copy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weakref import WeakSet
 from dps.checkpoint.storage import AT_ONCE, check_regular, refused
 
 TRIES = 20
-"""How often a file that is deleted and made again meanwhile is looked for."""
+"""How often to try again if the file is deleted and made again meanwhile."""
 _TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -30,7 +30,7 @@ class LocalClaim:
         _open.add(self)
 
     def read(self) -> bytes:
-        """As Claim.read. Opened anew: network file systems look at the server then."""
+        """As Claim.read. Opens the file again, because network file systems then ask the server."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY | AT_ONCE)
         except FileNotFoundError:
@@ -46,7 +46,7 @@ class LocalClaim:
             os.close(descriptor)
 
     def write(self, data: bytes) -> None:
-        """As Claim.write. Opened anew and closed: network file systems send it to the server then."""
+        """As Claim.write. Opens the file again and closes it, because network file systems then write to the server."""
         try:
             if not _is_at(self._path, self._descriptor):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -78,7 +78,7 @@ class LocalClaim:
 
 
 def claimed(path: str) -> LocalClaim | None:
-    """A claim on the file at `path`, which may have to be made; None where there is another. Raises OSError."""
+    """A claim on the file at `path`, which is made if necessary; None if another claim holds it. Raises OSError."""
     for _ in range(TRIES):
         opened = _opened(path)
         if opened is None:
@@ -95,12 +95,12 @@ def claimed(path: str) -> LocalClaim | None:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # deleted by who had it before, and perhaps made again
+        os.close(descriptor)  # the previous holder deleted it; it may exist again
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
 def _opened(path: str) -> tuple[int, bool] | None:
-    """(descriptor, whether the file was made); None where it was deleted at this moment."""
+    """(descriptor, whether the file was made); None if it was deleted at this moment."""
     flags = os.O_RDWR | AT_ONCE
     try:
         return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666), True
@@ -113,7 +113,7 @@ def _opened(path: str) -> tuple[int, bool] | None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """True: locked; None: somebody else has it; False: this file system has no locks."""
+    """True: locked; None: another process has the lock; False: this file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -126,7 +126,7 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def _is_at(path: str, descriptor: int) -> bool:
-    """Whether the opened file is the one that lies at the path."""
+    """Whether the open file is the one at the path."""
     try:
         here, there = os.fstat(descriptor), os.stat(path)
     except OSError:

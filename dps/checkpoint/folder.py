@@ -1,7 +1,7 @@
 """The checkpoints in a checkpoint_dir: commits one, finds the newest whole one, deletes old ones.
 
-The newest is the one with the highest epoch, then the highest step. The epoch comes first because a rollback starts
-a new epoch at an earlier step: what was saved later in the abandoned epoch is ahead in steps, but no longer true.
+The newest is the one with the highest epoch, then the highest step. The epoch comes first because a rollback starts a
+new epoch at an earlier step: later checkpoints of the abandoned epoch have higher steps, but are no longer valid.
 
 All functions block on the storage. Only the chief commits and deletes.
 """
@@ -18,10 +18,10 @@ from dps.errors import CheckpointError
 
 
 def commit(storage: Storage, checkpoint_dir: str, manifest: Manifest) -> str:
-    """Make a checkpoint count whose shards are written: write its manifest, atomically. The checkpoint's name.
+    """Commit a checkpoint whose shards are written: write its manifest, atomically. Returns the checkpoint's name.
 
-    Looks at each shard's size first, which finds a checkpoint_dir that the ps tasks do not share with the
-    chief. Committing the same manifest twice is harmless; another one under the same step and epoch is refused.
+    It first checks each shard's size, which detects a checkpoint_dir that the ps tasks do not share with the chief.
+    Committing the same manifest twice is harmless; another one under the same step and epoch is refused.
     """
     folder = join(checkpoint_dir, manifest.name)
     path, data = join(folder, MANIFEST_FILE), encode(manifest)
@@ -48,10 +48,10 @@ def candidates(storage: Storage, checkpoint_dir: str) -> list[str]:
 
 
 def load(storage: Storage, checkpoint_dir: str, name: str, verify: bool = True) -> Manifest:
-    """The manifest of checkpoint `name`, if the checkpoint is whole; else CheckpointError with the reason.
+    """The manifest of checkpoint `name`. Raises CheckpointError, with the reason, if the checkpoint is not whole.
 
-    Reasons: not finished, manifest truncated or altered, newer format version, a shard missing or of another
-    size, or (`verify`, which reads all files) of another digest.
+    Reasons: it is not finished; the manifest is truncated, altered or of a newer format version; a shard is missing or
+    has another size or (with `verify`, which reads all files) another digest.
     """
     folder = join(checkpoint_dir, name)
     path = join(folder, MANIFEST_FILE)
@@ -66,7 +66,7 @@ def load(storage: Storage, checkpoint_dir: str, name: str, verify: bool = True) 
 
 
 def newest_whole(storage: Storage, checkpoint_dir: str, log: Callable[[str], None]) -> Manifest | None:
-    """The newest checkpoint that is whole, or None. `log` gets one line for each newer one that is not."""
+    """The newest whole checkpoint, or None. `log` gets one line for each newer one that is not whole."""
     for name in candidates(storage, checkpoint_dir):
         try:
             return load(storage, checkpoint_dir, name)
@@ -76,13 +76,13 @@ def newest_whole(storage: Storage, checkpoint_dir: str, log: Callable[[str], Non
 
 
 def retain(storage: Storage, checkpoint_dir: str, keep: int, protect: Collection[str] = ()) -> list[str]:
-    """Delete what is no longer wanted; the names of what was deleted.
+    """Delete old checkpoints; returns the deleted names.
 
-    Kept are the `keep` newest whole checkpoints (keep >= 1: the newest whole one always) and those in `protect`.
-    Folders without a manifest go when they are older than the newest whole checkpoint: nobody will finish them. A
-    finished checkpoint that is damaged does not count and is left for a person to look at. Whole means here:
-    the manifest's checksum and all sizes fit; neither digests nor variables are looked at. Temporary files of a killed
-    chief's journal go too.
+    It keeps the `keep` newest whole checkpoints (at least one) and those in `protect`. It deletes folders without a
+    manifest that are older than the newest whole checkpoint, because nobody will finish them. A finished but damaged
+    checkpoint does not count, and is kept for a person to inspect. Whole means here that the manifest's checksum and
+    all sizes match; digests and variables are not checked. Temporary files of a killed chief's journal are deleted,
+    too.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; wanted 1 or more checkpoints to keep")
@@ -99,7 +99,7 @@ def retain(storage: Storage, checkpoint_dir: str, keep: int, protect: Collection
             doomed.append(name)
     for name in reversed(doomed):
         folder = join(checkpoint_dir, name)
-        # First the manifest: whoever is killed in between leaves an unfinished checkpoint, not a damaged one.
+        # The manifest first: a kill in between then leaves an unfinished checkpoint, not a damaged one.
         storage.remove_tree(join(folder, MANIFEST_FILE))
         storage.remove_tree(folder)
     for name in storage.names(checkpoint_dir):

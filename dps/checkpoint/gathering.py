@@ -1,6 +1,6 @@
 """Reads rows of very many variables from a checkpoint: adjacent bytes of a file in one read.
 
-`read_part` asks for one variable, and costs a call to the storage; this costs one for about 16 MiB.
+`read_part` reads one variable and takes one call to the storage; this module takes one call per 16 MiB or so.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dps.checkpoint.shard import Array, ShardHeader, numpy_dtype
 from dps.checkpoint.storage import Storage
 
 PIECE_NBYTES = 16 << 20
-"""The most that is read at a time."""
+"""The most bytes that are read at a time."""
 GAP_NBYTES = 1 << 16
-"""Up to so many bytes that nobody wants are read along: that takes less time than another call."""
+"""Gaps of up to this many unwanted bytes are read along, because that takes less time than another call."""
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """What is wanted of one file in one dtype: from which byte, how many, and to which element they go."""
+    """Wanted byte ranges of one file in one dtype: first byte, size, and target element."""
 
     item: int
     offsets: list[int] = field(default_factory=list)
@@ -33,7 +33,7 @@ class _Wanted:
 
 
 class Gathering:
-    """Rows of variables, or one of their slots, that go to one flat array. First `add` all, then go through `runs`."""
+    """Reads rows of variables, or of a slot, for one flat array. First `add` all, then iterate over `runs`."""
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class Gathering:
         slot: str | None,
         headers: dict[str, ShardHeader],
     ) -> None:
-        """`headers`: the same for all that read this checkpoint, so that each shard's is read once."""
+        """`headers`: shared by all readers of this checkpoint, so that each shard's header is read once."""
         self._storage, self._folder, self._manifest = storage, join(checkpoint_dir, manifest.name), manifest
         self._slot, self._headers = slot, headers
         self._wanted: dict[tuple[str, str], _Wanted] = {}
 
     def add(self, variable: SavedVariable, row0: int, rows: int, start: int) -> int:
-        """Rows `row0` to `row0 + rows` of a variable go to the elements from `start` on; returns how many elements.
+        """Rows `row0` to `row0 + rows` of a variable go to the elements from `start` on; returns their number.
 
         Raises as `read_part` does."""
         begin = start
@@ -67,9 +67,9 @@ class Gathering:
         return begin - start
 
     def runs(self) -> Iterator[tuple[int, Array]]:
-        """The first element and the values, flat, of one stretch after another. CheckpointError where a file is short.
+        """Yields the first element and the flat values of each range. Raises CheckpointError if a file is too short.
 
-        The values are good until the next stretch is asked for, and not to be written to."""
+        The values are valid until the next range is requested, and must not be changed."""
         for (path, dtype), wanted in self._wanted.items():
             native = numpy_dtype(dtype)
             for first, last, stretches in _reads(*_joined(wanted), wanted.item):
@@ -81,7 +81,7 @@ class Gathering:
 
 
 def _joined(wanted: _Wanted) -> tuple[list[int], list[int], list[int]]:
-    """The same in file order, with neighbours in the file that are neighbours in memory made one."""
+    """The ranges in file order, with those joined that are adjacent both in the file and in memory."""
     offsets, nbytes, starts = (np.array(column, np.int64) for column in (wanted.offsets, wanted.nbytes, wanted.starts))
     some = nbytes > 0
     order = np.argsort(offsets[some], kind="stable")
@@ -100,7 +100,7 @@ Stretch = tuple[int, int, int]
 def _reads(
     offsets: list[int], nbytes: list[int], starts: list[int], item: int
 ) -> Iterator[tuple[int, int, list[Stretch]]]:
-    """What is read at a time, from byte to byte, and the stretches in it."""
+    """The reads to make: first byte, last byte, and the ranges within."""
     most = PIECE_NBYTES // item * item
     held: list[Stretch] = []
     first = end = 0

@@ -1,7 +1,7 @@
 """The chief's journal: what a restarted chief must know about the run.
 
-Which run epoch it is, which incarnations were given out and which have ended: an ended one is never let in again, and
-a push record goes only after its incarnation's end is written here.
+It holds the run epoch, and which incarnations were issued and have ended. An ended incarnation is never admitted again,
+and a ps drops its push records only after its end is written here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ FORMAT_VERSION = 1
 class JournalState:
     """One state of the run. `settings` is free-form and JSON-able (tuples in it come back as lists).
 
-    `ended` holds the ended incarnations as ranges (first, last), both included, ascending, with gaps between them;
-    `members` the task names (`worker:3`) and incarnations of who is in; `finished` the tasks that left in peace,
-    `given_up` those that were lost or never came and are not waited for.
+    `ended` holds the ended incarnations as ranges (first, last), both included, ascending, with gaps between them.
+    `members` holds the task names (`worker:3`) and incarnations of the members, `finished` the tasks that ended well,
+    and `given_up` those that were lost or never came and are not waited for.
     """
 
     run_epoch: int = 0
@@ -48,11 +48,11 @@ class JournalState:
             before = last
 
     def has_ended(self, incarnation: int) -> bool:
-        """Whether the end of this incarnation is written down."""
+        """Whether the journal records the end of this incarnation."""
         return any(first <= incarnation <= last for first, last in self.ended)
 
     def with_ended(self, incarnation: int) -> JournalState:
-        """This state with one more ended incarnation; the same state where it had ended before."""
+        """This state with one more ended incarnation; the same state if it had ended before."""
         if self.has_ended(incarnation):
             return self
         merged: list[tuple[int, int]] = []
@@ -72,7 +72,7 @@ class Journal:
         self._storage = storage
 
     def load(self) -> JournalState | None:
-        """The last saved state, or None where there was no run. CheckpointError where the journal cannot be used."""
+        """The last saved state, or None if there was no run. Raises CheckpointError if the journal is unusable."""
         if not self._storage.exists(self.path):
             return None
         try:

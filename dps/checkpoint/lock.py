@@ -1,9 +1,9 @@
 """The lock file of a checkpoint_dir. It names the chief that holds it, so that only one run at a time writes there.
 
-Two things show that a lock is in use. The operating system locks the file for the process that holds it and unlocks it
-when that process ends, however it ends: on one machine, and on network file systems with locks, this decides at once.
-Elsewhere the holder's `beat` decides: it changes the file every few seconds, and whoever wants the lock watches the
-file for a change, on its own clock. No two clocks are compared.
+Two things show that a lock is in use. The operating system locks the file for its holder, and unlocks it when that
+process ends in any way. On one machine, and on network file systems with locks, this decides at once. Elsewhere the
+holder's `beat` decides: it changes the file every few seconds, and a chief that wants the lock watches the file for a
+change, on its own clock. Clocks of two machines are never compared.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dps.checkpoint.storage import Claim, Storage
 from dps.errors import CheckpointError
 
 BEAT_S = 3.0
-"""How often a holder has to call `beat`."""
+"""How often a holder must call `beat`."""
 SILENT_S = 15.0
-"""A lock that the operating system does not keep is broken when it did not change for so long."""
+"""A lock that the operating system does not hold is broken if it did not change for so long."""
 NBYTES = 512
-"""The file's size, as a rule: it is overwritten in place, which needs no room on a disk that is full."""
+"""The file's usual size. It is overwritten in place, which needs no room on a full disk."""
 
 FREE, WATCHING, HELD, LOST = "free", "watching", "held", "lost"
 
@@ -33,18 +33,18 @@ class Taken(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who has a lock: a chief's process. All but `run`, `since` and `chief` tells processes and machines apart."""
+    """The holder of a lock: a chief's process. `process`, `boot` and `keeper` tell processes and machines apart."""
 
     run: str
-    """The run's id; a chief that takes the place of one that died keeps it."""
+    """The run's id; a restarted chief keeps it."""
     process: str
     """A number that no other process has."""
     host: str
     boot: str
-    """Which start of which machine: the same for processes that one operating system runs."""
+    """Identifies one start of one machine: the same for all processes that one operating system runs."""
     pid: int
     keeper: int
-    """The process that starts the chief again when it dies; 0 for none."""
+    """The process that restarts the chief when it dies; 0 for none."""
     chief: str
     """The chief's address."""
     since: str
@@ -60,10 +60,11 @@ def moment(wall_s: float) -> str:
 
 
 class RunLock:
-    """One chief's side of the lock on one checkpoint_dir. `now` is always the chief's own monotonic clock.
+    """One chief's view of the lock on one checkpoint_dir. `now` is always the chief's own monotonic clock.
 
-    `take` until it is held, then `beat` every `BEAT_S`, and `release`. All calls block on the storage and come from one
-    thread at a time, but `release` may come while `beat` runs: then the beat gives the lock back when it ends.
+    Call `take` until the lock is held, then `beat` every `BEAT_S`, and finally `release`. All calls block on the
+    storage and come from one thread at a time, except that `release` may come while `beat` runs: then `beat` releases
+    the lock when it ends.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class RunLock:
         restarted: bool = False,
         lives: Callable[[int], bool] = lambda pid: False,
     ) -> None:
-        """`restarted`: the owner takes the place of a chief that died at the same address. `lives`: whether there is a
-        process of that number on the owner's machine."""
+        """`restarted`: the owner replaces a chief that died at the same address. `lives(pid)` tells whether a process
+        with that number exists on the owner's machine."""
         self.path = join(checkpoint_dir, LOCK_FILE)
         self.state = FREE
         self._storage, self._dir, self._owner = storage, checkpoint_dir, owner
@@ -88,17 +89,17 @@ class RunLock:
 
     @property
     def text(self) -> str:
-        """Who is waited for while the state is WATCHING."""
+        """The possible holder, while the state is WATCHING."""
         whose = self._named(self._seen or b"")
         return (
             f"{self.path} is the lock of {whose}; it is broken if that run does not write to it within {SILENT_S:.0f} s"
         )
 
     def take(self, now: float) -> bool:
-        """Take the lock; whether it is held now. False: it may be in use elsewhere; ask again every second or so.
+        """Take the lock; returns whether it is held now. If False, it may be in use elsewhere; try again every second.
 
-        Raises Taken where another run has it, CheckpointError where the file system refuses. Changes nothing in the
-        checkpoint_dir unless it is held.
+        Raises Taken if another run has it, and CheckpointError if the file system refuses. Changes nothing in the
+        checkpoint_dir unless the lock is held.
         """
         if self.state == HELD:
             return True
@@ -117,10 +118,10 @@ class RunLock:
         return True
 
     def beat(self, now: float) -> str:
-        """Show that the run goes on, and look whether the lock is still its own; why it is not, "" while it is.
+        """Write a heartbeat and check the lock; returns why the lock was lost, or "" if it is still held.
 
-        A run that goes on without the lock, because a disk was full, takes it here. Raises CheckpointError where the
-        file system refuses; the lock stays as it was.
+        A run that continued without the lock, because a disk was full, takes it here. Raises CheckpointError if the
+        file system refuses; the lock then does not change.
         """
         self._busy = True
         try:
@@ -143,7 +144,7 @@ class RunLock:
             if content:
                 self._write(claim)
                 return ""
-            claim.drop()  # somebody has deleted the file
+            claim.drop()  # the file was deleted
             self._claim, self.state, self._seen = None, FREE, None
         try:
             self.take(now)
@@ -153,7 +154,7 @@ class RunLock:
         return ""
 
     def release(self) -> None:
-        """Give the lock back; one that is lost, or not held, stays as it is. Does not raise."""
+        """Release the lock if it is held. Does not raise."""
         self._released = True
         if not self._busy:
             self._let_go()
@@ -184,12 +185,12 @@ class RunLock:
         return now - self._seen_at >= SILENT_S
 
     def _is_own(self, found: Owner) -> bool:
-        """Whether it is that of the chief whose place this one takes."""
+        """Whether the lock belongs to the chief that this one replaces."""
         return self._restarted and (found.host, found.chief) == (self._owner.host, self._owner.chief)
 
     def _is_gone(self, found: Owner) -> bool:
-        """Whether a process of this machine, which the operating system does not lock the file for, does not come back.
-        One that has a launcher may be started again."""
+        """Whether the holder was a process of this machine that has ended (the operating system released its lock) and
+        cannot come back. A process with a launcher may be started again."""
         return found.boot == self._owner.boot and not (found.keeper and self._lives(found.keeper))
 
     def _taken(self, content: bytes) -> Taken:

@@ -1,6 +1,6 @@
 """A checkpoint's manifest: its step, epoch and shards, and the position of each part of each variable.
 
-A manifest knows nothing of the number of ps tasks or parts that a restore will want; `restore.py` cuts anew.
+A manifest does not depend on the number of ps tasks or parts at a restore; `restore.py` splits again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SavedPart:
 class SavedVariable:
     """One logical variable: `shape` is the whole variable's, `optimizer` its wire form or None.
 
-    The parts stand in order and together hold every row once; ValueError where they do not.
+    The parts are in order and together hold every row once. Raises ValueError otherwise.
     """
 
     name: str
@@ -69,7 +69,7 @@ class SavedVariable:
             raise ValueError(f"the {len(self.parts)} parts of {self.name!r} hold {row} rows; its shape has {self.rows}")
 
     def named(self, name: str) -> SavedVariable:
-        """The same under another name; what was looked at is not looked at again, for there may be very many."""
+        """The same variable under another name, without repeating its checks, because there may be very many."""
         made = object.__new__(SavedVariable)
         _put(made, "name", name)
         for field_name in ("dtype", "shape", "parts", "optimizer", "slots"):
@@ -101,10 +101,10 @@ class SavedShard:
 class Manifest:
     """The whole checkpoint. `settings` is free-form and JSON-able (tuples in it come back as lists).
 
-    `step` is the global step, `epoch` the run epoch in which it was taken. An async checkpoint is a cut per shard:
-    `shards[i].version` says at which version, and `even` whether all shards hold the same pushes all the same.
-    `saved_at`: seconds since 1970 on the chief's clock; 0.0 is not known. It is for people: manifests that differ in it
-    alone are equal. ValueError where the pieces do not fit together.
+    `step` is the global step, `epoch` the run epoch in which it was taken. In async mode each shard is copied at its
+    own version, `shards[i].version`; `even` says whether all shards nevertheless hold the same pushes. `saved_at`:
+    seconds since 1970 on the chief's clock, for people; 0.0 if not known. Manifests that differ only in `saved_at` are
+    equal. Raises ValueError if the parts do not match.
     """
 
     step: int
@@ -147,7 +147,7 @@ class Manifest:
         return folder_name(self.step, self.epoch)
 
     def variable(self, name: str) -> SavedVariable:
-        """The variable of that name; CheckpointError, with the names there are, where it was not saved."""
+        """The variable of that name. Raises CheckpointError, with the saved names, if it was not saved."""
         variable = self._by_name.get(name)
         if variable is not None:
             return variable
@@ -160,7 +160,7 @@ class Manifest:
 
 @config.building()
 def encode(manifest: Manifest) -> bytes:
-    """The bytes of manifest.json. TypeError where settings or an optimizer are not JSON-able."""
+    """The bytes of manifest.json. Raises TypeError if settings or an optimizer are not JSON-able."""
     return seal(
         {
             "format_version": FORMAT_VERSION,
@@ -186,7 +186,7 @@ def encode(manifest: Manifest) -> bytes:
 
 @config.building()
 def decode(data: bytes | memoryview, path: str) -> Manifest:
-    """The manifest that was read from `path`; CheckpointError says why where it cannot be used."""
+    """The manifest that was read from `path`. Raises CheckpointError, with the reason, if it is unusable."""
     body, variables = unseal_lines(data, path, FORMAT_VERSION, _VARIABLES)
     with _telling(path):
         return Manifest(
@@ -201,8 +201,7 @@ def decode(data: bytes | memoryview, path: str) -> Manifest:
 
 
 def decode_shards(data: bytes | memoryview, path: str) -> tuple[str, tuple[SavedShard, ...]]:
-    """The checkpoint's name and its shards alone; as `decode`, but of the variables no more than the checksum is looked
-    at."""
+    """The checkpoint's name and its shards. Like `decode`, but it checks only the checksum of the variables."""
     body, _ = unseal_lines(data, path, FORMAT_VERSION, _VARIABLES)
     with _telling(path):
         for name in ("step", "epoch"):
@@ -226,7 +225,7 @@ def _shards_from_json(body: Mapping[str, Any]) -> tuple[SavedShard, ...]:
 
 
 def _may_clash(variables: Sequence[SavedVariable]) -> bool:
-    """Whether a tensor of one variable could be called as one of another, though their own names differ."""
+    """Whether tensors of two variables could have the same name, although the variables' names differ."""
     names = "\n".join([variable.name for variable in variables])
     return "@" in names or "/part_" in names or any(len(set(slots)) < len(slots) for slots in _slots(variables))
 
@@ -236,7 +235,7 @@ def _slots(variables: Sequence[SavedVariable]) -> set[tuple[str, ...]]:
 
 
 def _variables_to_json(variables: Sequence[SavedVariable]) -> Iterator[str]:
-    """Each as one line. What many of them share is written once: their optimizers and parts are the same objects."""
+    """Each variable as one line. Optimizers and parts that are the same objects are converted only once."""
     known: dict[tuple[Any, ...], str] = {}
     for variable in variables:
         key = variable.dtype, variable.shape, id(variable.optimizer), variable.slots, id(variable.parts)
@@ -258,10 +257,10 @@ def _but_its_name(variable: SavedVariable) -> dict[str, Any]:
 
 
 def _variables_from_json(lines: Sequence[str]) -> Iterator[SavedVariable]:
-    """What stands after the name is read once where many have the same, and becomes one object for all of them."""
+    """Reads variables from lines. Equal texts after the name are read once and become one shared object."""
     known: dict[str, SavedVariable] = {}
     for line in lines:
-        name, _, rest = line.removeprefix(_NAME).partition(_AFTER_NAME)  # no quote stands in a name unescaped
+        name, _, rest = line.removeprefix(_NAME).partition(_AFTER_NAME)  # names have no unescaped quotes
         like = known.get(rest)
         if like is None or not line.startswith(_NAME):
             known[rest] = like = _variable(json.loads(line))
@@ -293,7 +292,7 @@ def _text(value: Any) -> str:
 
 
 def _check_count(what: str, value: Any, whose: str = "") -> None:
-    """Counts are whole numbers from 0; numpy's are welcome, true and 1.0 are not. `what` has a place for `whose`."""
+    """Check a count: a whole number from 0, also numpy's, but not true or 1.0. `what` has a placeholder for `whose`."""
     if type(value) is int and value >= 0:
         return
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < 0:

@@ -11,15 +11,15 @@ from dps.checkpoint.storage import check_range, refused
 
 
 class MemoryStorage:
-    """A simulated disk: it outlives the tasks that are killed, and fails when a test says so.
+    """A simulated disk: it outlives killed tasks, and fails when a test says so.
 
-    `before_write(path, nbytes)` is called when all bytes of a write are there and before it becomes visible (and
-    with nbytes 0 for check_writable). It may wait in virtual time, or raise: an OSError becomes the
-    CheckpointError that a real disk gives, anything else passes through; either way nothing was written.
+    `before_write(path, nbytes)` is called when all bytes of a write are collected and before the write becomes visible
+    (and with nbytes 0 for check_writable). It may wait in virtual time, or raise. An OSError becomes the
+    CheckpointError of a real disk, any other error passes through; in both cases nothing is written.
     """
 
     def __init__(self, before_write: Callable[[str, int], None] | None = None, locks: bool = True) -> None:
-        """`locks` False: as a network file system without locks, where nothing keeps others from claiming a file."""
+        """`locks` False: like a network file system without locks, where several processes can claim a file."""
         self.before_write, self._has_locks = before_write, locks
         self._files: dict[str, bytes] = {}
         self._claims: dict[str, MemoryClaim] = {}
@@ -94,7 +94,7 @@ class MemoryStorage:
             raise refused("write checkpoints to", folder, error) from error
 
     def claim(self, path: str) -> MemoryClaim | None:
-        """As Storage.claim; whoever simulates a process that ends drops its claims."""
+        """As Storage.claim. The code that simulates the end of a process must drop its claims."""
         key = posixpath.normpath(path)
         if key in self._claims:
             return None
@@ -117,7 +117,7 @@ class MemoryStorage:
         self._files[posixpath.normpath(path)] = bytes(self.read(path)[:n])
 
     def corrupt(self, path: str, offset: int) -> None:
-        """Turn over all bits of one byte."""
+        """Flip all bits of one byte."""
         data = bytearray(self.read(path))
         data[offset] ^= 0xFF
         self._files[posixpath.normpath(path)] = bytes(data)

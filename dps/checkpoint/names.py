@@ -1,12 +1,12 @@
 """Names of the files, folders and tensors of a checkpoint.
 
     checkpoint_dir/
-      run.lock                                while a run uses the folder
+      run.lock                                exists while a run uses the folder
       journal.json
       step-000000000120-epoch-000003/
         shard-00000-of-00002.safetensors
         shard-00001-of-00002.safetensors
-        manifest.json                         written last: with it the checkpoint counts
+        manifest.json                         written last: it commits the checkpoint
 
 In a shard file the values of a variable are stored under its name, those of a part under `NAME/part_i`,
 and their optimizer slots under `NAME@slot` and `NAME/part_i@slot`.

@@ -21,13 +21,12 @@ def read_part(
     slot: str | None = None,
     headers: dict[str, ShardHeader] | None = None,
 ) -> Array:
-    """Rows `row0` to `row0 + rows` of the whole variable, `(rows, ...)`, or of one of its slots; the caller's array.
+    """Rows `row0` to `row0 + rows` of the whole variable, `(rows, ...)`, or of a slot. The caller owns the array.
 
-    A slot with one element for each row comes with shape `(rows,)`.
-
-    A scalar is row 0 of 1 and comes back with shape `()`. Only the bytes of these rows are read. Give the same
-    `headers` dict to many calls and each shard's header is read once. ValueError for rows that the variable
-    does not have; CheckpointError where variable or slot was not saved or a file does not hold what the manifest says.
+    A slot with one element per row has shape `(rows,)`. A scalar is row 0 of 1 and has shape `()`. Only the bytes of
+    these rows are read. Pass the same `headers` dict to many calls, and each shard's header is read once. Raises
+    ValueError for rows that the variable does not have, and CheckpointError if variable or slot was not saved or a file
+    does not match the manifest.
     """
     headers = {} if headers is None else headers
     pieces = [
@@ -56,9 +55,9 @@ def located(
     slot: str | None,
     headers: dict[str, ShardHeader],
 ) -> list[tuple[str, str, TensorEntry, int, int]]:
-    """Where these rows lie in the checkpoint in `folder`: (path, tensor's name, its entry, first row in it, rows).
+    """Where these rows are in the checkpoint in `folder`: (path, tensor's name, its entry, first row in it, rows).
 
-    Looks at no more than the headers, and checks that they hold what the manifest says; raises as `read_part`.
+    Reads only the headers, and checks that they match the manifest. Raises as `read_part`.
     """
     _check_rows(variable, row0, rows)
     if slot is not None and slot not in variable.slots:
@@ -79,7 +78,7 @@ def located(
 
 
 def part_t(manifest: Manifest, variable_name: str, row0: int, rows: int) -> int:
-    """Optimizer steps applied to these rows: the most that any saved part among them has had."""
+    """Optimizer steps applied to these rows: the maximum over the saved parts that hold them."""
     return applied_to(manifest.variable(variable_name), row0, rows)
 
 
@@ -98,7 +97,7 @@ def _check_rows(variable: SavedVariable, row0: int, rows: int) -> None:
 
 
 def _overlaps(variable: SavedVariable, row0: int, rows: int) -> list[tuple[SavedPart, int, int]]:
-    """The saved parts with some of these rows: (part, first row within it, rows). For no rows, one part and none."""
+    """The saved parts with some of these rows: (part, first row within it, rows). For zero rows, one part with 0."""
     parts = variable.parts
     if len(parts) == 1 or rows == 0:
         return [(parts[0], row0 if rows else 0, rows)]
@@ -113,8 +112,8 @@ def _overlaps(variable: SavedVariable, row0: int, rows: int) -> list[tuple[Saved
 def _checked(
     path: str, header: ShardHeader, variable: SavedVariable, part: SavedPart, slot: str | None, name: str
 ) -> TensorEntry:
-    """A part's tensor has the part's shape, and its values the variable's dtype; a slot has a dtype of its own, and may
-    have one element for each row."""
+    """Check that a part's tensor has the part's shape, and its values the variable's dtype. A slot has its own dtype,
+    and may have one element per row."""
     entry = header.tensors.get(name)
     shape = (part.rows, *variable.shape[1:]) if variable.shape else ()
     dtype = variable.dtype if slot is None else "any dtype"

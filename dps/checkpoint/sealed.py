@@ -1,7 +1,7 @@
 """JSON documents that end with a checksum over all their other bytes.
 
-Any program can read it; any altered, missing or added byte is noticed here. Manifest and journal are such documents.
-Later format versions keep this seal, so that an older dps can tell "newer" from "damaged".
+Any program can read them. This module detects any altered, missing or added byte. Manifest and journal are such
+documents. Later format versions keep this checksum, so that an older dps can tell "newer" from "damaged".
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _END_NBYTES = len(_END.format("0" * 64))
 def seal(body: dict[str, Any], last: str = "", elements: Iterable[str] = ()) -> bytes:
     """The document's bytes. `body` is not empty and JSON-able; TypeError names a value that is not.
 
-    Tuples become lists, and keys that are no text become text. `last`: the name of a list that comes after the body,
-    whose elements are JSON already, and stand on a line each.
+    Tuples become lists, and keys become text. `last`: the name of a list after the body, whose elements are already
+    JSON and get a line each.
     """
     text = json.dumps(body, indent=1).removesuffix("\n}")
     if last:
@@ -35,7 +35,7 @@ def seal(body: dict[str, Any], last: str = "", elements: Iterable[str] = ()) -> 
 def unseal(data: bytes | memoryview, path: str, wanted_format: int) -> dict[str, Any]:
     """The body of the document that was read from `path`.
 
-    Raises CheckpointError where it is truncated or altered, or of a newer format than `wanted_format`.
+    Raises CheckpointError if it is truncated or altered, or of a newer format than `wanted_format`.
     """
     return _parsed(_head(data, path), path, wanted_format)
 
@@ -43,9 +43,9 @@ def unseal(data: bytes | memoryview, path: str, wanted_format: int) -> dict[str,
 def unseal_lines(
     data: bytes | memoryview, path: str, wanted_format: int, last: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """As `unseal`; the elements of the list `last` come apart from the body, as the JSON texts that `seal` was given.
+    """Like `unseal`, but returns the elements of the list `last` separately, as the JSON texts that `seal` was given.
 
-    Documents of older versions, in which such an element takes several lines, are read, too; so are those without it.
+    Also reads documents of older versions, in which an element takes several lines or the list is missing.
     """
     head = _head(data, path)
     begin = f",\n {json.dumps(last)}: [\n  ".encode()
@@ -61,7 +61,7 @@ def unseal_lines(
 
 
 def _head(data: bytes | memoryview, path: str) -> bytes:
-    """The document without its end, which fits it."""
+    """The document without its final checksum, which was checked."""
     raw = bytes(data)
     head = raw[:-_END_NBYTES]
     if raw[-_END_NBYTES:] != _end(head):

@@ -2,8 +2,8 @@
 
 The layout (https://github.com/huggingface/safetensors#format): 8 bytes, little-endian, with the length of the
 header; the header, JSON: `{name: {"dtype", "shape", "data_offsets": [begin, end]}}`; then the tensors' bytes, with
-neither gaps nor overlaps. The header is read here and not by the library, because a restore wants some
-rows of a tensor from any Storage, and no file is believed.
+neither gaps nor overlaps. This module reads the header itself, and not by the library, because a restore reads some
+rows of a tensor from any Storage, and because no file is trusted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ShardFile:
 
 
 class TensorEntry(NamedTuple):
-    """Where a tensor lies in a shard file: dtype name, shape, first byte in the file, and size in bytes."""
+    """A tensor's position in a shard file: dtype name, shape, first byte in the file, and size in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ class ShardHeader:
 
 
 def read_header(storage: Storage, path: str) -> ShardHeader:
-    """The table of contents of a shard file; CheckpointError where anything in it does not fit the file."""
+    """The table of contents of a shard file. Raises CheckpointError if it does not match the file."""
     size = storage.size(path)
     if size < 8:
         raise _broken(path, f"it has {size} bytes; a shard file has at least 8")
@@ -89,10 +89,10 @@ def read_header(storage: Storage, path: str) -> ShardHeader:
 def read_tensor_rows(
     storage: Storage, path: str, name: str, row0: int, rows: int, header: ShardHeader | None = None
 ) -> Array:
-    """Rows `row0` to `row0 + rows` of a tensor, `(rows, ...)`; only their bytes are read. The array is the caller's.
+    """Rows `row0` to `row0 + rows` of a tensor, `(rows, ...)`; reads only their bytes. The caller owns the array.
 
-    A scalar counts as one row and comes back with shape `()`. Give `header` where it was read before.
-    Raises CheckpointError where the file is damaged, lacks the tensor, or the tensor lacks the rows.
+    A scalar counts as one row and has shape `()`. Pass `header` if it was read before.
+    Raises CheckpointError if the file is damaged, lacks the tensor, or the tensor lacks the rows.
     """
     if row0 < 0 or rows < 0:
         raise ValueError(f"rows of {name} are wanted from {row0}, {rows} of them; neither can be negative")
@@ -111,7 +111,7 @@ def read_tensor_rows(
 
 
 def check_shard(storage: Storage, folder: str, shard: ShardFile, digest: bool = True) -> None:
-    """CheckpointError, with the reason, unless the file is there with its size and, if `digest`, its digest.
+    """Raise CheckpointError, with the reason, unless the file exists with its size and, if `digest`, its digest.
 
     The digest reads the whole file, in pieces of 16 MiB.
     """
@@ -131,7 +131,7 @@ def check_shard(storage: Storage, folder: str, shard: ShardFile, digest: bool = 
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of that name; bfloat16 is known where the ml_dtypes package is installed."""
+    """The dtype of that name; bfloat16 is known if the package ml_dtypes is installed."""
     try:
         known: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16 if name == "bfloat16" else name)
     except (TypeError, ImportError) as error:
@@ -156,7 +156,7 @@ def _entries(path: str, header: Mapping[str, Any], data0: int) -> dict[str, Tens
         dtype: Any = value.get("dtype")
         shape: Any = value.get("shape")
         offsets: Any = value.get("data_offsets")
-        kind = str(dtype), str(shape)  # as texts, for 1, 1.0 and true are equal
+        kind = str(dtype), str(shape)  # as texts, because 1, 1.0 and true are equal
         kept = known.get(kind)
         if kept is None:
             kept = known[kind] = _kind(path, name, dtype, shape)
@@ -170,7 +170,7 @@ def _entries(path: str, header: Mapping[str, Any], data0: int) -> dict[str, Tens
 
 
 def _kind(path: str, name: str, dtype: Any, shape: Any) -> tuple[str, tuple[int, ...], int]:
-    """The dtype's name, the shape and the bytes of tensors like this one."""
+    """The dtype's name, the shape and the size in bytes of such tensors."""
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise _broken(path, f"{name!r} has dtype {dtype!r}; wanted one of {', '.join(DTYPES)}")
     if not _are_sizes(shape) or len(shape) > _MAX_AXES:
@@ -186,7 +186,7 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _check_runs(path: str, entries: Mapping[str, TensorEntry], data0: int, size: int) -> None:
-    """The tensors' runs of bytes follow one another from the header to the end of the file."""
+    """Check that the tensors' bytes follow one another from the header to the end of the file."""
     end = data0
     if not _follow(entries.values(), end):
         for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
@@ -200,7 +200,7 @@ def _check_runs(path: str, entries: Mapping[str, TensorEntry], data0: int, size:
 
 
 def _follow(entries: Iterable[TensorEntry], end: int) -> bool:
-    """Whether each begins where the one before ends, in the order in which they stand: most programs write them so."""
+    """Whether each entry begins where the previous one ends, in the given order. Most programs write them this way."""
     for entry in entries:
         if entry.offset != end:
             return False

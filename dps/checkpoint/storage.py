@@ -1,8 +1,8 @@
 """Where checkpoint files are kept: the `Storage` interface, and folders of the file system.
 
-A write is whole or not there. Every call blocks until it is done, may be made from any thread, and raises
-CheckpointError, with the path, the reason and what to try, where the operating system refuses. Only regular files are
-read: a FIFO could block its reader for ever.
+A write happens completely or not at all. Every call blocks until it is done, may be made from any thread, and raises
+CheckpointError, with the path, the reason and what to try, if the operating system refuses. Only regular files are
+read, because a FIFO could block its reader for ever.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 from dps.errors import CheckpointError
 
 TEMPORARY = ".tmp"
-"""How the name of a file ends that is being written; its name starts with a dot and the final name."""
+"""Suffix of a file that is being written. Its name starts with a dot and the final name."""
 
 _ADVICE = {
     errno.ENOSPC: "free some space there, keep fewer checkpoints or choose another checkpoint_dir",
@@ -39,65 +39,65 @@ class Storage(Protocol):
     """The file system as checkpoints use it. Paths are text with `/` between the names."""
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
-        """Store the chunks, one after another, under `path`; the number of bytes.
+        """Store the chunks, one after another, under `path`; returns the number of bytes.
 
-        Makes the folder. Replaces an older file at once: a reader, and whoever comes after a crash, finds
-        all of the old bytes or all of the new. On return the bytes survive a power failure.
+        Makes the folder. Replaces an older file atomically: a reader, also after a crash, finds either all old bytes or
+        all new ones. On return the bytes survive a power failure.
         """
 
     def append(self, path: str, data: bytes) -> None:
-        """Add bytes to the end of a file, which is made when it is not there, with its folder.
+        """Add bytes to the end of a file; makes the file and its folder if necessary.
 
-        All of them or, after an error, none. For logs: they survive the process, not a power failure.
+        Adds all bytes or, after an error, none. For logs: they survive the process, not a power failure.
         """
 
     def read(self, path: str) -> bytes | memoryview:
         """The whole file."""
 
     def read_range(self, path: str, offset: int, n: int) -> bytes | memoryview:
-        """Exactly `n` bytes from `offset`; CheckpointError where the file ends earlier."""
+        """Exactly `n` bytes from `offset`. Raises CheckpointError if the file ends earlier."""
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a folder at `path`."""
+        """Whether a file or a folder exists at `path`."""
 
     def size(self, path: str) -> int:
         """The file's size in bytes."""
 
     def names(self, folder: str) -> list[str]:
-        """The sorted names of what lies directly in `folder`; empty where there is no such folder."""
+        """The sorted names of the direct contents of `folder`; empty if there is no such folder."""
 
     def remove_tree(self, path: str) -> None:
-        """Delete a file, or a folder with all that is in it; nothing happens where there is none."""
+        """Delete a file, or a folder with its contents; does nothing if there is none."""
 
     def check_writable(self, folder: str) -> None:
-        """Make the folder and try to write into it, so that a bad checkpoint_dir is told at the start."""
+        """Make the folder and try to write into it, so that a bad checkpoint_dir is reported at the start."""
 
     def claim(self, path: str) -> Claim | None:
-        """Open a file, which is made with its folder when it is not there, and keep other processes from claiming it.
+        """Open a file, made with its folder if necessary, and keep other processes from claiming it.
 
-        None where another process, or another claim of this one, has it. It ends with the process, however that ends.
+        None if another process, or another claim of this one, has it. The claim ends when the process ends in any way.
         """
 
 
 class Claim(Protocol):
-    """A file that one process has for itself. Of no use after `release` or `drop`, which do not raise."""
+    """A file that one process holds exclusively. Do not use it after `release` or `drop`, which do not raise."""
 
     made: bool
-    """Whether the file was not there before."""
+    """Whether the claim made the file."""
     alone: bool
-    """Whether the operating system keeps others out, on this machine at least; False on file systems without locks."""
+    """Whether the operating system excludes others, at least on this machine; False on file systems without locks."""
 
     def read(self) -> bytes:
-        """What lies at the path now, also if somebody has put another file there; b"" where there is none."""
+        """The contents of the file at the path now, even if it is another file; b"" if there is none."""
 
     def write(self, data: bytes) -> None:
-        """Overwrite the file in place: bytes that it has already need no room on the disk."""
+        """Overwrite the file in place, which needs no more room on the disk unless the file grows."""
 
     def release(self) -> None:
         """Delete the file and let others claim the path."""
 
     def drop(self) -> None:
-        """Let others claim the file, and leave it as it is."""
+        """Let others claim the file, without changing it."""
 
 
 class LocalStorage:
@@ -132,11 +132,11 @@ class LocalStorage:
             raise refused("append to", path, error, "directory") from error
 
     def read(self, path: str) -> bytes | memoryview:
-        """As Storage.read; the bytes are the caller's own. Not mapped: a file cut short by others would kill us."""
+        """As Storage.read; the caller owns the bytes. Not mapped, because truncation by others would kill us."""
         return self.read_range(path, 0, self.size(path))
 
     def read_range(self, path: str, offset: int, n: int) -> bytes | memoryview:
-        """As Storage.read_range; the memory is the caller's own and may be written to."""
+        """As Storage.read_range; the caller owns the memory and may write to it."""
         try:
             with _regular(path, os.O_RDONLY) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 check_range(path, offset, n, os.fstat(descriptor).st_size)
@@ -149,7 +149,7 @@ class LocalStorage:
         return data
 
     def exists(self, path: str) -> bool:
-        """As Storage.exists. A folder that may not be entered is an error: what is in it is not known."""
+        """As Storage.exists. A folder that may not be entered is an error, because its contents are not known."""
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -180,7 +180,7 @@ class LocalStorage:
         """As Storage.remove_tree; a link is deleted, not what it points to."""
         try:
             if os.path.isdir(path) and not os.path.islink(path):
-                import shutil  # with all that it knows of archives
+                import shutil  # imported here, because it loads all archive formats
 
                 shutil.rmtree(path)
             else:
@@ -212,7 +212,7 @@ class LocalStorage:
 
 
 def refused(doing: str, path: str, error: OSError, folder: str = "checkpoint_dir") -> CheckpointError:
-    """The error for what the operating system refused: path, reason and what to try, of which `folder` is a part."""
+    """The error for a refused call: path, reason and what to try. `folder` names the folder in the advice."""
     reason = error.strerror or str(error) or type(error).__name__
     code = errno.errorcode.get(error.errno or 0)
     advice = _ADVICE.get(error.errno or 0, "look at the disk and its mount, or choose another checkpoint_dir")
@@ -221,7 +221,7 @@ def refused(doing: str, path: str, error: OSError, folder: str = "checkpoint_dir
 
 
 def check_range(path: str, offset: int, n: int, size: int) -> None:
-    """The `n` bytes from `offset` lie within a file of `size` bytes."""
+    """Check that the `n` bytes from `offset` are within a file of `size` bytes."""
     if offset < 0 or n < 0:
         raise ValueError(f"a range of {path} starts at 0 or later and has 0 or more bytes; got {offset} and {n}")
     if offset + n > size:
@@ -231,12 +231,12 @@ def check_range(path: str, offset: int, n: int, size: int) -> None:
 
 
 AT_ONCE = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
-"""Flags with which opening does not block, whatever is opened."""
+"""Flags with which opening any kind of file does not block."""
 
 
 @contextmanager
 def _regular(path: str, flags: int) -> Iterator[int]:
-    """The descriptor of a regular file, closed afterwards. Does not block, whatever lies at `path`."""
+    """The descriptor of a regular file, closed afterwards. Does not block, whatever kind of file is at `path`."""
     descriptor = os.open(path, flags | AT_ONCE, 0o666)
     try:
         check_regular(path, os.fstat(descriptor).st_mode)
@@ -254,7 +254,7 @@ _KINDS = {
 
 
 def check_regular(path: str, mode: int) -> None:
-    """CheckpointError for what is neither a regular file nor a link to one; OSError for a folder."""
+    """Raise CheckpointError unless the path is a regular file or a link to one; OSError for a folder."""
     if stat.S_ISREG(mode):
         return
     if stat.S_ISDIR(mode):
@@ -264,7 +264,7 @@ def check_regular(path: str, mode: int) -> None:
 
 
 def _make_folder(folder: str) -> None:
-    """Make a folder and those above it, each entered durably in the one above."""
+    """Make a folder and its parents, and make each entry durable in its parent."""
     if os.path.isdir(folder):
         return
     parent = os.path.dirname(folder) or "."
@@ -278,7 +278,7 @@ def _make_folder(folder: str) -> None:
 
 
 def _write_temporary(path: str, chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
-    """Write a temporary file beside `path` and fsync it: (its path, bytes). It is gone after any error."""
+    """Write a temporary file beside `path` and fsync it; returns (its path, bytes). Deletes it after any error."""
     descriptor, temporary = _open_temporary(path)
     nbytes = 0
     try:
@@ -295,7 +295,7 @@ def _write_temporary(path: str, chunks: Iterable[bytes | memoryview]) -> tuple[s
 
 
 def _open_temporary(path: str) -> tuple[int, str]:
-    """A new file that no other process, here or on a machine that mounts the folder, is writing."""
+    """Make a new file that no other process writes, on this or another machine that mounts the folder."""
     folder, name = os.path.split(path)
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
     for n in itertools.count():

@@ -1,8 +1,7 @@
 """Writes a shard file: its header, then each tensor straight from memory, and computes the digest on the way.
 
-The layout is that of `dps.checkpoint.shard`. The library takes one array for each tensor and gives one run of bytes
-back; here tensors that lie together are one array, which is not copied, and many small ones cost no more than their
-names.
+The layout is that of `dps.checkpoint.shard`. The safetensors library takes one array for each tensor and returns all
+bytes as one object. Here adjacent tensors are one array, which is not copied, so many small ones cost little.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from dps.checkpoint.storage import Storage
 from dps.errors import CheckpointError
 
 ALIGN = 8
-"""Of the tensors' bytes in the file, for programs that map it into memory."""
+"""Alignment of the tensors' bytes in the file, for programs that map it into memory."""
 PIECE_NBYTES = 1 << 20
-"""What is looked over for the digest and written at a time, while it is in the caches."""
+"""Bytes that are digested and written at a time, while they are in the caches."""
 _CODES = {name: code for code, name in DTYPES.items()}
 
 Array = npt.NDArray[Any]
@@ -34,7 +33,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tensors of one dtype that lie one after the other in `values`: their names and shapes, in that order."""
+    """Consecutive tensors of one dtype in `values`, with their names and shapes in order."""
 
     names: Sequence[str]
     shapes: Sequence[tuple[int, ...]]
@@ -49,7 +48,7 @@ def write_shard(
     tensors: Mapping[str, Array],
     metadata: Mapping[str, str],
 ) -> ShardFile:
-    """Write arrays (any shape, scalars too) as shard `index` of `count`; as `write_runs`."""
+    """Write arrays (any shape, also scalars) as shard `index` of `count`; otherwise like `write_runs`."""
     runs = [Run([name], [values.shape], values) for name, values in tensors.items()]
     return write_runs(storage, folder, index, count, runs, metadata)
 
@@ -64,9 +63,9 @@ def write_runs(
 ) -> ShardFile:
     """Write shard `index` of `count` into the checkpoint folder `folder`.
 
-    The arrays (the numeric dtypes of safetensors) are the caller's again on return, and copied only where they are not
-    contiguous or not little-endian. Blocks until the file is durable. Raises CheckpointError where the storage refuses,
-    a dtype cannot be stored, or the folder's checkpoint is committed already: what is committed is never rewritten.
+    The arrays (the numeric dtypes of safetensors) may be reused on return. They are copied only if they are not
+    contiguous or not little-endian. Blocks until the file is durable. Raises CheckpointError if the storage refuses, a
+    dtype cannot be stored, or the folder's checkpoint is committed already: a committed checkpoint is never rewritten.
     """
     if not 0 <= index < count:
         raise ValueError(f"shard index {index} is not one of 0 to {count - 1}")
@@ -75,7 +74,7 @@ def write_runs(
     file = shard_file_name(index, count)
     for run in runs:
         _check(run)
-    ordered = sorted(runs, key=lambda run: -run.values.dtype.itemsize)  # so all lie at multiples of their item size
+    ordered = sorted(runs, key=lambda run: -run.values.dtype.itemsize)  # so all are aligned to their item size
     running = hashlib.sha256()
     nbytes = storage.write(join(folder, file), _chunks(_header(ordered, metadata), ordered, running))
     return ShardFile(file, nbytes, running.hexdigest())
@@ -112,7 +111,7 @@ def _header(runs: Sequence[Run], metadata: Mapping[str, str]) -> bytes:
 
 
 def _entries(run: Run, begin: int, entries: list[str]) -> int:
-    """Add a run's lines to the header, whose bytes begin at `begin`; returns where they end."""
+    """Add a run's entries to the header. Its bytes begin at `begin`; returns where they end."""
     code, item, quoted = _CODES[run.values.dtype.name], run.values.dtype.itemsize, json.encoder.encode_basestring_ascii
     known: dict[tuple[int, ...], tuple[str, int]] = {}
     for name, shape in zip(run.names, run.shapes, strict=True):

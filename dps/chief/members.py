@@ -13,23 +13,23 @@ class Live:
 
     session: int
     name: str
-    """Its task, as "worker:3"."""
+    """Its task, such as "worker:3"."""
     task: int
     worker: bool
     trains: bool = True
-    """Whether it brought variables."""
+    """Whether it has variables."""
     address: str = ""
-    """Of its node."""
+    """The address of its node."""
     process: int = 0
     """The number of its node's process."""
 
 
 class Membership:
-    """Incarnations rise and are never used again. `version` counts the changes within a run epoch.
+    """The members of a run. Incarnations rise and are never reused. `version` counts the changes within a run epoch.
 
-    A worker is expected when the cluster names it, or, where the number is not known, from its first session on.
-    It has come when its task has registered, it has had a session, or it is known that its program is over. It is
-    finished when its last session ended well, and given up when it was lost or never came.
+    A worker is *expected* if the cluster names it or, if the number is not known, from its first session on. It has
+    *come* if its task has registered, it has had a session, or its program is known to be over. It is *finished* when
+    its last session ended well, and *given up* when it was lost or never came.
     """
 
     def __init__(self, expected: Sequence[str] = (), next_incarnation: int = 1) -> None:
@@ -43,12 +43,12 @@ class Membership:
         self.finished: list[str] = []
         self.given_up: list[str] = []
         self.failed: list[str] = []
-        """Workers whose program ended with an error; they are finished, too."""
+        """Workers whose program ended with an error; they also count as finished."""
         self.has_ended: Callable[[int], bool] = lambda incarnation: False
-        """Whether an earlier chief wrote down that an incarnation has ended."""
+        """Whether the journal of an earlier chief says that an incarnation has ended."""
 
     def came(self, name: str) -> bool:
-        """A worker is there, or was. One that had been given up before is expected again: whether that is so."""
+        """Note that a worker has come. If it had been given up, it is expected again; returns whether that is so."""
         expected_again = name in self.absent()
         self._came.add(name)
         if expected_again:
@@ -57,14 +57,14 @@ class Membership:
         return expected_again
 
     def new_epoch(self) -> None:
-        """Everybody has to join again."""
+        """Begin a run epoch, which every session must join again."""
         self.live = {}
         self.version += 1
 
     def admit(
         self, session: int, name: str, task: int, worker: bool, trains: bool = True, address: str = "", process: int = 0
     ) -> int:
-        """A new incarnation for a session; one that it had ends. The arguments are those of `Live`."""
+        """Give a session a new incarnation and end its old one. The arguments are those of `Live`."""
         for incarnation in [i for i, live in self.live.items() if live.session == session]:
             del self.live[incarnation]
         incarnation = self.next_incarnation
@@ -79,7 +79,7 @@ class Membership:
         return incarnation
 
     def end(self, incarnation: int, lost: bool, failed: bool = False) -> None:
-        """A session left (or was lost); its worker is done unless it has another session."""
+        """Note that a session left or was lost. Its worker is done unless it has another session."""
         live = self.live.pop(incarnation, None)
         if live is None:
             return
@@ -91,13 +91,13 @@ class Membership:
             self.failed.append(live.name)
 
     def finish(self, name: str) -> None:
-        """A worker that took part before has left between two run epochs, where it had no incarnation."""
+        """Note that a worker that took part has left between two run epochs, when it had no incarnation."""
         if name in self.joined and name not in self.finished:
             self.finished.append(name)
             self.version += 1
 
     def give_up(self, name: str) -> None:
-        """A worker that is away, or never came, is not waited for any longer."""
+        """Stop waiting for a worker that is away or never came."""
         for incarnation in [i for i, live in self.live.items() if live.name == name]:
             self.end(incarnation, lost=True)
         if name not in self.given_up and name not in self.finished and (name in self.expected or name in self.joined):
@@ -105,7 +105,7 @@ class Membership:
             self.version += 1
 
     def done_elsewhere(self, name: str) -> None:
-        """A worker whose session belonged to an earlier chief has finished."""
+        """Note that a worker whose session belonged to an earlier chief has finished."""
         if any(live.name == name for live in self.live.values()):
             return
         for names in (self.joined, self.finished):
@@ -114,7 +114,7 @@ class Membership:
         self.version += 1
 
     def notes(self) -> dict[str, Any]:
-        """All of this as plain values, from which another chief can go on (`take_up`)."""
+        """The whole state as plain values, from which another chief can continue (`take_up`)."""
         live = [[i, m.session, m.name, m.task, m.worker, m.trains, m.address, m.process] for i, m in self.live.items()]
         return {
             "version": self.version, "next": self.next_incarnation, "live": live, "joined": list(self.joined),
@@ -123,8 +123,8 @@ class Membership:
         }  # fmt: skip
 
     def take_up(self, notes: Mapping[str, Any]) -> None:
-        """Go on where another chief wrote these `notes`. Whoever was seen to finish by this chief has finished, and
-        what has ended by the journal has: it is written before the ps are told."""
+        """Continue from the `notes` of another chief. Workers that this chief saw finish stay finished. Incarnations
+        that ended according to the journal stay ended, because it is written before the ps are told."""
         finished, given_up = self.finished, self.given_up
         self.version = int(notes["version"]) + 1
         self.next_incarnation = max(self.next_incarnation, int(notes["next"]))
@@ -143,7 +143,7 @@ class Membership:
                 self.give_up(name)
 
     def incarnation_of(self, session: int) -> int | None:
-        """The live incarnation of a session."""
+        """The live incarnation of a session, or None."""
         return next((i for i, live in self.live.items() if live.session == session), None)
 
     def waiting(self) -> list[str]:
@@ -158,7 +158,7 @@ class Membership:
         return [name for name in self.given_up if name not in self.known_to_have_come()]
 
     def known_to_have_come(self) -> set[str]:
-        """Workers that were there at some time."""
+        """Workers that have come at some time."""
         return self._came.union(self.joined)
 
     def gone(self) -> int:
@@ -166,7 +166,7 @@ class Membership:
         return len({*self.finished, *self.given_up}.difference(self.absent()))
 
     def all_done(self) -> bool:
-        """Each worker has joined and left, or is given up, and there was at least one."""
+        """Whether each worker has joined and left, or is given up, and there was at least one."""
         return (
             bool(self.joined or self.given_up)
             and not self.waiting()
@@ -174,6 +174,6 @@ class Membership:
         )
 
     def leader(self) -> int | None:
-        """The session of the lowest living worker task; without workers, the first of the others."""
+        """The session of the lowest living worker task; if there are no workers, the first other session."""
         order = sorted((not live.worker, live.task, i) for i, live in self.live.items())
         return self.live[order[0][2]].session if order else None

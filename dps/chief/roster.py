@@ -12,11 +12,11 @@ from dps.protocol import Members
 from dps.transport.message import Message
 
 MEMBERS_S = 5.0
-"""How long one try to tell a ps lasts."""
+"""Timeout of one attempt to tell a ps."""
 
 
 class Roster:
-    """Belongs to one run epoch. `heard` is called when a ps knows more, `refused` when it has lost the epoch."""
+    """Belongs to one run epoch. `heard` is called when a ps has a newer version, `refused` when it lost the epoch."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Roster:
         self._known = dict.fromkeys(ps, -1)
         self._telling: set[int] = set()
         self.over = False
-        """Set when the run epoch ends; nothing is told any more."""
+        """Set when the run epoch ends; nothing more is sent."""
 
     @property
     def known(self) -> int:
@@ -40,11 +40,11 @@ class Roster:
         return min(self._known.values(), default=-1)
 
     def behind(self) -> list[int]:
-        """The ps that do not know the members of now."""
+        """The ps that do not have the current members."""
         return [ps for ps, version in self._known.items() if version < self.members.version]
 
     def tell(self) -> None:
-        """Tell those that are behind and are not being told already."""
+        """Send the members to each ps that is behind, unless a message to it is in flight."""
         for ps in self.behind():
             if ps not in self._telling:
                 self._tell_one(ps)

@@ -26,11 +26,11 @@ from dps.variables.saved import check_saved
 log = logging.getLogger("dps")
 
 RESERVED = 1000
-"""How many incarnations the journal is ahead: a chief that could not write for a while leaves none to be used twice."""
+"""How many incarnations the journal reserves in advance, so that none is reused after a time of failed writes."""
 
 
 def ago(seconds: float) -> str:
-    """An age for people; clocks that differ make none below 0."""
+    """An age as text for people; never below 0, even if clocks differ."""
     seconds = max(0.0, seconds)
     if seconds < 120:
         return f"{seconds:.0f} s ago"
@@ -39,8 +39,8 @@ def ago(seconds: float) -> str:
 
 @dataclass
 class Run:
-    """`step` and `restore` (a checkpoint's name, "" for none) are what the run epoch of now began with; `saved_at` is
-    when that was saved, on the wall clock, 0.0 where it is not known."""
+    """One run. The current run epoch began from `step` and `restore` (a checkpoint's name, "" for none). `saved_at` is
+    the wall time of that checkpoint, 0.0 if it is not known."""
 
     plan: Plan
     settings: dict[str, Any]
@@ -48,19 +48,19 @@ class Run:
     restore: str = ""
     step: int = 0
     wanted: str = ""
-    """A checkpoint that a session asked for, once."""
+    """A checkpoint that a session asked to restore, once."""
     even: bool = True
     """Whether all shards of that checkpoint hold the same pushes."""
     trained: bool = False
-    """Whether sessions have trained it, under this chief or another."""
+    """Whether sessions have trained in this run, under this chief or another."""
     saved_at: float = 0.0
     configured: dict[int, int] = field(default_factory=dict)
-    """Steps of the ps that have taken this run epoch."""
+    """Steps of the ps that have accepted this run epoch."""
 
     def begin_from(self, storage: Storage) -> int:
-        """Choose the checkpoint to begin with: the one asked for, else the newest whole one; returns steps lost.
+        """Choose the checkpoint to begin from: the requested one, else the newest whole one; returns steps lost.
 
-        Raises CheckpointError where that one holds another model."""
+        Raises CheckpointError if that checkpoint holds another model."""
         before, self.restore, self.saved_at, self.configured = self.step, "", 0.0, {}
         manifest = self._manifest(storage) if self.checkpoint_dir else None
         if manifest is not None:
@@ -70,7 +70,7 @@ class Run:
         return max(0, before - self.step)
 
     def begins(self, lost: int, wall_s: float) -> str:
-        """What the run epoch begins with, for people, and how fewer steps than these are lost another time."""
+        """A text for people: from which checkpoint the run epoch begins, and how to lose fewer steps next time."""
         age = f", saved {ago(wall_s - self.saved_at)}" if self.saved_at else ""
         return f"{self.restore}{age}" + (f", at least {lost} steps lost; {LOSE_LESS}" if lost > 0 else "")
 
@@ -85,9 +85,9 @@ class Run:
 
 
 def read_journal(storage: Storage, checkpoint_dir: str, members: Membership, same_run: bool = True) -> int:
-    """Take what an earlier chief wrote down into `members`; returns the highest run epoch that was ever used.
+    """Read an earlier chief's journal into `members`; returns the highest run epoch that was ever used.
 
-    `same_run`: this chief goes on with the run of that one, if it had not ended. Else only the numbers count.
+    `same_run`: this chief continues that chief's run, if it had not ended. Otherwise only the numbers are used.
     """
     found = [parse_folder_name(name) for name in candidates(storage, checkpoint_dir)]
     epochs = [epoch for epoch, _ in (f for f in found if f is not None)]
@@ -109,13 +109,13 @@ def read_journal(storage: Storage, checkpoint_dir: str, members: Membership, sam
 
 
 def has_ended(storage: Storage, checkpoint_dir: str, epoch: int) -> bool:
-    """Whether an earlier chief wrote down that the run ended in this run epoch, with all that is to be saved."""
+    """Whether the journal says that the run ended in this run epoch, with everything saved."""
     state = Journal(storage, checkpoint_dir).load()
     return state is not None and state.run_epoch == epoch and state.settings.get("ended") is True
 
 
 def newest_name(storage: Storage, checkpoint_dir: str) -> str:
-    """The newest checkpoint that has a manifest, whose shards nobody looks at; "" for none that can be read."""
+    """The newest checkpoint with a readable manifest, or ""; its shards are not checked."""
     with contextlib.suppress(CheckpointError):
         for name in candidates(storage, checkpoint_dir):
             with contextlib.suppress(CheckpointError):
@@ -129,7 +129,7 @@ def step_of(name: str) -> int:
 
 
 def write_journal(storage: Storage, checkpoint_dir: str, epoch: int, members: Membership, ended: bool) -> None:
-    """Write down run epoch, members and ended incarnations. Raises CheckpointError when the disk refuses."""
+    """Write run epoch, members and ended incarnations. Raises CheckpointError if the disk refuses."""
     live = {member.name: incarnation for incarnation, member in members.live.items()}
     last = members.next_incarnation - 1
     spans: list[tuple[int, int]] = []

@@ -41,20 +41,20 @@ from dps.protocol import (
 
 log = logging.getLogger("dps")
 
-RESTART_S = 50.0  # less than a session waits by default, so that it hears why
+RESTART_S = 50.0  # less than a session's default timeout, so that it hears the reason
 """How long a lost ps may take to come back."""
 ABSENT_S = 60.0
 """How long an expected worker may take to come, or to come back, once another one has joined."""
 BACK_S = 10.0
-"""How long a worker that took part may take to come to a chief that was started again. Nodes come within seconds."""
+"""How long a worker that took part may take to register with a restarted chief. Nodes do so within seconds."""
 EMPTY = "; it holds no variables, the run goes on"
 
 
 class ChiefActor(Actor):
-    """One run: from the first ps to the last worker. `ended` is called once, with exit code and reason.
+    """Leads one run, from the first ps to the last worker. `ended` is called once, with exit code and reason.
 
-    Hands messages and losses to its parts: `Epochs`, `Admission` and `Ending`, over what they share: the cluster,
-    the sessions and the members of the run.
+    It passes messages and losses to its parts `Epochs`, `Admission` and `Ending`. They share the cluster, the sessions
+    and the members of the run.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class ChiefActor(Actor):
         where: str = "",
         launched: bool = False,
     ) -> None:
-        """`ps`, `workers`: expected task indices; workers may be empty (those that join). `owned`: only a stop from
-        outside ends the run. `restarted`: an earlier chief of the run died; this one ends if nobody comes. `where`,
-        `launched`: as of `Cluster`."""
+        """`ps`, `workers`: expected task indices; workers may be empty (any may join). `owned`: only a stop from
+        outside ends the run. `restarted`: an earlier chief of the run died; this one ends if nobody registers. `where`
+        and `launched`: see `Cluster`."""
         self.cluster = Cluster(ps, workers)
         self.cluster.where, self.cluster.launched = where, launched
         self.members = Membership([f"worker:{t}" for t in workers])
@@ -93,11 +93,11 @@ class ChiefActor(Actor):
             node.after(ABSENT_S, self._end_unless_found)
 
     def stopping(self) -> None:
-        """Also where the program ends in the middle of the run."""
+        """Also called when the program ends in the middle of the run."""
         self.epochs.lock.release()
 
     def _end_unless_found(self) -> None:
-        """A chief that was started again for a run of which nothing is left, or not all that it needs."""
+        """End a restarted chief if nothing, or not enough, is left of its run."""
         if not any(nodes.known for nodes in self.cluster.jobs.values()):
             self.fail(f"no task of the run came to the restarted chief within {ABSENT_S:.0f} s")
         elif self.epochs.unsure:
@@ -105,7 +105,7 @@ class ChiefActor(Actor):
             self.fail(f"{who} did not come to the restarted chief within {ABSENT_S:.0f} s")
 
     def _give_up_absent(self) -> None:
-        """Expected workers whose nodes have been away for long are not waited for any longer."""
+        """Stop waiting for expected workers whose nodes have been away for too long."""
         self.node.after(ABSENT_S / 10, self._give_up_absent)
         since_start_s = self.node.now() - self._started_at
         for name in self.members.waiting():
@@ -172,14 +172,14 @@ class ChiefActor(Actor):
         self._give_up(name)
 
     def _worker_back(self, name: str) -> None:
-        """Another process has taken a worker's place: what the one before had open is over."""
+        """Another process has replaced a worker's: end the sessions of the old one."""
         if not self.epochs.over:
             log.warning("%s: %s came back and joins again", self.node.name, name)
             self.node.runtime.record("worker lost", name=name, why="was restarted")
             self._give_up(name)
 
     def _go_on(self, name: str) -> str:
-        """What becomes of the run without a worker, for a line of the log."""
+        """How the run continues without a worker, as text for the log."""
         others = {m.name for m in self.members.live.values() if m.worker} | set(self.members.waiting())
         return "; the others go on without it" if others - {name} else ""
 
@@ -189,7 +189,7 @@ class ChiefActor(Actor):
         self.admission.give_up(name)
 
     def ps_lost(self, task: int, why: str) -> None:
-        """A ps is gone, or has come back without its shard."""
+        """A ps is lost, or has come back without its shard."""
         name, needed = f"ps:{task}", self.cluster.needs(task)
         if needed:
             self.ending.ps_lost(name, why)
@@ -246,7 +246,7 @@ class ChiefActor(Actor):
             self.ending.check()
 
     def _worker_ends(self, task: int, process: int) -> None:
-        """The process of a worker ends that nobody waits for: it need not be told of the end of the run."""
+        """The process of a worker for which nobody waits has ended: it need not be told of the run's end."""
         address = self.cluster.workers.leave(task, process)
         if address is not None:
             self.ending.gone(f"worker:{task}")
@@ -256,8 +256,8 @@ class ChiefActor(Actor):
             self.ending.farewell.told(address)
 
     def left(self, name: str, reason: str, code: int = 0) -> None:
-        """A worker's program is over. One that made no session is not waited for; one that failed or was killed (a
-        negative `code`) has none any more."""
+        """A worker's program is over. If it made no session, stop waiting for it. If it failed or was killed (a
+        negative `code`), its sessions end."""
         self.ending.left(name, reason, code)
         self.members.came(name)
         if name in self.members.waiting():
@@ -290,7 +290,7 @@ class ChiefActor(Actor):
     # -- questions ----------------------------------------------------------------------------------------------
 
     def _does_not_know_yet(self, session: int, sender: Sender) -> bool:
-        """Let a session of another chief's wait until this chief knows what became of the run."""
+        """Whether to let a session of another chief wait, because the state of the run is not known yet."""
         if self.epochs.unsure and session not in self.sessions.known:
             self.node.answer(sender, Waiting(self._text()))
             return True
@@ -333,20 +333,20 @@ class ChiefActor(Actor):
         self.admission.refuse(session, error)
 
     def admit(self) -> None:
-        """Let in those that wait."""
+        """Admit the sessions that wait."""
         if self.admission.admit():
             self.ending.admitted()
 
     def take_up(self) -> None:
-        """The members are those that another chief let in."""
+        """Take over the members that another chief admitted."""
         self.admission.take_up()
 
     def ask_again(self) -> None:
-        """Sessions that asked before may have been refused by a ps of the epoch that was taken up."""
+        """Handle earlier requests again: a ps of the epoch that was taken over may have refused their sessions."""
         self.admission.ask_again()
 
     def ps_missing(self, tasks: Sequence[int]) -> None:
-        """These ps are needed, and have not come to this chief."""
+        """These ps are needed, and have not registered with this chief."""
         for task in tasks:
             if not self.cluster.is_away(task):
                 self._wait_for_ps(task, "was lost with the chief")
@@ -356,16 +356,16 @@ class ChiefActor(Actor):
         self.ending.stop()
 
     def heard(self) -> None:
-        """A ps knows more of who takes part."""
+        """A ps has received a newer list of members."""
         self.admission.answer()
         self.ending.check()
 
     def fail(self, reason: str) -> None:
-        """The run cannot go on."""
+        """The run cannot continue."""
         self.ending.fail(reason)
 
     def drain(self, reason: str) -> None:
-        """End the run in order from this side: workers stop after their step, the last one is saved."""
+        """End the run in order: workers stop after their step, and the last step is saved."""
         self.ending.drain(reason)
 
     def stop_run(self) -> None:

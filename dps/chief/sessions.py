@@ -16,29 +16,29 @@ class Session:
 
     number: int
     name: str
-    """Its task, as "worker:3"."""
+    """Its task, such as "worker:3"."""
     job: str
     task: int
     address: str
     trains: bool
-    """Whether it brought variables; readers do not."""
+    """Whether it has variables; readers have none."""
     request: OpenSession | None = None
-    """The newest one; None for a session that another chief let in. Whether it waits for an answer, `opened` says."""
+    """Its newest request; None for a session that another chief admitted. `opened` says whether it was answered."""
     opened: Sender | None = None
     version: int = 0
-    """Members version that every ps must have before the session is told its incarnation."""
+    """The members' version that every ps must have before the session is told its incarnation."""
 
 
 class Sessions:
-    """In the order in which they came. A number that was closed never opens again."""
+    """All sessions, in the order in which they came. A number that was closed never opens again."""
 
     def __init__(self) -> None:
         self.known: dict[int, Session] = {}
         self._closed: dict[int, bool] = {}
-        """Those that have closed, and whether with an error."""
+        """The closed sessions, and whether each closed with an error."""
 
     def open(self, message: OpenSession, sender: Sender) -> Session:
-        """A session asks to be let in, for the first time or again. Raises Aborted for one that has closed."""
+        """A session asks for admission, for the first time or again. Raises Aborted if it has closed."""
         self.check_open(message.session)
         session = self.known.get(message.session)
         if session is None:
@@ -49,7 +49,7 @@ class Sessions:
         return session
 
     def take_up(self, live: Live) -> Session:
-        """A session that another chief let in."""
+        """Add a session that another chief admitted."""
         session = self.known.get(live.session)
         if session is None:
             job = live.name.partition(":")[0]
@@ -63,41 +63,41 @@ class Sessions:
             raise Aborted("this session has closed")
 
     def close(self, number: int, failed: bool = False) -> bool:
-        """A session ends by itself, `failed`: with an error; whether that is news."""
+        """Note that a session has closed, with an error if `failed`; returns whether this was not known."""
         news = number not in self._closed
         self._closed.setdefault(number, failed)
         return news
 
     def closed(self, number: int) -> bool | None:
-        """Whether a session has closed with an error; None for one that has not closed."""
+        """Whether a session has closed with an error; None if it has not closed."""
         return self._closed.get(number)
 
     def drop(self, session: Session) -> None:
-        """It was refused, lost or has closed."""
+        """Remove a session that was refused, was lost or has closed."""
         self.known.pop(session.number, None)
 
     def waiting(self) -> list[Session]:
-        """Those that wait to be told their incarnation."""
+        """The sessions that wait to be told their incarnation."""
         return [session for session in self.known.values() if session.opened is not None]
 
     def bringer(self) -> Session | None:
-        """The first of those that wait which has variables: its plan is the run's, its values are the first ones."""
+        """The first waiting session with variables. Its plan becomes the run's, and it sends the first values."""
         return next((session for session in self.waiting() if session.trains), None)
 
     def at(self, address: str) -> list[Session]:
-        """Those of the node at an address."""
+        """The sessions of the node at an address."""
         return [session for session in self.known.values() if session.address == address]
 
     def of(self, name: str) -> list[Session]:
-        """Those of a task."""
+        """The sessions of a task."""
         return [session for session in self.known.values() if session.name == name]
 
     def name(self, number: int | None) -> str:
-        """The task of a session; "" when it is not known."""
+        """The task of a session; "" if it is not known."""
         return self.known[number].name if number in self.known else ""
 
     def admit(self, members: Membership) -> list[tuple[int, Session]]:
-        """Incarnations for those that wait and have none, as (incarnation, session)."""
+        """Give incarnations to the waiting sessions that have none; returns (incarnation, session) pairs."""
         admitted = []
         for session in self.waiting():
             if members.incarnation_of(session.number) is None:
@@ -109,6 +109,6 @@ class Sessions:
         return admitted
 
     def ready(self, members: Membership, known: int) -> list[tuple[int, Session]]:
-        """Those that wait and can be told their incarnation, as every ps has the members' version `known`."""
+        """The waiting sessions that can be told their incarnation when every ps has the members' version `known`."""
         found = [(members.incarnation_of(session.number), session) for session in self.waiting()]
         return [(i, session) for i, session in found if i is not None and session.version <= known]

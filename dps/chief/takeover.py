@@ -11,11 +11,11 @@ from dps.transport.message import Message
 from dps.variables.plan import Plan
 
 ASK_S = 5.0
-"""How long one try to ask a ps lasts."""
+"""Timeout of one attempt to ask a ps."""
 
 
 class Takeover:
-    """From the first ps that has seen a run epoch until this chief leads: `found` has the answers of now, by ps."""
+    """Active from the first ps that has seen a run epoch until this chief leads. `found`: current answers, by ps."""
 
     def __init__(self, node: Node, changed: Callable[[], None]) -> None:
         """`changed` is called after each answer."""
@@ -23,7 +23,7 @@ class Takeover:
         self._asked: dict[int, str] = {}
         self.found: dict[int, Serving] = {}
         self.over = False
-        """This chief leads; what ps have seen is its own."""
+        """Whether this chief leads; from then on all epochs that ps have seen are its own."""
 
     @property
     def pending(self) -> list[int]:
@@ -31,13 +31,13 @@ class Takeover:
         return [task for task in self._asked if task not in self.found]
 
     def came(self, task: int, address: str) -> None:
-        """A ps has registered that has seen a run epoch."""
+        """Ask a ps that has registered and has seen a run epoch."""
         if not self.over and task not in self._asked:
             self._asked[task] = address
             self._ask(task, address)
 
     def lost(self, task: int) -> None:
-        """A ps is gone, with what it served."""
+        """Drop the answer of a ps that was lost."""
         self._asked.pop(task, None)
         self.found.pop(task, None)
 
@@ -56,12 +56,12 @@ class Takeover:
     # -- what was found -----------------------------------------------------------------------------------------
 
     def newest(self) -> Serving | None:
-        """What the ps serves that was told last; None where none serves anything."""
+        """The newest answer of a ps that serves an epoch; None if none serves any."""
         serving = [found for found in self.found.values() if found.epoch]
         return max(serving, key=lambda s: (s.epoch, s.trains, s.notes.get("version", 0)), default=None)
 
     def notes(self) -> Serving | None:
-        """Where the newest notes are; None where nobody has trained yet."""
+        """The answer with the newest notes; None if no session has trained yet."""
         trains = [found for found in self.found.values() if found.trains]
         return max(trains, key=lambda s: (s.epoch, s.notes["version"]), default=None)
 
