@@ -22,6 +22,7 @@ _NAMES = {
     "NotAuthenticated": "dps.errors", "CheckpointError": "dps.errors", "PlacementError": "dps.errors",
     "ConfigError": "dps.errors", "RemoteError": "dps.errors", "HookError": "dps.errors", "NotFinite": "dps.errors",
     "MissingExtra": "dps.errors", "OutOfDescriptors": "dps.errors", "DataError": "dps.errors",
+    "QueueClosed": "dps.errors",
 }  # fmt: skip
 _MODULES = {
     "optim": "dps.optim",
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from dps.errors import OutOfDescriptors as OutOfDescriptors
     from dps.errors import PlacementError as PlacementError
     from dps.errors import ProtocolError as ProtocolError
+    from dps.errors import QueueClosed as QueueClosed
     from dps.errors import RemoteError as RemoteError
     from dps.errors import TaskLost as TaskLost
     from dps.errors import Unavailable as Unavailable

@@ -13,6 +13,7 @@
     ├── ConfigError        flags, files or environment that do not fit together (also a ValueError)
     │   ├── MissingExtra   a package of an extra is not installed (also an ImportError)
     │   └── OutOfDescriptors   the process may open no more files and sockets
+    ├── QueueClosed        nothing more may be put into a queue, or it is closed and empty
     ├── DataError          a dataset's function raised, or its examples do not fit together (also a ValueError)
     ├── HookError          a hook raised; names hook and method, the hook's own error is its `__cause__`
     ├── NotFinite          a loss is NaN or infinite (also a ValueError); raised by NanGuard
@@ -114,6 +115,10 @@ class OutOfDescriptors(ConfigError):
     """The process has as many files, sockets and pipes open as the system lets it have."""
 
 
+class QueueClosed(DpsError):
+    """Somebody has closed the queue: nothing more may be put, or nothing is left to get."""
+
+
 class DataError(DpsError, ValueError):
     """A dataset cannot go on: a function of it raised (its `__cause__`), or its examples do not fit together."""
 
@@ -145,7 +150,7 @@ _BY_NAME: dict[str, type[Exception]] = {
     cls.__name__: cls
     for cls in (
         DpsError, DeadlineExceeded, TaskLost, Unavailable, Aborted, Cancelled, ProtocolError,
-        NotAuthenticated, CheckpointError, PlacementError, ConfigError, DataError, ValueError, TypeError,
+        NotAuthenticated, CheckpointError, PlacementError, ConfigError, DataError, QueueClosed, ValueError, TypeError,
     )
 }  # fmt: skip
 

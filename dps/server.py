@@ -153,11 +153,14 @@ class Server:
         wire = None if self._update is None else update_modes.to_wire(self._update)
         if own.hosts_chief:
             from dps.chief.server import ChiefActor
+            from dps.queues.actor import QueuesActor
+            from dps.queues.messages import QUEUES
 
             self._chief_actor = ChiefActor(
                 *expected, wire, self._end_chief, owned, restarted, self._where(), config.launched.is_set()
             )
             self._node.host(CHIEF, self._chief_actor)
+            self._node.host(QUEUES, QueuesActor())
         if self.job == "ps":
             from dps.ps.server import PsActor  # numba comes with it, and only a ps needs it
 

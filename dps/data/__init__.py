@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from dps.data.dataset import from_arrays as from_arrays
     from dps.data.dataset import from_files as from_files
     from dps.data.dataset import from_generator as from_generator
+    from dps.data.shared_queue import Queue as Queue
+    from dps.data.shared_queue import queue as queue
 
 _NAMES = {
     "Dataset": "dataset", "Iterator": "dataset", "from_arrays": "dataset", "from_files": "dataset",
-    "from_generator": "dataset",
+    "from_generator": "dataset", "Queue": "shared_queue", "queue": "shared_queue",
 }  # fmt: skip
 
 __all__ = [*_NAMES]  # noqa: PLE0604

@@ -1,0 +1,64 @@
+"""Nested values as they travel: the form as bytes, and the arrays in it as frames of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+
+from dps.errors import ProtocolError
+from dps.variables.tree import is_tensor, to_array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+ARRAY, TUPLE = 1, 2
+"""Codes of msgpack's extensions: the number of an array, and the form of a list that is a tuple."""
+
+
+def pack(value: Any) -> tuple[bytes, tuple[Array, ...]]:
+    """The form and the arrays of a value, which are not copied. TypeError names what cannot travel."""
+    arrays: list[Array] = []
+
+    def plain(leaf: Any) -> msgpack.ExtType:
+        if isinstance(leaf, tuple):
+            return msgpack.ExtType(TUPLE, packed(list(leaf)))
+        if not (isinstance(leaf, np.ndarray | np.generic) or is_tensor(leaf)):
+            raise TypeError(
+                f"a {type(leaf).__name__} cannot travel between tasks; wanted numbers, text, bytes, lists, tuples, "
+                "dicts and arrays"
+            )
+        arrays.append(to_array(leaf, f"array {len(arrays)}"))
+        return msgpack.ExtType(ARRAY, msgpack.packb(len(arrays) - 1))
+
+    def packed(value: Any) -> bytes:
+        found: bytes = msgpack.packb(value, default=plain, strict_types=True)
+        return found
+
+    return packed(value), tuple(arrays)
+
+
+def unpack(form: bytes, arrays: Sequence[Array]) -> Any:
+    """The value again, with copies of the arrays. Raises ProtocolError for a form that does not fit them."""
+
+    def back(kind: int, data: bytes) -> Any:
+        if kind == TUPLE:
+            return tuple(unpacked(data))
+        place = msgpack.unpackb(data) if kind == ARRAY else None
+        if not isinstance(place, int) or not 0 <= place < len(arrays):
+            raise ProtocolError(f"a value of {len(arrays)} arrays names what is none of them")
+        return arrays[place].copy()
+
+    def unpacked(data: bytes) -> Any:
+        return msgpack.unpackb(data, ext_hook=back, strict_map_key=False)
+
+    try:
+        return unpacked(form)
+    except ProtocolError:
+        raise
+    except Exception as error:
+        raise ProtocolError(f"the form of a value cannot be read: {type(error).__name__}") from None

@@ -1,0 +1,152 @@
+"""The queues of a run as an actor on the chief's node."""
+
+from __future__ import annotations
+
+from dps.actors.actor import Actor
+from dps.actors.messages import Waiting
+from dps.actors.ref import Sender
+from dps.errors import Aborted, ConfigError, QueueClosed
+from dps.queues.line import MISSING, REFUSED, Action, Ended, Given, Line, checked_capacity
+from dps.queues.messages import (
+    AskPut,
+    AskSize,
+    CloseQueue,
+    Finish,
+    Finished,
+    Get,
+    Item,
+    LeaveQueue,
+    OpenQueue,
+    Put,
+    PutMissing,
+    QueueOpened,
+    SizeIs,
+    Withdraw,
+    Withdrawn,
+)  # fmt: skip
+
+GRACE_S = 1.0
+"""How long a client's node may be disconnected before what it has not acknowledged goes to others."""
+CAPACITY = 100
+LONGEST_NAME = 200
+
+
+class QueuesActor(Actor):
+    """All queues of the run, by name."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, Line] = {}
+        self._put_at: dict[str, float] = {}
+        self._got_at: dict[str, float] = {}
+
+    # -- clients -----------------------------------------------------------------------------------------------
+
+    def on_OpenQueue(self, message: OpenQueue, sender: Sender) -> None:
+        line = self.lines.get(message.queue)
+        if line is None:
+            if not 0 < len(message.queue) <= LONGEST_NAME:
+                raise ConfigError(f"queue: got a name of {len(message.queue)} characters, wanted 1 to {LONGEST_NAME}")
+            if message.capacity < 0:
+                raise ConfigError(f"queue {message.queue!r}: got capacity {message.capacity}, wanted 1 or more")
+            line = self.lines[message.queue] = Line(message.queue, message.capacity or CAPACITY)
+        checked_capacity(line, message.capacity)
+        line.open(message.client, message.name, message.address)
+        self._of(message.queue, message.client)
+        self.node.answer(sender, QueueOpened(line.capacity))
+
+    def on_LeaveQueue(self, message: LeaveQueue, sender: Sender) -> None:
+        self._carry_out(message.queue, self._line(message.queue).leave(message.client))
+        self.node.answer(sender)
+
+    def lost(self, address: str, silent_s: float) -> None:
+        for name, line in self.lines.items():
+            self._carry_out(name, line.lost(address))
+        self.node.unwatch(address)
+
+    def _line(self, name: str) -> Line:
+        line = self.lines.get(name)
+        if line is None:
+            raise Aborted(f"queue {name!r} is not there any more: the chief was started again, and the items are lost")
+        return line
+
+    def _of(self, name: str, client: int) -> Line:
+        """The queue that a client writes of, whose node is watched from then on: it may have been lost before."""
+        line = self._line(name)
+        if client in line.clients:
+            self.node.watch(line.clients[client].address, GRACE_S)
+        return line
+
+    # -- puts --------------------------------------------------------------------------------------------------
+
+    def on_Put(self, message: Put, sender: Sender) -> None:
+        line = self._of(message.queue, message.client)
+        value = message.form, message.arrays
+        self._carry_out(message.queue, line.put(message.client, message.number, value, sender))
+        self._tell_put_waits(line, message.client, message.number, sender)
+
+    def on_AskPut(self, message: AskPut, sender: Sender) -> None:
+        line = self._of(message.queue, message.client)
+        self._carry_out(message.queue, line.ask_put(message.client, message.number, sender))
+        self._tell_put_waits(line, message.client, message.number, sender)
+
+    def _tell_put_waits(self, line: Line, client: int, number: int, sender: Sender) -> None:
+        if line.put_waits(client, number):
+            self.node.answer(sender, Waiting(self._full(line)))
+
+    def on_Withdraw(self, message: Withdraw, sender: Sender) -> None:
+        line = self._line(message.queue)
+        accepted = bool(message.put) and line.withdraw(message.client, message.put)
+        if message.get:
+            self._carry_out(message.queue, line.drop(message.client, message.get))
+        self.node.answer(sender, Withdrawn(accepted))
+
+    # -- gets --------------------------------------------------------------------------------------------------
+
+    def on_Get(self, message: Get, sender: Sender) -> None:
+        line = self._of(message.queue, message.client)
+        self._carry_out(message.queue, line.get(message.client, message.number, message.floor, sender))
+        if line.get_waits(message.client, message.number):
+            self.node.answer(sender, Waiting(self._empty(line)))
+
+    def on_Finish(self, message: Finish, sender: Sender) -> None:
+        yours, actions = self._line(message.queue).finish(message.client, message.number)
+        self._carry_out(message.queue, actions)
+        self.node.answer(sender, Finished(yours))
+
+    # -- all ---------------------------------------------------------------------------------------------------
+
+    def on_AskSize(self, message: AskSize, sender: Sender) -> None:
+        self.node.answer(sender, SizeIs(len(self._line(message.queue).items)))
+
+    def on_CloseQueue(self, message: CloseQueue, sender: Sender) -> None:
+        self._carry_out(message.queue, self._line(message.queue).close())
+        self.node.answer(sender)
+
+    def _carry_out(self, name: str, actions: list[Action]) -> None:
+        now = self.node.now()
+        for action in actions:
+            if isinstance(action, Given):
+                self._got_at[name] = now
+                form, arrays = action.value
+                self.node.answer(action.asker, Item(action.number, form, arrays))
+            elif isinstance(action, Ended):
+                self.node.answer(action.asker, QueueClosed(f"queue {name!r} is closed and empty"))
+            elif action.result == REFUSED:
+                self.node.answer(action.asker, QueueClosed(f"queue {name!r} is closed; the item was not put"))
+            elif action.result == MISSING:
+                self.node.answer(action.asker, PutMissing(action.number))
+            else:
+                self._put_at[name] = now
+                self.node.answer(action.asker)
+
+    def _full(self, line: Line) -> str:
+        text = f"queue {line.name!r} is full ({len(line.items)} of {line.capacity} items); "
+        if not line.last_got:
+            return f"{text}nobody has got one yet"
+        return f"{text}the last one was got by {line.last_got} {self.node.now() - self._got_at[line.name]:.0f} s ago"
+
+    def _empty(self, line: Line) -> str:
+        if not line.last_put:
+            return f"queue {line.name!r} is empty; nobody has put anything yet"
+        ago = self.node.now() - self._put_at[line.name]
+        return f"queue {line.name!r} is empty; the last item was put by {line.last_put} {ago:.0f} s ago"

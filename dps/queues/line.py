@@ -1,0 +1,266 @@
+"""A bounded queue as a state machine: puts and gets with numbers in, items and results out. No clock, no sockets.
+
+An item that was given to a client stays here until the client says that it came. When the client is lost before, it
+goes back to its place in the order, and the client is told that it is not its own. So each accepted item is got once.
+
+    items <= capacity, but for those that came back
+    each accepted item is in exactly one place: in `items`, given to one client, or finished
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from dps.errors import Aborted, ConfigError, ProtocolError
+
+WINDOW = 64
+"""Gets of one client that may be open at one time."""
+
+ACCEPTED, WAITING, MISSING, REFUSED = "accepted", "waiting", "missing", "refused"
+"""What became of a put. Missing: it has not come, or was withdrawn. Refused: the queue is closed."""
+
+
+class Entry(NamedTuple):
+    """An item that was accepted; `order` rises."""
+
+    order: int
+    value: Any
+
+
+class Given(NamedTuple):
+    """An action: an item for a get."""
+
+    asker: Any
+    number: int
+    value: Any
+
+
+class Taken(NamedTuple):
+    """An action: a put has its result."""
+
+    asker: Any
+    number: int
+    result: str
+
+
+class Ended(NamedTuple):
+    """An action: nothing will come for a get any more, for the queue is closed and empty."""
+
+    asker: Any
+
+
+Action = Given | Taken | Ended
+
+
+@dataclass
+class Client:
+    """What the queue knows of one client."""
+
+    name: str
+    address: str
+    put_number: int = 0
+    put_result: str = MISSING
+    floor: int = 1
+    given: dict[int, Entry] = field(default_factory=dict)
+    """By the number of the get: given, and not yet acknowledged."""
+    finished: set[int] = field(default_factory=set)
+    """Gets from the floor on whose items are the client's."""
+
+
+class Line:
+    """One queue and its clients. An `asker` is whom an action is answered to; the last one of a request counts."""
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.name, self.capacity, self.closed = name, capacity, False
+        self.clients: dict[int, Client] = {}
+        self.items: list[Entry] = []
+        """In order."""
+        self._accepted = 0
+        self._putting: dict[int, tuple[Any, Any]] = {}
+        """Values that wait for room, and askers, by client, in the order in which they came."""
+        self._getting: dict[tuple[int, int], Any] = {}
+        """Gets that wait: askers by client and number, in the order in which they came."""
+        self.last_put = self.last_got = ""
+        """Whose they were."""
+
+    # -- clients -----------------------------------------------------------------------------------------------
+
+    def open(self, client: int, name: str, address: str) -> None:
+        """A client begins; a second call changes nothing."""
+        self.clients.setdefault(client, Client(name, address))
+
+    def leave(self, client: int) -> list[Action]:
+        """A client ends; nothing is kept of it."""
+        if client not in self.clients:
+            return []
+        self._forget(client)
+        del self.clients[client]
+        return self._settle()
+
+    def lost(self, address: str) -> list[Action]:
+        """A node is lost: what its clients have not acknowledged goes back, and they wait for nothing. Their numbers
+        are kept, for they may come back."""
+        for number, client in self.clients.items():
+            if client.address == address:
+                self._forget(number)
+        return self._settle()
+
+    def _forget(self, client: int) -> None:
+        known = self.clients[client]
+        self._give_back(known, list(known.given))
+        for asked in [asked for asked in self._getting if asked[0] == client]:
+            del self._getting[asked]
+        if self._putting.pop(client, None) is not None:
+            known.put_result = MISSING
+
+    def _known(self, client: int) -> Client:
+        known = self.clients.get(client)
+        if known is None:
+            raise Aborted(f"queue {self.name!r} does not know this client; open it again with dps.data.queue")
+        return known
+
+    # -- puts --------------------------------------------------------------------------------------------------
+
+    def put(self, client: int, number: int, value: Any, asker: Any) -> list[Action]:
+        """An item came, perhaps again."""
+        known = self._known(client)
+        if number < known.put_number or (number == known.put_number and known.put_result != MISSING):
+            return self.ask_put(client, number, asker)
+        self._putting.pop(client, None)  # a later put: the one before is not waited for any more
+        known.put_number, known.put_result = number, REFUSED if self.closed else WAITING
+        if self.closed:
+            return [Taken(asker, number, REFUSED)]
+        self._putting[client] = value, asker
+        return self._settle()
+
+    def ask_put(self, client: int, number: int, asker: Any) -> list[Action]:
+        """What became of a put? No action while it waits."""
+        known = self._known(client)
+        result = known.put_result if number == known.put_number else MISSING
+        if result == WAITING:
+            self._putting[client] = self._putting[client][0], asker
+            return []
+        return [Taken(asker, number, result)]
+
+    def put_waits(self, client: int, number: int) -> bool:
+        """Whether a put waits for room."""
+        known = self._known(client)
+        return number == known.put_number and known.put_result == WAITING
+
+    def withdraw(self, client: int, number: int) -> bool:
+        """The put is not waited for any more. Whether it was accepted all the same; else it never will be."""
+        known = self._known(client)
+        if number == known.put_number and known.put_result == ACCEPTED:
+            return True
+        if number >= known.put_number:
+            self._putting.pop(client, None)
+            known.put_number, known.put_result = number + 1, MISSING  # whatever comes late under its number is old
+        return False
+
+    # -- gets --------------------------------------------------------------------------------------------------
+
+    def get(self, client: int, number: int, floor: int, asker: Any) -> list[Action]:
+        """An item is wanted, perhaps again."""
+        known = self._known(client)
+        self._raise_floor(client, known, floor)
+        if number < known.floor or number in known.finished:
+            return self._settle()
+        if number >= known.floor + WINDOW:
+            raise ProtocolError(f"get {number} while {known.floor} is open; at most {WINDOW} gets are open at one time")
+        if number in known.given:
+            return [*self._settle(), Given(asker, number, known.given[number].value)]
+        self._getting[client, number] = asker
+        return self._settle()
+
+    def get_waits(self, client: int, number: int) -> bool:
+        """Whether a get waits for an item."""
+        return (client, number) in self._getting
+
+    def finish(self, client: int, number: int) -> tuple[bool, list[Action]]:
+        """The item of a get came, perhaps told again. Whether it is the client's."""
+        known = self._known(client)
+        if known.given.pop(number, None) is not None:
+            known.finished.add(number)
+        return number in known.finished, self._settle()
+
+    def drop(self, client: int, number: int) -> list[Action]:
+        """A get, and all before it, are not waited for any more."""
+        self._raise_floor(client, self._known(client), number + 1)
+        return self._settle()
+
+    def _raise_floor(self, client: int, known: Client, floor: int) -> None:
+        if floor <= known.floor:
+            return
+        known.floor = floor
+        known.finished = {number for number in known.finished if number >= floor}
+        self._give_back(known, [number for number in known.given if number < floor])
+        for asked in [asked for asked in self._getting if asked[0] == client and asked[1] < floor]:
+            del self._getting[asked]
+
+    def _give_back(self, known: Client, numbers: list[int]) -> None:
+        for number in numbers:
+            bisect.insort(self.items, known.given.pop(number))
+
+    # -- all ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> list[Action]:
+        """Nothing more is accepted; what is there can be got."""
+        self.closed = True
+        refused: list[Action] = []
+        for client, (_, asker) in self._putting.items():
+            known = self.clients[client]
+            known.put_result = REFUSED
+            refused.append(Taken(asker, known.put_number, REFUSED))
+        self._putting.clear()
+        return [*refused, *self._settle()]
+
+    def _settle(self) -> list[Action]:
+        """Let in who waits for room, give to who waits for items, until neither can go on."""
+        actions: list[Action] = []
+        while (self._putting and len(self.items) < self.capacity) or (self._getting and self.items):
+            if self._getting and self.items:
+                actions.append(self._give())
+            else:
+                actions.append(self._accept())
+        if self._getting and self.over:
+            actions += [Ended(asker) for asker in self._getting.values()]
+            self._getting.clear()
+        return actions
+
+    def _accept(self) -> Taken:
+        client = next(iter(self._putting))
+        value, asker = self._putting.pop(client)
+        self._accepted += 1
+        self.items.append(Entry(self._accepted, value))
+        known = self.clients[client]
+        known.put_result, self.last_put = ACCEPTED, known.name
+        return Taken(asker, known.put_number, ACCEPTED)
+
+    def _give(self) -> Given:
+        client, number = asked = next(iter(self._getting))
+        asker = self._getting.pop(asked)
+        entry, known = self.items.pop(0), self.clients[client]
+        known.given[number], self.last_got = entry, known.name
+        return Given(asker, number, entry.value)
+
+    @property
+    def over(self) -> bool:
+        """Whether it is closed and nothing can come any more: what was given may still come back."""
+        return self.closed and not self.items and not any(client.given for client in self.clients.values())
+
+    def entries(self) -> Iterator[Entry]:
+        """All that was accepted and is not finished."""
+        yield from self.items
+        for client in self.clients.values():
+            yield from client.given.values()
+
+
+def checked_capacity(line: Line, capacity: int) -> None:
+    """ConfigError where a client wants another capacity than the queue has."""
+    if capacity and capacity != line.capacity:
+        raise ConfigError(
+            f"queue {line.name!r}: got capacity {capacity}, it was made with {line.capacity}; give the same, or none"
+        )

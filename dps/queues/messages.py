@@ -1,0 +1,131 @@
+"""The messages between those who use a queue and the actor that has it.
+
+A user of a queue is a client: a number that it draws once. Its puts have dense numbers, its gets have others. A message
+that comes again has the same number, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from dps.transport.message import Message
+from dps.transport.wire import Array
+
+QUEUES = "queues"
+"""The actor's name, on the chief's node."""
+
+
+class OpenQueue(Message, kind=80):
+    """A client wants to use a queue, which is made where it is not there. Answered with QueueOpened."""
+
+    queue: str
+    capacity: int
+    """Items; 0: as the queue has it."""
+    client: int
+    name: str
+    """The client's task, for messages to people."""
+    address: str
+    """Its node: what the client has not acknowledged goes to others when that node is lost."""
+
+
+class QueueOpened(Message, kind=81):
+    """The client is known."""
+
+    capacity: int
+
+
+class Put(Message, kind=82):
+    """An item. Answered with Done once it is in the queue, with Waiting while there is no room."""
+
+    queue: str
+    client: int
+    number: int
+    form: bytes
+    """How the arrays are nested."""
+    arrays: tuple[Array, ...] = ()
+
+
+class AskPut(Message, kind=83):
+    """What became of a put? Answered as Put, or with PutMissing."""
+
+    queue: str
+    client: int
+    number: int
+
+
+class PutMissing(Message, kind=84):
+    """The put has not come; send it again under its number."""
+
+    number: int
+
+
+class Get(Message, kind=85):
+    """An item is wanted. Answered with Item, with Waiting while there is none."""
+
+    queue: str
+    client: int
+    number: int
+    floor: int
+    """All gets of the client below this number are over: what was given for them and not acknowledged goes back."""
+
+
+class Item(Message, kind=86):
+    """An item for a get. It is the client's once a Finish for it was answered with `yours`."""
+
+    number: int
+    form: bytes
+    arrays: tuple[Array, ...] = ()
+
+
+class Finish(Message, kind=87):
+    """The item of this get came. Answered with Finished."""
+
+    queue: str
+    client: int
+    number: int
+
+
+class Finished(Message, kind=88):
+    """Whether the item is the client's; else it went back meanwhile, and to another one."""
+
+    yours: bool
+
+
+class Withdraw(Message, kind=89):
+    """A put and a get (0: none) are not waited for any more. Answered with Withdrawn."""
+
+    queue: str
+    client: int
+    put: int
+    get: int
+
+
+class Withdrawn(Message, kind=90):
+    """Whether the put is in the queue all the same; the get is over."""
+
+    accepted: bool
+
+
+class AskSize(Message, kind=91):
+    """Answered with SizeIs."""
+
+    queue: str
+    client: int
+
+
+class SizeIs(Message, kind=92):
+    """How many items can be got now."""
+
+    items: int
+
+
+class CloseQueue(Message, kind=93):
+    """Nothing more may be put. Answered with Done."""
+
+    queue: str
+    client: int
+
+
+class LeaveQueue(Message, kind=94):
+    """The client needs the queue no more. Answered with Done."""
+
+    queue: str
+    client: int

@@ -1,0 +1,122 @@
+"""Shared queues over sockets, as programs use them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from dps.data.items import pack, unpack
+from dps.transport.current import runtime
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dps.Server]:
+    with dps.Server.create_local_server() as made:
+        yield made
+
+
+def test_an_item_comes_back_as_it_was_put_and_is_the_callers_own(server: dps.Server) -> None:
+    queue = dps.data.queue(server, "nested")
+    array = np.arange(6, dtype=np.int16).reshape(2, 3)
+    item = {"a": array, "b": [1, 2.5, "text", None, True, b"bytes"], "c": (np.float32(3), {"empty": np.zeros((0, 4))})}
+    queue.put(item)
+    array += 1
+    got = queue.get()
+    assert got["a"].tolist() == [[0, 1, 2], [3, 4, 5]] and got["a"].dtype == np.int16 and got["a"].flags.writeable
+    assert got["b"] == item["b"]
+    assert isinstance(got["c"], tuple) and got["c"][0] == 3 and got["c"][0].dtype == np.float32
+    assert got["c"][1]["empty"].shape == (0, 4)
+    queue.leave()
+
+
+def test_several_producers_and_consumers_share_all_items(server: dps.Server) -> None:
+    got: list[list[int]] = [[], [], []]
+
+    def consume(place: int) -> None:
+        got[place].extend(dps.data.queue(server, "many", capacity=4))
+
+    def produce(first: int) -> None:
+        queue = dps.data.queue(server, "many", capacity=4)
+        for number in range(first, first + 40):
+            queue.put(number)
+
+    consumers = [threading.Thread(target=consume, args=(place,)) for place in range(3)]
+    producers = [threading.Thread(target=produce, args=(first,)) for first in (0, 100)]
+    for thread in (*consumers, *producers):
+        thread.start()
+    for thread in producers:
+        thread.join()
+    dps.data.queue(server, "many").close()
+    for thread in consumers:
+        thread.join(20)
+    assert sorted([n for own in got for n in own]) == [*range(40), *range(100, 140)]
+    for own in got:
+        assert [n for n in own if n < 100] == sorted(n for n in own if n < 100)
+
+
+def test_closing_wakes_who_waits_with_an_item(server: dps.Server) -> None:
+    told: list[BaseException] = []
+    first = dps.data.queue(server, "closed", capacity=1)
+    first.put(1)
+
+    def put() -> None:
+        try:
+            dps.data.queue(server, "closed").put(2)
+        except dps.QueueClosed as error:
+            told.append(error)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    runtime().sleep(0.2)
+    first.close()
+    thread.join(10)
+    assert str(told[0]) == "queue 'closed' is closed; the item was not put"
+    assert first.get() == 1
+    with pytest.raises(dps.QueueClosed, match="queue 'closed' is closed and empty"):
+        first.get()
+
+
+def test_bad_use_is_told_in_one_line(server: dps.Server) -> None:
+    queue = dps.data.queue(server, "small", capacity=2)
+    assert queue.capacity == dps.data.queue(server, "small").capacity == 2
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (lambda: dps.data.queue(server, "small", capacity=3), dps.ConfigError, "got capacity 3, it was made with 2"),
+        (lambda: dps.data.queue(server, "x", capacity=0), dps.ConfigError, "got capacity 0, wanted 1 or more"),
+        (lambda: dps.data.queue(server, ""), dps.ConfigError, "got a name of 0 characters, wanted 1 to 200"),
+        (lambda: queue.put(object()), TypeError, "a object cannot travel between tasks"),
+        (lambda: queue.put(np.array(["text"])), TypeError, "wanted an array of numbers"),
+        (lambda: queue.get(timeout=0.1), dps.DeadlineExceeded, "worker:0: get: queue 'small' is empty; nobody has put"),
+    ]
+    for call, kind, text in wrong:
+        with pytest.raises(kind, match=text) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    queue.leave()
+    with pytest.raises(dps.ConfigError, match="was left"):
+        queue.put(1)
+
+
+def test_another_thread_at_the_same_queue_is_told_so(server: dps.Server) -> None:
+    queue = dps.data.queue(server, "threads")
+    thread = threading.Thread(target=lambda: queue.put(queue.get()))
+    thread.start()
+    runtime().sleep(0.2)
+    with pytest.raises(dps.ConfigError, match="another thread uses it; make one for each"):
+        queue.size()
+    other = dps.data.queue(server, "threads")
+    other.put(1)
+    thread.join(10)
+    assert other.get() == 1
+
+
+def test_a_form_that_does_not_fit_its_arrays_is_refused() -> None:
+    form, arrays = pack([np.zeros(2), np.zeros(3)])
+    with pytest.raises(dps.ProtocolError, match="a value of 1 arrays names what is none of them"):
+        unpack(form, arrays[:1])
+    with pytest.raises(dps.ProtocolError, match="cannot be read"):
+        unpack(b"\xc1", [])

@@ -1,0 +1,222 @@
+"""The queue as a list of events: what is accepted is got once, in order, whoever is lost and whatever comes again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dps.errors import Aborted, ProtocolError
+from dps.queues.line import ACCEPTED, REFUSED, WAITING, Action, Ended, Given, Line, Taken
+
+
+def opened(capacity: int = 2, clients: int = 3) -> Line:
+    line = Line("q", capacity)
+    for client in range(1, clients + 1):
+        line.open(client, f"worker:{client}", f"node{client}")
+    return line
+
+
+def test_items_come_in_the_order_in_which_they_were_put() -> None:
+    line = opened(5)
+    for number in (1, 2, 3):
+        assert line.put(1, number, f"item {number}", "p") == [Taken("p", number, ACCEPTED)]
+    assert [line.get(2, number, 1, "g") for number in (1, 2)] == [[Given("g", 1, "item 1")], [Given("g", 2, "item 2")]]
+
+
+def test_a_put_waits_for_room_and_is_let_in_by_a_get() -> None:
+    line = opened(1)
+    line.put(1, 1, "a", "p1")
+    assert line.put(2, 1, "b", "p2") == []
+    assert line.put_waits(2, 1)
+    assert line.get(3, 1, 1, "g") == [Given("g", 1, "a"), Taken("p2", 1, ACCEPTED)]
+
+
+def test_a_get_waits_for_an_item_and_the_first_asker_has_it() -> None:
+    line = opened()
+    assert line.get(1, 1, 1, "g1") == []
+    assert line.get(2, 1, 1, "g2") == []
+    assert line.put(3, 1, "a", "p") == [Taken("p", 1, ACCEPTED), Given("g1", 1, "a")]
+    assert line.get_waits(2, 1)
+
+
+def test_what_comes_again_changes_nothing_and_is_answered_again() -> None:
+    line = opened()
+    line.put(1, 1, "a", "p")
+    assert line.put(1, 1, "a", "again") == [Taken("again", 1, ACCEPTED)]
+    assert len(line.items) == 1
+    line.get(2, 1, 1, "g")
+    assert line.get(2, 1, 1, "again") == [Given("again", 1, "a")]
+    assert line.finish(2, 1) == (True, [])
+    assert line.finish(2, 1) == (True, [])
+    assert line.get(2, 1, 1, "late") == []
+    assert not line.get_waits(2, 1)
+
+
+def test_what_a_lost_client_has_not_acknowledged_goes_to_the_next_one_in_its_place() -> None:
+    line = opened(3)
+    for number in (1, 2):
+        line.put(1, number, number, "p")
+    line.get(2, 1, 1, "g")
+    line.lost("node2")
+    assert line.get(3, 1, 1, "g3") == [Given("g3", 1, 1)]
+    assert line.finish(2, 1) == (False, [])
+    assert line.finish(3, 1) == (True, [])
+
+
+def test_what_was_acknowledged_stays_so_when_its_client_is_lost() -> None:
+    line = opened()
+    line.put(1, 1, "a", "p")
+    line.get(2, 1, 1, "g")
+    line.finish(2, 1)
+    line.lost("node2")
+    assert line.finish(2, 1) == (True, [])
+    assert line.get(3, 1, 1, "g") == []
+
+
+def test_a_withdrawn_put_is_never_accepted_however_late_it_comes() -> None:
+    line = opened(1)
+    line.put(1, 1, "a", "p")
+    line.put(2, 1, "b", "p2")
+    assert not line.withdraw(2, 1)
+    assert not line.withdraw(3, 1)
+    line.put(2, 1, "b", "late")
+    line.put(3, 1, "c", "late")
+    assert line.get(1, 1, 1, "g") == [Given("g", 1, "a")]
+    assert line.items == []
+    assert line.withdraw(1, 1)  # it was accepted
+    assert line.put(2, 2, "d", "next") == [Taken("next", 2, ACCEPTED)]
+
+
+def test_a_dropped_get_gives_back_what_came_for_it() -> None:
+    line = opened()
+    line.get(1, 1, 1, "g")
+    line.put(2, 1, "a", "p")
+    line.drop(1, 1)
+    assert [entry.value for entry in line.items] == ["a"]
+    assert line.get(1, 1, 1, "late") == []
+    assert line.get(1, 2, 2, "g") == [Given("g", 2, "a")]
+
+
+def test_closing_wakes_all_who_wait_and_leaves_what_is_there() -> None:
+    line = opened(1)
+    line.get(3, 1, 1, "g")
+    assert line.close() == [Ended("g")]
+    line = opened(1)
+    line.put(1, 1, "a", "p")
+    line.put(2, 1, "b", "p2")
+    assert line.close() == [Taken("p2", 1, REFUSED)]
+    assert line.put(1, 2, "c", "p") == [Taken("p", 2, REFUSED)]
+    assert line.get(3, 1, 1, "g") == [Given("g", 1, "a")]
+
+
+def test_a_closed_queue_is_not_over_while_an_item_may_come_back() -> None:
+    line = opened()
+    line.put(1, 1, "a", "p")
+    line.get(2, 1, 1, "g2")
+    line.close()
+    assert line.get(3, 1, 1, "g3") == []
+    assert line.lost("node2") == [Given("g3", 1, "a")]
+    assert line.get(1, 1, 1, "g1") == []
+    assert line.finish(3, 1) == (True, [Ended("g1")])
+
+
+def test_an_unknown_client_and_too_many_gets_are_refused() -> None:
+    line = opened()
+    with pytest.raises(Aborted, match="open it again"):
+        line.put(9, 1, "a", "p")
+    with pytest.raises(ProtocolError, match="at most 64 gets"):
+        line.get(1, 70, 1, "g")
+
+
+class Machine(RuleBasedStateMachine):
+    """Three clients and a network that loses, doubles and delays their messages, and answers to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = opened(2)
+        self.puts = dict.fromkeys((1, 2, 3), 0)
+        self.gets = dict.fromkeys((1, 2, 3), 1)
+        self.sent: list[tuple[Any, ...]] = []
+        """All messages ever sent: each may come at any time, again and again."""
+        self.told: dict[tuple[int, int], str] = {}
+        """Results of puts."""
+        self.came: dict[tuple[int, int], Any] = {}
+        self.own: list[Any] = []
+        """What was acknowledged and confirmed: got."""
+
+    def take(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Taken) and action.result in (ACCEPTED, REFUSED):
+                before = self.told.setdefault((action.asker, action.number), action.result)
+                assert before == action.result
+            elif isinstance(action, Given):
+                self.came[action.asker, action.number] = action.value
+
+    clients = st.sampled_from([1, 2, 3])
+
+    @rule(client=clients)
+    def put(self, client: int) -> None:
+        self.puts[client] += 1
+        message = ("put", client, self.puts[client])
+        self.sent.append(message)
+
+    @rule(client=clients)
+    def get(self, client: int) -> None:
+        self.sent.append(("get", client, self.gets[client], self.gets[client]))
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def comes(self, data: Any) -> None:
+        kind, client, *rest = data.draw(st.sampled_from(self.sent[-12:]))
+        if kind == "put":
+            self.take(self.line.put(client, rest[0], (client, rest[0]), client))
+        else:
+            self.take(self.line.get(client, *rest, client))
+
+    @rule(client=clients)
+    def finish(self, client: int) -> None:
+        number = self.gets[client]
+        if (client, number) in self.came:
+            yours, actions = self.line.finish(client, number)
+            self.take(actions)
+            if yours:
+                self.own.append(self.came[client, number])
+            self.gets[client] += 1
+
+    @rule(client=clients)
+    def give_up(self, client: int) -> None:
+        self.take(self.line.drop(client, self.gets[client]))
+        self.gets[client] += 1
+        withdrawn = (client, self.puts[client])
+        if self.puts[client] and not self.line.withdraw(*withdrawn):
+            assert self.told.setdefault(withdrawn, "withdrawn") != ACCEPTED
+
+    @rule(client=clients)
+    def lost(self, client: int) -> None:
+        self.take(self.line.lost(f"node{client}"))
+
+    @invariant()
+    def each_accepted_item_is_in_one_place(self) -> None:
+        there = [entry.value for entry in self.line.entries()]
+        assert len(set(self.own)) == len(self.own)
+        assert not set(there) & set(self.own)
+        assert len(set(there)) == len(there)
+        accepted = {key for key, result in self.told.items() if result == ACCEPTED}
+        assert accepted <= set(there) | set(self.own)
+        withdrawn = {key for key, result in self.told.items() if result == "withdrawn"}
+        assert not withdrawn & (set(there) | set(self.own))
+
+    @invariant()
+    def nobody_waits_for_what_is_there(self) -> None:
+        waits = [c for c in (1, 2, 3) if self.line.get_waits(c, self.gets[c])]
+        assert not (waits and self.line.items)
+        putting = [c for c in (1, 2, 3) if self.line.clients[c].put_result == WAITING]
+        assert not putting or len(self.line.items) >= self.line.capacity
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=150, stateful_step_count=60)
