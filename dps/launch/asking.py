@@ -13,8 +13,7 @@ ASK_S = 1.0
 
 
 def has_variables(chief: str) -> bool:
-    """Whether a session has brought variables, which a reader can read. False for a chief that does not answer; blocks
-    up to 1 s."""
+    """Whether the run has variables, so that readers can pull. False without an answer. Blocks up to 1 s."""
     caller = Caller(runtime(), "reader")
     try:
         answer = caller.ask(Ref(chief, CHIEF), AskStats(), ASK_S)

@@ -15,7 +15,7 @@ from dps.launch.starter import started
 
 
 class Child:
-    """A `python -m dps.role` process. `line(name, text)` gets its output, on threads of its own."""
+    """A `python -m dps.role` process. `line(name, text)` gets its output, on separate threads."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Child:
         pass_fds: Sequence[int] = (),
         waits: bool = False,
     ) -> None:
-        """`waits`: it reads the chief's address from stdin (`--chief -`), which `tell` gives it."""
+        """`waits`: the child reads the chief's address from stdin (`--chief -`); `tell` writes it."""
         self.name, self.arguments = name, list(arguments)
         self._line, self._ended = line, ended
         stdin = subprocess.PIPE if waits else subprocess.DEVNULL
@@ -50,11 +50,11 @@ class Child:
         self._ended(self)
 
     def tell(self, chief: str) -> None:
-        """Give a child that waits for it the chief's address; "" ends it. For others, and a second time, nothing."""
+        """Give a waiting child the chief's address; "" ends it. Does nothing for others, or a second time."""
         stdin = self.process.stdin
         if stdin is None or stdin.closed:
             return
-        with contextlib.suppress(BrokenPipeError):  # it has ended; its exit code says more
+        with contextlib.suppress(BrokenPipeError):  # the child has ended; its exit code says more
             stdin.write(f"{chief}\n" if chief else "")
             stdin.flush()
         with contextlib.suppress(BrokenPipeError):
@@ -66,14 +66,14 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """Exit code; negative: the signal that ended it; None while it runs."""
+        """The exit code; negative: the signal that ended the child; None while it runs."""
         return self.process.poll()
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
     def wait(self, patience_s: float) -> bool:
-        """Wait for its end; True when it has ended."""
+        """Wait for the child's end; returns whether it has ended."""
         try:
             self.process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -81,11 +81,11 @@ class Child:
         return True
 
     def tell_to_end(self) -> None:
-        """A chief or ps ends at once, a worker's loop after its step."""
+        """Ask the child to end: a chief or ps ends at once, a worker's loop after its step."""
         self.signal(signal.SIGTERM if self.name.startswith("worker") else TEARDOWN)
 
     def end(self, patience_s: float) -> None:
-        """Tell it to end, and SIGKILL one that takes longer than `patience_s`. Blocks until it is gone."""
+        """Ask the child to end, and SIGKILL it after `patience_s`. Blocks until it has ended."""
         self.tell_to_end()
         if not self.wait(patience_s):
             self.signal(signal.SIGKILL)

@@ -14,7 +14,7 @@ _OWN = os.path.dirname(os.path.abspath(__file__))
 
 @record
 class Failure:
-    """Why a worker failed. `error`: class and message. `trace`: its traceback as text, "" where there is none."""
+    """Why a worker failed. `error`: class and message. `trace`: its traceback as text, or ""."""
 
     error: str
     trace: str = ""
@@ -26,13 +26,13 @@ class Failure:
 
     @property
     def way(self) -> tuple[str, ...]:
-        """Two workers that fail the same way, perhaps with other numbers in their messages, have the same."""
+        """A key that is equal for workers that failed in the same way, even if numbers in their messages differ."""
         places = tuple(line for line in self.trace.splitlines() if line.startswith("  File "))
         return (self.error.partition(":")[0], *places) if places else (self.error,)
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The failure that an exception is. `sys.exit("why")` in a program has no traceback: it says why."""
+    """The Failure of an exception. `sys.exit("why")` in a program gets no traceback, because its text is the reason."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SystemExit):
         return Failure(text)
@@ -50,8 +50,8 @@ def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
 
 
 def told(failures: Mapping[int, Failure]) -> str:
-    """What `wait` says of failed workers, by task in the order in which they failed: others may have failed because of
-    the first."""
+    """The text of `wait` about failed workers, in the order in which they failed, because others may have failed as a
+    consequence of the first."""
     (first, failure), *others = failures.items()
     text = f"worker:{first} failed: {failure.error}"
     if failure.trace:

@@ -17,12 +17,12 @@ _loading: list[str] = []
 
 
 def loading() -> str:
-    """The path whose module `load` imports at this moment; "" while it imports none."""
+    """The path whose module `load` is importing; "" if it imports none."""
     return _loading[-1] if _loading else ""
 
 
 def load(path: str) -> Callable[..., Any]:
-    """A function by its path, "package.module:function" or "folder/file.py:function"; ConfigError when not there."""
+    """A function by its path, "package.module:function" or "folder/file.py:function". ConfigError if it is missing."""
     target, _, name = path.rpartition(":")
     _loading.append(path)
     try:
@@ -48,12 +48,12 @@ def _module(path: str, target: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name
         if missing is not None and target != missing and not target.startswith(f"{missing}."):
-            raise  # the module is there, and what it imports is not
+            raise  # the module exists, but one that it imports does not
         raise ConfigError(f"{path}: no module {target!r}; {_WANTED}") from None
 
 
 def _file(path: str, target: str) -> ModuleType:
-    """A file as a module of its own name; under another where a module of that name is loaded already."""
+    """Import a file as a module of its own name, or of another if a module of that name is loaded already."""
     file = os.path.abspath(target)
     if not os.path.exists(file):
         raise ConfigError(f"{path}: no file {target!r}; {_WANTED}")
@@ -67,14 +67,14 @@ def _file(path: str, target: str) -> ModuleType:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except BaseException:  # half of a module is none
+    except BaseException:  # remove the incomplete module
         del sys.modules[spec.name]
         raise
     return module
 
 
 def path_of(function: Callable[..., Any]) -> tuple[str, bytes]:
-    """A function's path, "module:name" or "file.py:name"; for one that has none its code, if cloudpickle is there."""
+    """A function's path, "module:name" or "file.py:name". If it has none, its code, if cloudpickle is installed."""
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     main = sys.modules.get("__main__")
     main_file, main_spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
@@ -95,10 +95,10 @@ def path_of(function: Callable[..., Any]) -> tuple[str, bytes]:
 
 
 def sources() -> dict[str, list[str]]:
-    """The lines of all code that is in no file, as a notebook's cells, by the name that tracebacks have for it."""
+    """The lines of all code without a file, such as a notebook's cells, by its name in tracebacks."""
     return {name: entry[2] for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
 
 
 def show_sources(known: dict[str, list[str]]) -> None:
-    """Have tracebacks of this process show lines of `sources` from another one."""
+    """Make tracebacks of this process show lines that `sources` returned in another process."""
     linecache.cache.update({name: (sum(map(len, lines)), None, lines, name) for name, lines in known.items()})

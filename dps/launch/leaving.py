@@ -14,9 +14,9 @@ TELL_S = 1.0
 
 
 def leave(chief: str, task: int, reason: str, code: int) -> None:
-    """Tell the chief that a worker's program is over. Blocks up to 1 s; a chief that is away is left alone.
+    """Tell the chief that a worker's program is over. Blocks up to 1 s; gives up if the chief is away.
 
-    `reason` goes on after the task's name, as "ended with exit code 7"; `code` is negative for a signal."""
+    `reason` is text that follows the task's name, such as "ended with exit code 7"; `code` is negative for a signal."""
     with contextlib.suppress(DpsError):
         caller = Caller(runtime(), f"worker:{task}")
         try:

@@ -24,9 +24,9 @@ from dps.update import parse
 log = logging.getLogger("dps")
 
 SESSION_S = 60.0
-"""A session's timeout, unless it is given another one."""
+"""The default timeout of a session."""
 LOOK_S = 0.05
-"""How often a reader asks whether there are variables."""
+"""How often a reader asks whether the run has variables."""
 
 _running: LocalCluster | None = None
 
@@ -34,20 +34,20 @@ _running: LocalCluster | None = None
 class LocalCluster:
     """Chief, ps and workers on this machine. Only `stop`, or the end of the block, ends the ps and the chief.
 
-    Starting another LocalCluster in this process stops the one before, so a notebook's cell may be run again. Its repr
-    tells each task's state, the step and the chief's address.
+    Starting another LocalCluster in this process stops the previous one, so a notebook's cell may be run again. Its
+    repr shows each task's state, the step and the chief's address.
 
     Args:
         ps: How many ps.
         workers: How many workers.
-        processes: True: each task is a process (a ps or chief that dies is started once more). In a script the cluster
-            is then made under `if __name__ == "__main__":`, as worker processes import the script to find the function.
+        processes: True: each task is a process (a ps or chief that dies is restarted once). A script must then make the
+            cluster under `if __name__ == "__main__":`, because worker processes import the script to find the function.
             False: all tasks are in this process.
-        update: The update mode; an instance, or "async", "sync", "bounded:S". None: what the sessions say.
+        update: The update mode; an instance, or "async", "sync", "bounded:S". None: the sessions choose it.
         pin: Whether each ps and worker process keeps to processors of its own.
 
     Raises:
-        ConfigError: Fewer than one ps or worker; `pin` where tasks cannot be pinned.
+        ConfigError: Fewer than one ps or worker; or `pin`, and tasks cannot be pinned.
 
     Example:
         ```python
@@ -100,8 +100,8 @@ class LocalCluster:
             The cluster.
 
         Raises:
-            ConfigError: A worker process that imports the main script comes here again; the lines that make the cluster
-                belong under `if __name__ == "__main__":`.
+            ConfigError: A worker process that imports the main script makes the cluster again; put the lines that make
+                it under `if __name__ == "__main__":`.
         """
         global _running
         if self.processes and (path := loading()):
@@ -120,7 +120,7 @@ class LocalCluster:
 
     @property
     def target(self) -> str:
-        """The chief's address, which a client from anywhere connects to."""
+        """The chief's address, to which clients connect."""
         return self._started().target
 
     def _started(self) -> Processes | Threads:
@@ -140,11 +140,10 @@ class LocalCluster:
             args: More arguments.
 
         Returns:
-            The run: what its workers do, and their results.
+            The run, with its workers' states and results.
 
         Raises:
-            ConfigError: The cluster is not started, the run before has not ended, or `train` cannot be found by a
-                worker.
+            ConfigError: The cluster is not started, the previous run has not ended, or a worker cannot import `train`.
         """
         tasks = self._started()
         if self._run is not None and not self._run.done():
@@ -158,17 +157,17 @@ class LocalCluster:
         return run
 
     def session(self, params: Any = None, **settings: Any) -> Session:
-        """Open a session of this process, as one more client. Blocks as `dps.Session`.
+        """Open a session of this process, as an additional client. Blocks like `dps.Session`.
 
         Args:
-            params: As of `dps.Session`. None: a reader, which waits for the run's workers to bring variables.
-            settings: As of `dps.Session`.
+            params: As for `dps.Session`. None: a reader, which waits until the run's workers bring variables.
+            settings: As for `dps.Session`.
 
         Returns:
             The session.
 
         Raises:
-            DpsError: A reader finds no variables, and all workers have ended, one of them with this failure.
+            DpsError: There are no variables for a reader, and all workers have ended, one of them with this failure.
         """
         target = self.target
         if params is None and self._run is not None:
@@ -176,7 +175,7 @@ class LocalCluster:
         return Session(target, params, **settings)
 
     def _wait_for_variables(self, run: LocalRun, target: str, timeout: float) -> None:
-        """Until the chief knows the variables, or the session itself is to say what it waits for."""
+        """Wait until the chief knows the variables, or until the session itself should report what it waits for."""
         clock = runtime()
         deadline = clock.now() + timeout
         while not has_variables(target) and clock.now() < deadline:
@@ -185,7 +184,7 @@ class LocalCluster:
             clock.sleep(LOOK_S)
 
     def stop(self) -> None:
-        """End all tasks. A run that goes on is stopped first, as by its `stop`. Blocks; a second call does nothing."""
+        """End all tasks. First stops a running run, as by its `stop`. Blocks; a second call does nothing."""
         global _running
         if _running is self:
             _running = None

@@ -8,23 +8,24 @@ from collections.abc import Mapping
 LOST = 3
 FAILED = 1
 KNOWN = (0, FAILED, 2, LOST, 4, 5, 130)
-"""The exit codes that dps gives. A program that ends with another one has failed."""
+"""The exit codes of dps. A program that ends with another one has failed."""
 LEFT = 143
-"""A ps that was ended by SIGTERM while the run went on."""
+"""The exit code of a ps that SIGTERM ended while the run went on."""
 TEARDOWN = signal.SIGUSR1
-"""What a launcher sends to chief and ps to have them end at once. SIGTERM ends them in order, whoever sends it."""
+"""The signal by which a launcher ends chief and ps at once. SIGTERM ends them in order, whoever sends it."""
 TOLD = (0, -signal.SIGTERM, -TEARDOWN)
-"""How tasks end that the launcher ends."""
+"""Exit codes of tasks that the launcher ended."""
 NAMED = 3
-"""How many of the tasks that ended in one way are named."""
+"""The most tasks that are named if several ended in the same way."""
 
 
 def outcome(codes: Mapping[str, int], crashed: dict[str, int]) -> tuple[int, str]:
-    """The run's exit code, and the last line, "" where all went well.
+    """The run's exit code, and the last line to print, "" if the run went well.
 
-    `codes`: the exit codes of the tasks, negative: the signal that ended one. `crashed`: how ps
-    and chief died while the run went on, the latest last; some may have been started again. A ps or chief that is gone
-    for good is 3. Else workers that failed by themselves say more than a chief that ended because of them.
+    `codes`: the exit codes of the tasks; a negative one is the signal that ended the task. `crashed`: exit codes of ps
+    and chief that died while the run went on, the latest last; some may have been restarted. The code is 3 if a ps or
+    the chief is gone for good. Otherwise workers that failed by themselves count before a chief that ended because of
+    them.
     """
     bad = {name: code for name, code in codes.items() if code not in TOLD}
     workers = {name: code for name, code in bad.items() if name.startswith("worker")}
@@ -51,7 +52,7 @@ def _names(names: list[str]) -> str:
 
 
 def _became(code: int) -> str:
-    """What became of a task, to go on after its name."""
+    """How a task ended, as text that follows its name."""
     return f"ended with {describe(code)}" if code >= 0 else f"was killed ({describe(code)}), exit code {128 - code}"
 
 

@@ -23,7 +23,7 @@ from dps.launch.values import pack, receive, send
 
 
 class Processes:
-    """Chief, ps and workers as processes of this machine. Made when the chief listens; blocks until then."""
+    """Chief, ps and workers as processes of this machine. The constructor blocks until the chief listens."""
 
     def __init__(self, ps: int, workers: int, wanted: update.Update | str | None, pin: bool) -> None:
         mode = wanted if wanted is None or isinstance(wanted, str) else update.as_text(wanted)
@@ -48,7 +48,7 @@ class Processes:
             self.supervisor.turn(0.1)
 
     def states(self) -> dict[str, str]:
-        """What the chief and the ps do."""
+        """The states of the chief and the ps."""
         return {name: state for name, state in self.supervisor.states.items() if not name.startswith("worker")}
 
     def run(self, run: LocalRun, train: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -77,7 +77,7 @@ class Processes:
         threading.Thread(target=self._listen, args=given, name=f"reports of worker:{task}", daemon=True).start()
 
     def _listen(self, child: Child, task: int, order: dict[str, Any], orders: int, reports: int, run: LocalRun) -> None:
-        """Tell a worker what to run, and the run what the worker reports until it ends."""
+        """Send a worker its order, and pass the worker's reports to the run until it ends."""
         with contextlib.suppress(BrokenPipeError):
             send(orders, order)
         os.close(orders)
@@ -95,7 +95,7 @@ class Processes:
                     failure = Failure(report["error"], report["trace"]) if "error" in report else None
         except EOFError:
             pass
-        except Exception as error:  # the run would wait for this worker for ever
+        except Exception as error:  # otherwise the run would wait for this worker for ever
             heard, failure = True, failure_of(error)
         os.close(reports)
         code = child.process.wait()

@@ -13,32 +13,32 @@ from typing import Any, Protocol, TextIO
 from dps.transport.current import runtime
 
 DELAY_S = 1.0
-"""A wait that is shorter shows nothing."""
+"""A shorter wait shows nothing."""
 LINE_S = 10.0
 """How often a plain line is written."""
 SAMPLES = 50
-"""Speeds are those between as many looks ago and now."""
+"""Speeds are measured over this many calls of `look`."""
 
 
 class Standing:
-    """How far a run is: what the newest rows of its history add up to."""
+    """How far a run is, computed from the newest rows of its history."""
 
     def __init__(self) -> None:
         self.step = self.pushes = self.examples = 0
         self.loss: float | None = None
         self.last_step: int | None = None
-        """Where the sessions' StopAtStep ends them; None where no hook says it."""
+        """The last step of the sessions' StopAtStep hooks; None if there is none."""
         self._batches: dict[str, int] = {}
 
     def opened(self, session: dict[str, Any]) -> None:
-        """A worker has opened a session: its step, and what its hooks know."""
+        """Note that a worker has opened a session: its step, and the settings of its hooks."""
         self.step = max(self.step, session["step"])
         self.last_step = session["last_step"] if session["last_step"] is not None else self.last_step
         if session["batch"] is not None:
             self._batches[session["worker"]] = session["batch"]
 
     def pushed(self, row: dict[str, Any]) -> None:
-        """A worker has pushed."""
+        """Note that a worker has pushed."""
         self.step, self.pushes = row["step"], self.pushes + 1
         self.loss = row["loss"] if row["loss"] is not None else self.loss
         self.examples += self._batches.get(row["worker"], 0)
@@ -56,7 +56,7 @@ class Display(Protocol):
         """Called several times a second while somebody waits."""
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Called when the wait is over."""
 
 
 class Nothing:
@@ -70,14 +70,14 @@ class Nothing:
 
 
 class Speed:
-    """Steps and examples per second, of the last seconds."""
+    """Steps and examples per second, over the last seconds."""
 
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
         self._samples: deque[tuple[float, int, int]] = deque(maxlen=SAMPLES)
 
     def look(self) -> tuple[float, float]:
-        """Both speeds now; 0 where they are not known."""
+        """Both speeds now; 0 if unknown."""
         self._samples.append((runtime().now(), self._standing.step, self._standing.examples))
         (then, step, examples), (now, step_now, examples_now) = self._samples[0], self._samples[-1]
         seconds = now - then
@@ -104,10 +104,10 @@ class Lines:
 
 
 class Bar:
-    """A bar of tqdm, from the first push on, if the wait is not over soon; plain lines where tqdm is not installed."""
+    """A tqdm bar, from the first push on, if the wait is not short; plain lines if tqdm is not installed."""
 
     def __init__(self, standing: Standing, stream: TextIO, module: str) -> None:
-        """`module`: of tqdm's, that has the bar for this kind of stream."""
+        """`module`: the module of tqdm with the bar for this kind of stream."""
         self._standing, self._stream, self._module = standing, stream, module
         self._speed = Speed(standing)
         self._from = runtime().now() + DELAY_S
@@ -151,9 +151,9 @@ class Bar:
 
 
 def display(standing: Standing, wanted: bool | None) -> Display:
-    """What shows a run here. `wanted` None: something on a terminal and in a notebook only."""
+    """The display for this process. `wanted` None: show progress on a terminal and in a notebook only."""
     notebook = in_notebook()
-    stream = sys.stdout if notebook else sys.stderr  # a notebook paints what comes on stderr red
+    stream = sys.stdout if notebook else sys.stderr  # a notebook shows stderr in red
     if wanted is False or (wanted is None and not notebook and not stream.isatty()):
         return Nothing()
     return Bar(standing, stream, "tqdm.notebook" if notebook and has_widgets() else "tqdm")
@@ -171,9 +171,9 @@ def has_widgets() -> bool:
 
 
 _aside: Callable[..., contextlib.AbstractContextManager[None]] | None = None
-"""tqdm's way to write beside a bar, once there was one."""
+"""tqdm's function for writing beside a bar, once a bar was shown."""
 
 
 def aside(stream: TextIO) -> contextlib.AbstractContextManager[None]:
-    """Inside, lines may be written to a terminal that shows a bar: it is taken away and drawn again after them."""
+    """A scope for writing lines to a terminal that shows a bar: the bar is removed, and drawn again afterwards."""
     return contextlib.nullcontext() if _aside is None else _aside(file=stream)

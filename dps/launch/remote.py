@@ -18,7 +18,7 @@ from dps.launch.values import receive, send
 def main() -> None:
     """Read the order from the pipe that DPS_RUN_FDS names, run it as this task, report progress and the result.
 
-    A failure is reported and not printed: the process that has the cluster shows it, once for all workers.
+    A failure is reported and not printed, because the process with the cluster prints it, once for all workers.
     """
     orders, reports = map(int, os.environ["DPS_RUN_FDS"].split(","))
     order = receive(orders)
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 class _NotLoaded(ConfigError):
-    """The function cannot be had. The message says all; a traceback of the import would hide it."""
+    """The function cannot be loaded. The message is sufficient; a traceback of the import would hide it."""
 
 
 def _run(order: dict[str, Any]) -> Any:

@@ -15,14 +15,14 @@ RUNNING, DONE, FAILED, STOPPED = "running", "done", "failed", "stopped"
 GRACE_S = 5.0
 """How long `stop` gives the workers to end by themselves."""
 END_S = 5.0
-"""How long it takes at most until a worker that was ended has ended."""
+"""The longest time until a worker that was ended by force has ended."""
 FAIL_S = 1.0
-"""A worker that failed so long ago did so alone."""
+"""A failure is reported after this time, while others run; until then others may fail in the same way."""
 TURN_S = 0.2
 
 
 class Workers(Protocol):
-    """What a run asks of those who run it."""
+    """The workers of a run, as threads or processes."""
 
     target: str
 
@@ -30,17 +30,17 @@ class Workers(Protocol):
         """Make `should_stop` true in a worker's sessions."""
 
     def end(self, task: int) -> None:
-        """End a worker now, as far as that can be done."""
+        """End a worker now, as far as possible."""
 
     def say(self, text: str) -> None:
-        """A line for people, among the workers' output."""
+        """Print a line among the workers' output."""
 
 
 class LocalRun:
     """A function running on every worker of a `dps.LocalCluster`, as `LocalCluster.run` returns it.
 
     `history` grows while it runs: one row for each push of each worker, with `at`, the seconds since the run began. Its
-    repr tells what each worker does, the step and the chief's address.
+    repr shows each worker's state, the step and the chief's address.
 
     Example:
         ```python
@@ -61,12 +61,12 @@ class LocalRun:
         self._states = [RUNNING] * count
         self._failures: dict[int, Failure] = {}
         self._untold: dict[int, tuple[float, Failure]] = {}
-        """Failures that nobody was told of, and when they were."""
+        """Failures that were not reported yet, and their times."""
         self._over = threading.Event()
         self._changing = threading.Lock()
         self._began = runtime().now()
         self.standing = Standing()
-        """How far it is."""
+        """How far the run is."""
         self._stopping = False
 
     def __repr__(self) -> str:
@@ -74,10 +74,10 @@ class LocalRun:
         return f"<LocalRun of {self._name} at {self._target}: {text}; {self.standing}>"
 
     def states(self) -> dict[str, str]:
-        """What each worker does. Does not block.
+        """The state of each worker. Does not block.
 
         Returns:
-            "running", "done", "failed" or, ended by `stop`, "stopped", by the workers' names.
+            "running", "done", "failed" or "stopped" (ended by `stop`), by the workers' names.
         """
         return {f"worker:{task}": state for task, state in enumerate(self._states)}
 
@@ -85,7 +85,7 @@ class LocalRun:
         """Whether all workers have ended. Does not block.
 
         Returns:
-            True when they have.
+            True if they have.
         """
         return self._over.is_set()
 
@@ -95,7 +95,7 @@ class LocalRun:
         Ctrl-C, or an interrupt of the notebook's kernel, ends the wait and not the workers: `wait` again, or `stop`.
 
         Args:
-            timeout: Seconds; None: as long as it takes.
+            timeout: Seconds; None: no limit.
             progress: Show step, loss and examples/s (where a hook knows the batch) on stderr. None: on a terminal and
                 in a notebook only, with tqdm where it is installed.
 
@@ -103,8 +103,8 @@ class LocalRun:
             The run.
 
         Raises:
-            DeadlineExceeded: Some workers have not ended within `timeout`; they are named, and go on.
-            DpsError: A worker failed before the run was stopped; with its traceback.
+            DeadlineExceeded: Some workers have not ended within `timeout`. The message names them; they continue.
+            DpsError: A worker failed before the run was stopped. The message has its traceback.
         """
         clock = runtime()
         deadline = None if timeout is None else clock.now() + timeout
@@ -127,7 +127,7 @@ class LocalRun:
 
     @property
     def results(self) -> list[Any]:
-        """What the function returned, by worker. Blocks as `wait` does; None for a worker that `stop` had to end."""
+        """The function's results, by worker. Blocks like `wait`; None for a worker that `stop` ended by force."""
         self.wait()
         return list(self._results)
 
@@ -145,7 +145,7 @@ class LocalRun:
             The run.
 
         Raises:
-            DeadlineExceeded: A thread computes on without a call of its session. Nothing can end a thread.
+            DeadlineExceeded: A thread computes without calling its session. A thread cannot be ended from outside.
         """
         self._stopping = True
         for task in self._running():
@@ -163,7 +163,7 @@ class LocalRun:
 
     @property
     def failed(self) -> str:
-        """What failed, as `wait` raises it; "" while a worker runs or when none has failed."""
+        """The failure text that `wait` raises; "" while a worker runs, or if none has failed."""
         return told(self._failures) if self._failures and self.done() else ""
 
     def _running(self) -> Sequence[int]:
@@ -172,20 +172,20 @@ class LocalRun:
     # -- told by those who run it ---------------------------------------------------------------------------------
 
     def opened(self, session: dict[str, Any]) -> None:
-        """A worker has opened a session: what it tells of itself."""
+        """Note that a worker has opened a session, with its settings."""
         with self._changing:
             self.standing.opened(session)
 
     def pushed(self, row: dict[str, Any]) -> None:
-        """A worker has pushed."""
-        with self._changing:  # each worker's reports come on a thread of their own
+        """Note that a worker has pushed."""
+        with self._changing:  # the reports of each worker arrive on a separate thread
             self.history.append({"at": runtime().now() - self._began, **row})
             self.standing.pushed(row)
         if self._untold:
             self._tell(0.0)
 
     def ended(self, task: int, result: Any = None, failure: Failure | None = None) -> None:
-        """A worker has ended: with a result, or with a failure."""
+        """Note that a worker has ended, with a result or a failure."""
         with self._changing:
             self._results[task] = result
             if failure is None:
@@ -202,7 +202,7 @@ class LocalRun:
             self._over.set()
 
     def _tell(self, after_s: float) -> None:
-        """Tell of workers that failed `after_s` ago while others go on; `wait` tells of all when none does."""
+        """Report workers that failed `after_s` ago while others run. When none runs any more, `wait` reports all."""
         with self._changing:
             due = runtime().now() - after_s
             told_now = {task: why for task, (at, why) in self._untold.items() if at <= due and self._running()}

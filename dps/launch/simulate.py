@@ -21,15 +21,15 @@ CHIEF = "chief:2220"
 
 @dataclass
 class SimulatedRun:
-    """What came of a simulation, as `dps.simulate` returns it.
+    """The outcome of a simulation, as `dps.simulate` returns it.
 
     Args:
         seconds: How long it took, in virtual seconds.
-        results: What `train` returned on each worker; None for one that did not end well.
+        results: What `train` returned on each worker; None if it did not end well.
         errors: The error of each task that ended with one, by task name.
-        exit_codes: The exit code of each task, by task name; None: it was killed, or still ran at the end.
+        exit_codes: The exit code of each task, by task name; None if it was killed, or still ran at the end.
         trace: Everything that happened, in order.
-        history: A row for each push of each worker, as of LocalRun; `at` is its virtual second.
+        history: A row for each push of each worker, as in LocalRun; `at` is its virtual second.
 
     Example:
         ```pycon
@@ -73,7 +73,7 @@ class SimulatedCluster:
         restarts: int = 1,
         **world: Any,
     ) -> None:
-        """`restarts`: how often a ps or the chief is started again after a kill. `world`: arguments of World."""
+        """`restarts`: how often a killed ps or chief is started again. `world`: arguments of World."""
         if isinstance(update, str):
             parse(update)
         self.world = World(seed, network, compute, faults, **world)
@@ -108,7 +108,7 @@ class SimulatedCluster:
         return 0
 
     def run(self, until_s: float = 600.0) -> SimulatedRun:
-        """Let it happen until all tasks have ended, or for `until_s` virtual seconds."""
+        """Simulate until all tasks have ended, or for `until_s` virtual seconds."""
         telemetry.on_progress.append(self._progress)
         try:
             self.world.run(until_s)
@@ -156,19 +156,19 @@ def simulate(
         args: More arguments.
         ps: How many ps.
         workers: How many workers.
-        seed: Chooses delays, losses and the order of what happens at once.
-        update: The update mode; an instance, or "async", "sync", "bounded:S". None: what the sessions say.
-        network: What the links are like. None: `dps.sim.Network()`.
-        compute: What a step of computing costs. None: no time.
+        seed: Determines delays, losses and the order of simultaneous events.
+        update: The update mode; an instance, or "async", "sync", "bounded:S". None: the sessions choose it.
+        network: The properties of the links. None: `dps.sim.Network()`.
+        compute: How long a step computes. None: no time.
         faults: What fails, and when: `dps.sim.Kill`, `Pause`, `Partition`, `Slow`, `SlowDisk`, `DiskFull`.
-        until_s: The virtual second at which the simulation ends at the latest.
+        until_s: The latest virtual second of the simulation.
         world: More arguments of `dps.sim.World`, such as `machines`.
 
     Returns:
-        What came of it.
+        The outcome.
 
     Raises:
-        ValueError: A fault that names a task which is not there.
+        ValueError: A fault names a task that does not exist.
         MissingExtra: greenlet is not installed.
 
     Example:

@@ -15,9 +15,9 @@ Answer = queue.SimpleQueue["subprocess.Popen[str] | BaseException"]
 class Starter:
     """Starts processes on a thread that lives as long as this process.
 
-    A launched task dies with its launcher, and Linux takes for that the thread that started it (prctl(2),
-    PR_SET_PDEATHSIG): a cluster that was started on a short thread would die with that thread. Tasks begin with
-    Ctrl-C and SIGTERM blocked, and take them as soon as they can handle them.
+    A launched task must die with its launcher. Linux takes the thread that started it for the launcher (prctl(2),
+    PR_SET_PDEATHSIG), so a cluster that was started from a short-lived thread would die with that thread. Tasks begin
+    with Ctrl-C and SIGTERM blocked, and unblock them as soon as they can handle them.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Starter:
                 answer.put(error)
 
     def start(self, work: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
-        """What `work` returns or raises, run on the thread. Blocks."""
+        """Run `work` on the thread, and return or raise its result. Blocks."""
         answer: Answer = queue.SimpleQueue()
         self._orders.put((work, answer))
         got = answer.get()
@@ -49,10 +49,10 @@ _starting = threading.Lock()
 
 
 def started(work: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
-    """A process, started on this process's starter. Blocks."""
+    """Start a process on this process's starter. Blocks."""
     global _starter
     with _starting:
-        if _starter is None or _starter.pid != os.getpid():  # a fork has no threads but its own
+        if _starter is None or _starter.pid != os.getpid():  # a fork has only its own thread
             _starter = Starter()
         starter = _starter
     return starter.start(work)

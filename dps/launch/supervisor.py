@@ -1,6 +1,6 @@
 """Runs all tasks of a cluster as child processes: merges their output, restarts ps and chief once, ends all of them.
 
-Nothing that is large is imported before the tasks have been started.
+No large module is imported before the tasks have been started.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from dps.transport.clock import now
 
 START_S = 30.0
 ALONE_S = 0.5
-"""How long ps and chief are given to end by themselves before the chief is asked, which needs zmq to be loaded."""
+"""How long ps and chief may take to end by themselves before the chief is asked, which requires importing zmq."""
 ASKS, ASK_S = 5, 0.2
-"""The chief is asked so often, for so long each time, while it is there."""
+"""How often the chief is asked while it runs, and the timeout of each request."""
 END_S = 6.0
-"""How long ps and chief may take to end by themselves when all workers have."""
+"""How long ps and chief may take to end by themselves when all workers have ended."""
 SAVE_S = 120.0
-"""How long they may take where the chief says that it ends the run: the last checkpoint is being written."""
+"""How long they may take if the chief says that it is ending the run: it writes the last checkpoint."""
 KILL_S = 3.0
 TOLD_S = 2.0
-"""How long the chief may take to end itself and the ps when it is told to."""
+"""How long the chief may take to end itself and the ps after it was told to."""
 STDIN = "-"
-"""In place of the chief's address: it comes on stdin."""
+"""Stands for the chief's address if it comes on stdin."""
 COLOURS = (36, 32, 33, 35, 34, 31)
 
 Print = Callable[[str, str], None]
@@ -61,8 +61,8 @@ class Output:
 class Supervisor:
     """Chief, ps and workers. `start` blocks until the chief listens; `finish` until the run is over.
 
-    A ps or chief that died (by a signal or a crash, not one that ended with 0, 2 or 3) is started again, `restarts`
-    times each. Workers are not.
+    A ps or chief that died (by a signal or a crash, not with exit code 0, 2 or 3) is started again, `restarts` times
+    each. Workers are not restarted.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Supervisor:
         pin: bool = False,
         ps_flags: Sequence[str] = (),
     ) -> None:
-        """`pin`: each ps and worker keeps to processors of its own; ConfigError where that cannot be. `ps_flags`: more
-        flags of each ps's role, as --threads."""
+        """`pin`: each ps and worker keeps to processors of its own; raises ConfigError if that is impossible.
+        `ps_flags`: more flags of each ps's role, such as --threads."""
         self.ps, self.workers, self.update, self.owned = ps, workers, update, owned
         self.children: dict[str, Child] = {}
         self.states: dict[str, str] = {}
         self.target = ""
         self._crashed: dict[str, int] = {}
-        """Exit codes of ps and chief that died by themselves, not because the run had ended; the latest last."""
+        """Exit codes of ps and chief that died before the run had ended; the latest last."""
         self._killed = False
         self._restarts = restarts
         self._left: dict[str, int] = {}
@@ -99,9 +99,9 @@ class Supervisor:
     # -- starting ---------------------------------------------------------------------------------------------
 
     def start(self, program: str | None = None, arguments: Sequence[str] = ()) -> None:
-        """Chief and ps, and with a program the workers, all at once: they load their modules while the chief comes up,
-        and are told its address then. Raises DeadlineExceeded or TaskLost when the chief does not come up, ConfigError
-        where the system lets processes open too few files."""
+        """Start chief and ps and, if there is a program, the workers, all at once: they load their modules while the
+        chief starts, and then get its address. Raises DeadlineExceeded or TaskLost if the chief does not start, and
+        ConfigError if the system lets processes open too few files."""
         descriptors.check("each task of this run", descriptors.needed_to_launch(self.ps, self.workers))
         self._spawn("chief", self._chief_arguments("127.0.0.1:0"))
         for task in range(self.ps):
@@ -124,7 +124,7 @@ class Supervisor:
         self, task: int, program: str, arguments: Sequence[str] = (), extra: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> Child:  # fmt: skip
-        """A worker that runs a program as its task."""
+        """Start a worker that runs a program as its task."""
         flags = self._worker_arguments(task, program, arguments, self.target)
         return self._spawn(f"worker:{task}", flags, extra, pass_fds)
 
@@ -137,7 +137,7 @@ class Supervisor:
         return [*flags, *self._ps_flags]
 
     def _pinned(self, name: str) -> list[str]:
-        """The flags that keep a task on its processors. The chief has none: it does next to nothing."""
+        """The flags that keep a task on its processors. The chief has none, because it has little work."""
         return ["--cpus", format_cpus(self.cpus[name])] if name in self.cpus else []
 
     def _chief_arguments(self, address: str) -> list[str]:
@@ -158,16 +158,16 @@ class Supervisor:
         if text.startswith("dps chief at ") and name == "chief":
             self._ready.put(text.removeprefix("dps chief at "))
         elif not text.startswith(f"dps {name} at "):
-            self._print(name, text.removeprefix(f"{name}: "))  # its log names it, too
+            self._print(name, text.removeprefix(f"{name}: "))  # the task's log also begins with its name
 
     def say(self, text: str) -> None:
-        """A line of the launcher's own."""
+        """Print a line of the launcher."""
         self._print("dps", text)
 
     # -- running ----------------------------------------------------------------------------------------------
 
     def turn(self, wait_s: float) -> None:
-        """Take note of a task that ended, and start it again where that is due. Blocks up to `wait_s`."""
+        """Handle a task that ended, and restart it if it may be restarted. Blocks up to `wait_s`."""
         try:
             child = self._events.get(timeout=wait_s)
         except queue.Empty:
@@ -194,8 +194,8 @@ class Supervisor:
             self._spawn(name, arguments)
 
     def _tell_of(self, name: str, code: int) -> None:
-        """The chief hears how a worker's process ended, unless its session or its role told that it ended well."""
-        told = code == 0 or (self.owned and code > 0)  # the next worker of an owned cluster may be there already
+        """Tell the chief how a worker's process ended, unless its session or its role has reported a good end."""
+        told = code == 0 or (self.owned and code > 0)  # the next worker of an owned cluster may have started already
         if name.startswith("worker") and not told and not self._ending and self.target:
             from dps.launch.leaving import leave
 
@@ -209,7 +209,7 @@ class Supervisor:
         return [n for n, c in self.children.items() if not n.startswith("worker") and c.alive]
 
     def wait(self, interrupts: Interrupts | None = None) -> int:
-        """Until all workers have ended and the others with them; the run's exit code. Blocks."""
+        """Wait until all workers have ended, and then chief and ps; returns the run's exit code. Blocks."""
         sent = 0
         while self.workers_alive() or not self._events.empty():
             self.turn(0.2)
@@ -222,7 +222,7 @@ class Supervisor:
         return self._teardown()
 
     def lost(self) -> str:
-        """A ps or chief that failed and was not started again, the one that crashed before the others; else ""."""
+        """The first ps or chief that failed and was not restarted; "" if there is none."""
         failed = [
             n for n, c in self.children.items()
             if not n.startswith("worker") and not c.alive and self.states[n].startswith("failed")
@@ -230,7 +230,7 @@ class Supervisor:
         return next((n for n in reversed(self._crashed) if failed), failed[0] if failed else "")
 
     def _give_up(self, patience_s: float) -> None:
-        """Without a ps or the chief nothing can go on."""
+        """End the run, because a ps or the chief is lost for good."""
         self._ending = True
         deadline = now() + patience_s
         while self.workers_alive() and now() < deadline:
@@ -244,7 +244,7 @@ class Supervisor:
             self.children[name].end(0.0)
 
     def _interrupt(self, count: int) -> None:
-        """Ctrl-C: once, the workers drain; twice, everything is killed."""
+        """Handle Ctrl-C: the first one drains the workers, the second one kills all tasks."""
         if count == 1:
             self.say("stopping after this step; Ctrl-C once more kills all tasks")
             for name in self.workers_alive():
@@ -269,7 +269,7 @@ class Supervisor:
             self.turn(0.05)
 
     def _patience_s(self) -> float:
-        """How long ps and chief may take now that no worker is left: the chief says what it does."""
+        """How long ps and chief may take when no worker is left. This depends on the chief's answer."""
         if not self.servers_alive():
             return 0.0
         from dps.actors.caller import Caller
@@ -290,7 +290,7 @@ class Supervisor:
         return SAVE_S if phase == END else END_S
 
     def _exit_code(self, late: list[str]) -> int:
-        """130 when all was killed, else what `outcome` says, in the last line."""
+        """130 if all tasks were killed, else the code from `outcome`. Prints the last line."""
         if self._killed:
             return 130
         codes = {n: c.code or 0 for n, c in self.children.items() if n not in late}
@@ -300,7 +300,7 @@ class Supervisor:
         return code
 
     def stop(self) -> None:
-        """End every task that still runs: the chief tells the ps, then each is told, then SIGKILL. Blocks."""
+        """End every task that still runs: first through the chief, then by a signal, then by SIGKILL. Blocks."""
         self._ending = True
         for child in self.children.values():
             child.tell("")
@@ -317,7 +317,7 @@ class Supervisor:
 
 
 class Interrupts:
-    """Counts Ctrl-C (and SIGTERM) while it is in use, in place of raising KeyboardInterrupt."""
+    """Counts Ctrl-C (and SIGTERM) while it is active, instead of raising KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -340,7 +340,7 @@ def launch(
     ps: int, workers: int, program: str, arguments: Sequence[str], update: str | None = None, restarts: int = 1,
     pin: bool = False, ps_flags: Sequence[str] = (),
 ) -> int:  # fmt: skip
-    """`dps launch`: run a program on every worker of a cluster on this machine; its exit code. Blocks."""
+    """`dps launch`: run a program on every worker of a cluster on this machine; returns the exit code. Blocks."""
     supervisor = Supervisor(ps, workers, update, restarts=restarts, pin=pin, ps_flags=ps_flags)
     with Interrupts() as interrupts:
         try:

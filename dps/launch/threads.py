@@ -18,7 +18,7 @@ from dps.update import Update
 
 
 class Threads:
-    """Chief, ps and workers as servers of this process. Nobody outlives it."""
+    """Chief, ps and workers as servers of this process. They end with it."""
 
     def __init__(self, ps: int, workers: int, update: Update | str | None) -> None:
         self._name = f"inproc://dps-local-{os.getpid()}-{runtime().random.getrandbits(48):x}"
@@ -44,7 +44,7 @@ class Threads:
         return Server(None, "worker", task, chief=self.target, bind=f"{self._name}-worker{task}-{self._made}")
 
     def states(self) -> dict[str, str]:
-        """What the chief and the ps do."""
+        """The states of the chief and the ps."""
         return {server.name: "running" if server.exit_code is None else "done" for server in self._servers}
 
     def run(self, run: LocalRun, train: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -63,7 +63,7 @@ class Threads:
 
         for task, server in enumerate(self.workers):
             server.stop_requested = False
-            if server.exit_code is not None:  # the run before was stopped and had to end it
+            if server.exit_code is not None:  # stopping the previous run ended this server
                 server.stop()
                 server = self.workers[task] = self._worker(task)
             runtime().spawn(server.name, lambda server=server: work(server))  # type: ignore[misc]

@@ -15,13 +15,13 @@ ARRAY, TUPLE = 1, 2
 
 
 def pack(value: Any) -> bytes:
-    """None, bool, int, float, str, bytes, list, tuple, dict and numpy values as bytes; TypeError names others."""
+    """Encode None, bool, int, float, str, bytes, list, tuple, dict and numpy values; TypeError names other types."""
     packed: bytes = msgpack.packb(value, default=_plain, strict_types=True)
     return packed
 
 
 def unpack(data: bytes) -> Any:
-    """The value again; arrays are the caller's."""
+    """Decode a value; the caller owns its arrays."""
     return msgpack.unpackb(data, ext_hook=_back, strict_map_key=False)
 
 
@@ -60,7 +60,7 @@ def send(fd: int, value: Any) -> None:
 
 
 def receive(fd: int) -> Any:
-    """Read one value from a pipe; EOFError when the other end is closed. Blocks."""
+    """Read one value from a pipe. Raises EOFError if the other end is closed. Blocks."""
     (n,) = struct.unpack("<Q", _read(fd, 8))
     return unpack(_read(fd, n))
 

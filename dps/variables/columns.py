@@ -1,8 +1,8 @@
 """Encodes a plan of many variables: columns of numbers as bytes, and tables of the values that many share.
 
-`ps`: their tasks. `names` of the variables; `kinds`, the distinct [shape, dtype, optimizer, sparse], and in `kind` each
-variable's number there; `cuts`, [variable, rows of each part] for those that are split; `places`, the distinct
-[ps, device], and in `placed` each part's number there, variable after variable.
+The columns: `ps`: the ps tasks. `names`: of the variables. `kinds`: the distinct [shape, dtype, optimizer, sparse];
+`kind`: each variable's index in `kinds`. `cuts`: [variable, rows of each part] for split variables. `places`: the
+distinct [ps, device]; `placed`: each part's index in `places`, variable after variable.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from dps.variables.parts import Part, VariableSpec
 _T = TypeVar("_T")
 _NUMBER = np.dtype("<u4")
 MAX_ELEMENTS = 1 << 48
-"""Of one variable; what goes over it is a mistake."""
+"""The most elements of one variable; more are taken for an error."""
 MORE_CHARACTERS, MAX_CHARACTERS = 12, 1 << 26
-"""Of the names of parts, which are made here: those of a part after its variable's, and all of them together. Else a
-message with one long name and many parts took memory without end."""
+"""Bounds on the names of parts, which are made here: characters of a part's name after its variable's, and of all names
+together. Without them a message with one long name and many parts could exhaust memory."""
 
 
 class Table(Generic[_T]):
-    """Distinct entries, in the order in which they first came."""
+    """Distinct entries, in the order of their first use."""
 
     def __init__(self) -> None:
         self.entries: list[_T] = []
         self._places: dict[Hashable, int] = {}
 
     def place(self, key: Hashable, entry: _T) -> int:
-        """The number of the entry with this key; `entry` is it where there is none yet."""
+        """The number of the entry with this key; adds `entry` if there is none yet."""
         found = self._places.setdefault(key, len(self.entries))
         if found == len(self.entries):
             self.entries.append(entry)
@@ -45,15 +45,15 @@ class Table(Generic[_T]):
 
 
 class Written:
-    """Optimizers' wire forms as text, each written once: all of a model's variables have one or two."""
+    """Optimizers' wire forms as text, each encoded once, because a model's variables share one or two optimizers."""
 
     def __init__(self) -> None:
         self._texts: dict[int, tuple[dict[str, Any] | None, str]] = {}
 
     def of(self, optimizer: dict[str, Any] | None) -> str:
-        """Equal for equal ones. Raises TypeError for what is no JSON."""
+        """The text of an optimizer; equal ones have equal texts. Raises TypeError if it is not JSON-able."""
         found = self._texts.get(id(optimizer))
-        if found is None:  # the optimizer is kept, so that no other gets its id
+        if found is None:  # the optimizer is kept alive, so that its id is not reused
             found = self._texts[id(optimizer)] = optimizer, json.dumps(optimizer, sort_keys=True)
         return found[1]
 
@@ -64,7 +64,7 @@ def pack(numbers: Sequence[int]) -> bytes:
 
 
 def unpack(data: Any, count: int, below: int, what: str) -> list[int]:
-    """The numbers in a column. Raises ValueError unless it has `count` of them, all under `below`."""
+    """The numbers in a column. Raises ValueError unless it has `count` numbers, all smaller than `below`."""
     if type(data) is not bytes or len(data) != count * _NUMBER.itemsize:
         got = f"{len(data)} bytes" if type(data) is bytes else f"a {type(data).__name__}"
         raise ValueError(f"the column of {what} is {got}, wanted {count * _NUMBER.itemsize} bytes")
@@ -81,7 +81,7 @@ Parts = tuple[tuple[VariableSpec, ...], tuple[Part, ...], tuple[int, ...]]
 
 @config.building()
 def write(variables: Sequence[VariableSpec], all_parts: Sequence[Part], ps: Sequence[int]) -> dict[str, Any]:
-    """The columns. The parts come variable after variable, in row order."""
+    """Encode a plan as columns. The parts are given variable after variable, in row order."""
     written, kinds, places = Written(), Table[list[Any]](), Table[list[Any]]()
     kind = [
         kinds.place(
@@ -106,8 +106,8 @@ def write(variables: Sequence[VariableSpec], all_parts: Sequence[Part], ps: Sequ
 
 @config.building()
 def read(data: Mapping[str, Any]) -> Parts:
-    """Variables, parts and ps. Raises LookupError, TypeError, ValueError, OverflowError or RecursionError for columns
-    that do not fit one another."""
+    """Decode variables, parts and ps. Raises LookupError, TypeError, ValueError, OverflowError or RecursionError for
+    inconsistent columns."""
     ps, names, cuts = data["ps"], data["names"], data["cuts"]
     if set(map(type, ps)) - {int} or set(map(type, names)) - {str} or type(names) is not list:
         raise ValueError("a ps that is no number, or a name that is no text")
@@ -134,7 +134,7 @@ def read(data: Mapping[str, Any]) -> Parts:
 
 
 def _kind(shape: Any, dtype: Any, optimizer: Any, sparse: Any) -> tuple[tuple[int, ...], str, Any, bool]:
-    """What variables of one kind have, checked."""
+    """Check the common properties of variables of one kind."""
     if type(shape) is not list or len(shape) > MAX_DIMS or any(type(n) is not int or n < 0 for n in shape):
         raise ValueError(f"{shape!r:.100} is no shape")
     if math.prod(n or 1 for n in shape) >= MAX_ELEMENTS:
@@ -147,7 +147,7 @@ def _kind(shape: Any, dtype: Any, optimizer: Any, sparse: Any) -> tuple[tuple[in
 
 
 def _place(ps: Set[int], task: Any, device: Any) -> tuple[int, str]:
-    """A ps and a memory there, checked."""
+    """Check a ps and one of its devices."""
     if type(task) is not int or task not in ps:
         raise ValueError(f"parts are on ps {task!r:.100}, of {sorted(ps)[:20]}")
     if type(device) is not str or (device and not re.fullmatch(r"(CPU|GPU):[0-9]{1,4}", device)):
@@ -156,7 +156,7 @@ def _place(ps: Set[int], task: Any, device: Any) -> tuple[int, str]:
 
 
 def _rows_of_cut(variables: Sequence[VariableSpec], cuts: Any) -> dict[int, list[int]]:
-    """The rows of each part of the variables that are split, checked."""
+    """Check the rows of each part of the split variables."""
     found: dict[int, list[int]] = {}
     characters = 0
     for index, rows in cuts:

@@ -1,8 +1,8 @@
 """Encodes the changes from one version of a shard's values to another. Loads numba.
 
-For each entry of a PackedLayout in turn, without gaps: a bit for each block of 64 numbers, whether any of it changed
-(bit 0 of byte 0 is the first; whole bytes); a mask of 64 bits for each block that did; the changed numbers. All are
-little-endian.
+Each entry of a PackedLayout in turn has, without gaps: a bit for each block of 64 numbers that says whether any of them
+changed (bit 0 of byte 0 is the first; padded to whole bytes); a mask of 64 bits for each changed block; the changed
+numbers. All are little-endian.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dps.transport.wire import Array
 from dps.variables.packed import PackedLayout
 
 WORTH = 0.75
-"""More bytes than this part of the values' are not worth the trouble."""
+"""A delta is used only if it is shorter than this share of the values' bytes."""
 
 
 def difference(packed: PackedLayout, before: Array, now: Array) -> Array | None:
-    """What changed between two runs of a layout's bytes; None where it is nearly as long as these."""
+    """The delta between two runs of a layout's bytes; None if it is nearly as long as a run."""
     found: list[Array] = []
     nbytes = 0
     for (old, blocks), (new, _) in zip(_numbers(packed, before), _numbers(packed, now), strict=True):
@@ -37,7 +37,7 @@ def difference(packed: PackedLayout, before: Array, now: Array) -> Array | None:
 
 
 def patch(packed: PackedLayout, run: Array, changes: Array) -> None:
-    """Turn one version of a layout's bytes into the next. Raises ProtocolError for changes that do not fit."""
+    """Apply a delta to one version of a layout's bytes, in place. Raises ProtocolError for a malformed delta."""
     at = 0
 
     def take(nbytes: int) -> Array:
@@ -61,7 +61,7 @@ def patch(packed: PackedLayout, run: Array, changes: Array) -> None:
 
 
 def _numbers(packed: PackedLayout, run: Array) -> Iterator[tuple[Array, int]]:
-    """The bits of each entry's numbers, and how many blocks they make."""
+    """The bits of each entry's numbers, and their number of blocks."""
     for part, _, offset, nbytes in packed.entries:
         if nbytes:
             numbers = run[offset : offset + nbytes].view(f"u{nbytes // part.size}")

@@ -17,7 +17,7 @@ from dps.variables.rowlists import RowLists, RowsOfPart
 from dps.variables.tree import Rows, is_tensor, rows_of_tensor, to_array
 
 Gradient = Array | Rows | PackedGradient
-"""Packed ones come from a session's `Compression`."""
+"""Packed gradients come from a session's `Compression`."""
 
 
 def specs_of(
@@ -33,7 +33,7 @@ def split(array: Array, part: Part, parts: int) -> Array:
 
 
 def assemble(plan: Plan, views: Mapping[int, Array], names: Mapping[str, int]) -> Callable[[str], Array]:
-    """A function from a variable's name to its array, out of the parts in `views` (part index to array)."""
+    """A function that returns a variable's array by name, assembled from `views` (part index to array)."""
     only_part = plan.only_part
 
     def leaf(name: str) -> Array:
@@ -46,7 +46,7 @@ def assemble(plan: Plan, views: Mapping[int, Array], names: Mapping[str, int]) -
 
 
 def check_gradients(plan: Plan, found: list[tuple[str, Any]]) -> dict[int, Gradient]:
-    """Gradients by variable index, checked against names, shapes and dtypes. ValueError says got and wanted.
+    """Gradients by variable index, checked against names, shapes and dtypes. ValueError says what was got and wanted.
 
     A leaf that is None, like a missing key, means no gradient for that variable.
     """
@@ -84,13 +84,13 @@ def check_gradients(plan: Plan, found: list[tuple[str, Any]]) -> dict[int, Gradi
 
 
 def names_of(plan: Plan) -> str:
-    """The names of the variables for an error, the first ten of many."""
+    """The names of the variables for an error message, at most the first ten."""
     names, more = list(plan.by_name)[:10], len(plan.by_name) - 10
     return "{" + ", ".join(map(repr, names)) + (f", and {more} more" if more > 0 else "") + "}"
 
 
 def check_is_nested(plan: Plan, tree: Any) -> None:
-    """ValueError for one array, where there are variables with names, and for a list of arrays in place of a dict."""
+    """Raise ValueError for a single array or a list of arrays if the variables have names."""
     if isinstance(tree, Mapping) or tree is None:
         return
     if isinstance(tree, list | tuple):
@@ -103,7 +103,7 @@ def check_is_nested(plan: Plan, tree: Any) -> None:
 
 
 def row_numbers(rows: Any, what: str) -> Array:
-    """Row numbers as an array of integers of one dimension or more. ValueError names them by `what`."""
+    """Row numbers as an array of integers of one dimension or more. ValueError messages call them `what`."""
     indices: Array = to_array(rows, what) if is_tensor(rows) else np.asarray(rows)
     if indices.ndim == 0 or (indices.dtype.kind not in "iu" and indices.size):
         raise ValueError(f"{what} are integers of shape (n,) or (n, m, ...); got {indices.dtype} {indices.shape}")
@@ -127,13 +127,13 @@ def _checked_rows(spec: VariableSpec, gradient: Rows) -> Rows:
 
 
 def check_rows(spec: VariableSpec, indices: Array) -> None:
-    """ValueError when a row number is out of range."""
+    """Raise ValueError if a row number is out of range."""
     if len(indices) and not (int(indices.min()) >= 0 and int(indices.max()) < spec.shape[0]):
         raise ValueError(out_of_range(spec.name, spec.shape[0], indices))
 
 
 def out_of_range(name: str, rows: int, indices: Array) -> str:
-    """What is wrong with row numbers of a variable, some of which are not from 0 to `rows` - 1."""
+    """An error text for row numbers of a variable that are not all from 0 to `rows` - 1."""
     wrong = indices[(indices < 0) | (indices >= rows)]
     others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return f"row {wrong[0]} of {name} is out of range{others}; wanted 0 to {rows - 1}"
@@ -142,9 +142,9 @@ def out_of_range(name: str, rows: int, indices: Array) -> str:
 def fill_run(
     plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], views: Mapping[int, Array], run: Array
 ) -> None:
-    """Copy dense gradients, of all trained parts, into the views of a shard's run; those that lie there are left.
+    """Copy dense gradients of all trained parts into the views of a shard's run. Those already in place are skipped.
 
-    One that lies in the run at another's place is copied before that is written."""
+    A gradient that is in the run at another part's place is copied before that place is overwritten."""
     if all(map(operator.is_, map(gradients.get, layout.trained_variables), map(views.get, layout.trained_indices))):
         return
     moved: list[tuple[Array, Array]] = []
@@ -156,7 +156,7 @@ def fill_run(
         if source.base is None or not np.may_share_memory(source, run):
             moved.append((view, source))
         elif not _same_place(source, view):
-            moved.append((view, source.copy()))  # which may be a view of another's place
+            moved.append((view, source.copy()))  # the source may be a view of another part's place
     for view, source in moved:
         view[...] = source
 
@@ -170,7 +170,7 @@ def _same_place(one: Array, other: Array) -> bool:
 def parts_of_shard(
     plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], lists: RowLists
 ) -> list[tuple[int, Array | RowsOfPart | Packed]]:
-    """The gradients that a shard gets part by part, with the part's index."""
+    """The gradients for a shard, part by part, with the part's index."""
     found: list[tuple[int, Array | RowsOfPart | Packed]] = []
     for arena in layout.arenas:
         for part in arena.parts:
@@ -179,7 +179,7 @@ def parts_of_shard(
                 found.append((part.index, gradient.parts[part.index]))
             elif isinstance(gradient, Rows):
                 rows = lists.of(gradient.indices).of_part(part, gradient.values, len(plan.parts_of[part.variable]))
-                # t is the variable's: parts without a row in this push count it, too
+                # t counts for the whole variable, so also for parts without a row in this push
                 counts = len(gradient.indices) and counts_updates(plan.variables[part.variable].optimizer)
                 if rows.last > rows.first or counts:
                     found.append((part.index, rows))

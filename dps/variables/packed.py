@@ -1,8 +1,8 @@
 """The format of compressed gradients and values on the wire, on which session and ps agree.
 
-A packed part of a gradient is one array of bytes (uint8) and a form beside it, plain values that begin with the name
-of the compressor. The part has `n` elements, the first of which is element `first` of its variable; `item` is the size
-of the variable's dtype. All numbers are little-endian, and the bytes follow each other without gaps.
+A packed part of a gradient is one array of bytes (uint8) with a form: plain values that begin with the name of the
+compressor. The part has `n` elements, the first of which is element `first` of its variable; `item` is the size of the
+variable's dtype. All numbers are little-endian, without gaps.
 
     form                        bytes
     ["float16"]                 n halves (IEEE), 2 n bytes
@@ -32,7 +32,7 @@ ALIGN = 8
 
 @record
 class Packed:
-    """A part of a gradient in fewer bytes."""
+    """A packed part of a gradient."""
 
     form: list[Any]
     data: Array
@@ -40,7 +40,7 @@ class Packed:
 
 @record
 class PackedGradient:
-    """A variable's gradient in fewer bytes, by the indices of its parts."""
+    """A variable's packed gradient, by the indices of its parts."""
 
     parts: Mapping[int, Packed]
 
@@ -50,21 +50,21 @@ class PackedGradient:
 
 
 def first_element(part: Part) -> int:
-    """The place of a part's first element in its variable."""
+    """The index of a part's first element in its variable."""
     return part.row0 * part.row_size if part.shape else 0
 
 
 Entry = tuple[Part, str, int, int]
-"""A part, its cast or "", the offset of its bytes, how many they are."""
+"""A part, its cast or "", the offset of its bytes, and their number."""
 
 
 class PackedLayout:
-    """Parts of one shard as a pull moves them when some are packed: one after the other, each at a multiple of 8."""
+    """The layout of a shard's parts in a pull with casts: one after the other, each at a multiple of 8 bytes."""
 
     def __init__(self, layout: ShardLayout, wanted: list[int], packed: list[Any]) -> None:
-        """`wanted`: indices of parts, none for all; `packed`: as in `Pull`.
+        """`wanted`: indices of parts, or empty for all; `packed`: as in `Pull`.
 
-        Raises ProtocolError for what no cast is for."""
+        Raises ProtocolError for a part that cannot be cast."""
         forms, only = _forms(packed), set(wanted)
         self.key = repr((wanted, packed))
         """Layouts of one shard with the same key are the same."""

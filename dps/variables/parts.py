@@ -1,6 +1,6 @@
 """The elements of a plan: variables and their parts, each part on one ps.
 
-Tuples with names, as a plan of very many variables is made of them in every task.
+They are named tuples, which are cheap, because every task makes them for a plan of very many variables.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class VariableSpec(NamedTuple):
-    """A logical variable: what clients see. `optimizer` is its wire form; None: it is never updated."""
+    """A logical variable, as clients see it. `optimizer` is its wire form; None: it is never updated."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class Part(NamedTuple):
     row0: int
     ps: int
     device: str = ""
-    """Where on its ps: "CPU:0", "GPU:1", or "" for wherever the ps keeps what says nothing."""
+    """The device on its ps: "CPU:0", "GPU:1", or "" for the ps's default."""
 
     @property
     def size(self) -> int:

@@ -33,7 +33,7 @@ class Plan:
     """Task indices of the ps; the first is the step ps."""
 
     def to_wire(self) -> dict[str, Any]:
-        """The plan in columns (`dps.variables.columns`); whoever gets it leaves it as it is."""
+        """The plan as columns (`dps.variables.columns`). The caller must not change it."""
         self._remember()
         return self._wire
 
@@ -42,22 +42,22 @@ class Plan:
         return columns.write(self.variables, self.parts, self.ps)
 
     def _remember(self) -> None:
-        """While this plan lives, `from_wire` finds it again."""
+        """Register this plan, so that `from_wire` returns it again while it is alive."""
         if "_remembered" not in self.__dict__:
             self.__dict__["_remembered"] = True
             _living[:] = [known for known in _living if known() is not None] + [weakref.ref(self)]
 
     @staticmethod
     def from_wire(data: Mapping[str, Any]) -> Plan:
-        """The plan that `to_wire` wrote; one that this process has already is not made anew, so that who sends it
-        again and again keeps nobody busy. Raises ProtocolError for a plan that does not fit itself."""
-        for known in tuple(_living):  # other threads add to it
+        """Decode a plan from `to_wire`. A plan that this process already has is returned again, so that decoding it
+        repeatedly costs little. Raises ProtocolError for an inconsistent plan."""
+        for known in tuple(_living):  # a copy, because other threads add to it
             plan = known()
             if plan is not None and plan._wire == data:
                 return plan
         try:
             plan = Plan(*columns.read(data))
-        except ConfigError:  # bfloat16, and no ml_dtypes here
+        except ConfigError:  # bfloat16 without ml_dtypes in this process
             raise
         except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"not a plan: {error}") from None
@@ -66,7 +66,7 @@ class Plan:
         return plan
 
     def without_empty(self) -> Plan:
-        """The same without the ps that hold no part; at least one ps stays."""
+        """This plan without the ps that hold no part; at least one ps stays."""
         holders = {part.ps for part in self.parts}
         ps = tuple(ps for ps in self.ps if ps in holders) or self.ps[:1]
         return self if ps == self.ps else replace(self, ps=ps)
@@ -86,7 +86,7 @@ class Plan:
 
     @functools.cached_property
     def only_part(self) -> dict[str, int]:
-        """The index of its part, by name, for each variable that has one part."""
+        """The part's index, by name, for each variable with one part."""
         return {self.variables[i].name: parts[0].index for i, parts in enumerate(self.parts_of) if len(parts) == 1}
 
     @functools.cached_property
@@ -101,7 +101,7 @@ class Plan:
 
     @functools.cached_property
     def headers(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """What arrays of the dtypes and shapes of all variables say of themselves."""
+        """The expected array headers, from the dtypes and shapes of all variables."""
         from dps.kernels.headers import described
 
         return described(self.dtypes, self.shapes)
@@ -133,7 +133,7 @@ class Plan:
         return {ps: sum(a.nbytes for a in layout.arenas) for ps, layout in self.layouts.items()}
 
     def differs(self, other: Plan) -> str:
-        """The first difference in names, shapes, dtypes or optimizers, as a sentence; "" when there is none."""
+        """The first difference in names, shapes, dtypes or optimizers, as a sentence; "" if there is none."""
         if self is other:
             return ""
         mine, theirs = [v.name for v in self.variables], [v.name for v in other.variables]
@@ -150,7 +150,7 @@ class Plan:
 
 
 _living: list[weakref.ref[Plan]] = []
-"""Plans of this process that have travelled."""
+"""Plans that this process has sent or received and that are still alive."""
 
 
 Place = Callable[[str, str, tuple[int, ...], str], "int | Device"]
@@ -165,7 +165,7 @@ def make_plan(
     place: Place,
     split: Split | None,
 ) -> Plan:
-    """Split and place all variables. Raises PlacementError when a policy returns nonsense."""
+    """Split and place all variables. Raises PlacementError if a policy returns an invalid result."""
     parts: list[Part] = []
     for index, spec in enumerate(variables):
         shards = split(spec.name, spec.shape, spec.dtype) if split is not None and spec.shape and spec.shape[0] else 1
@@ -182,7 +182,7 @@ def make_plan(
 
 
 def _memory(name: str, placed: int | Device) -> str:
-    """`Part.device` of what was placed."""
+    """The `Part.device` for the result of a placement."""
     if not isinstance(placed, Device) or placed.device_type is None:
         return ""
     if placed.device_type not in ("CPU", "GPU"):

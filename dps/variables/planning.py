@@ -21,18 +21,18 @@ from dps.variables.tree import Variable, leaves, to_array
 
 TRAINED = "float16, bfloat16, float32 or float64"
 PLAIN = Variable(None, device=None)
-"""The settings of an array that stands for itself."""
+"""The settings of a plain array."""
 
 
 class _Wires:
-    """Wire forms, one for each optimizer: what all variables share is written once."""
+    """Wire forms of optimizers, each encoded once, because variables share them."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Optimizer, dict[str, Any]]] = {}
 
     def of(self, optimizer: Optimizer) -> dict[str, Any]:
         found = self._known.get(id(optimizer))
-        if found is None:  # the optimizer is kept, so that no other gets its id
+        if found is None:  # the optimizer is kept alive, so that its id is not reused
             found = self._known[id(optimizer)] = optimizer, optimizer.to_wire()
         return found[1]
 
@@ -43,7 +43,7 @@ def plan_of(
 ) -> tuple[Plan, dict[str, Array]]:
     """The plan, and the first values by name. `ps`: task indices. Raises ConfigError and PlacementError.
 
-    `placement` None: that of the innermost `dps.device(setter)` scope, else round robin.
+    `placement` None: the innermost `dps.device(setter)` scope, else round robin.
     """
     specs: list[VariableSpec] = []
     values: dict[str, Array] = {}

@@ -15,8 +15,8 @@ from dps.variables.plan import Part
 
 
 class SentList:
-    """Row numbers of a variable, rising where they are for several parts; `number` is what messages call them, 0 where
-    they always travel."""
+    """Row numbers of a variable; sorted if they are for several parts. Messages refer to them by `number`; it is 0 if
+    the row numbers are sent each time."""
 
     __slots__ = ("_told", "number", "rows")
 
@@ -25,7 +25,7 @@ class SentList:
         self._told: dict[int, int] = {}
 
     def range_of(self, part: Part) -> tuple[int, int]:
-        """From where to where in `rows` a part's are."""
+        """First and last position in `rows` of a part's row numbers."""
         if not part.row0 and (not len(self.rows) or self.rows[-1] < part.shape[0]):
             return 0, len(self.rows)
         first, last = np.searchsorted(self.rows, (part.row0, part.row0 + part.shape[0]))
@@ -37,7 +37,7 @@ class SentList:
         return self.rows[first:last] - part.row0 if part.row0 else self.rows[first:last]
 
     def is_told(self, part: Part, incarnation: int) -> bool:
-        """Whether the part's ps has been sent the list under this incarnation; it has from now on."""
+        """Whether the part's ps already has the list under this incarnation. Marks it as sent."""
         before = self._told.get(part.index)
         self._told[part.index] = incarnation
         return bool(self.number) and before == incarnation
@@ -52,16 +52,16 @@ class RowsOfPart:
     first: int
     last: int
     values: Array
-    """Of the whole gradient, in the caller's order."""
+    """The values of the whole gradient, in the caller's order."""
     order: Array | None
 
     @property
     def moves(self) -> bool:
-        """Whether the values have to be put in order."""
+        """Whether the values must be reordered."""
         return self.order is not None
 
     def fill(self, out: Array) -> None:
-        """The values of these rows, in their order."""
+        """Write the values of these rows to `out`, in their order."""
         if self.order is None:
             out[...] = self.values[self.first : self.last]
         else:
@@ -69,10 +69,10 @@ class RowsOfPart:
 
 
 class RowList:
-    """What a caller gave, int64 (n,), and the ways from it to the rows that travel and back."""
+    """The row numbers that a caller gave, int64 (n,), with the mapping to the rows that are sent and back."""
 
     def __init__(self, asked: Array, numbers: itertools.count[int], tuning: RowListTuning = ORDINARY.rows) -> None:
-        """`asked` is kept: nobody else may change it. Numbers for the lists that are sent come from `numbers`."""
+        """`asked` is kept and must not be changed. `numbers` gives the numbers of the lists that are sent."""
         self.asked, self._numbers, self._least = asked, numbers, tuning.least
         self._is_short = len(asked) < tuning.least
         self._is_sent_once = tuning.least <= len(asked) <= tuning.most
@@ -80,25 +80,25 @@ class RowList:
         self._rising: _Rising | None = None
 
     def ends(self) -> tuple[int, int]:
-        """The lowest and the highest row number; (0, -1) when there is none."""
+        """The lowest and the highest row number; (0, -1) if there are none."""
         if not len(self.asked):
             return 0, -1
         rows = self.asked if self._is_short else self._sorted().every.rows
         return (int(rows.min()), int(rows.max())) if self._is_short else (int(rows[0]), int(rows[-1]))
 
     def to_read(self, parts: int) -> tuple[SentList, Array | None]:
-        """What to ask for, and for each row number that the caller gave its place among these; None: they are the same.
+        """The rows to request, and the position of each of the caller's row numbers among them (None: unchanged).
 
-        Where one ps answers, it can put rows in the caller's order as well; only rows that repeat are asked for once.
+        If one ps answers, it returns rows in the caller's order; then only repeated rows are removed from the request.
         """
         if parts == 1 and (self._is_short or self._sorted().only_moved):
             return self._in_order(), None
         return self._sorted().distinct, self._sorted().which()
 
     def of_part(self, part: Part, values: Array, parts: int) -> RowsOfPart:
-        """What one of `parts` gets of a gradient for these rows, rising where that spares the ps work.
+        """The rows of a gradient for one of `parts`, sorted if that saves the ps work.
 
-        Rows that repeat are left for the ps to add up: numpy takes three times as long for it as its kernel.
+        The ps adds up repeated rows, because numpy takes three times as long as the ps's kernel.
         """
         if parts == 1 and (self._is_short or self._sorted().repeats):
             return RowsOfPart(part, self._in_order(), 0, len(self.asked), values, None)
@@ -120,13 +120,13 @@ class RowList:
 
 
 class _Rising:
-    """Row numbers put in rising order."""
+    """Row numbers in rising order."""
 
     def __init__(self, asked: Array, number: Callable[[], int], least: int) -> None:
         self.order: Array | None = None
-        """Positions in `asked` by row number, equal ones in order of occurrence; None where `asked` rises already."""
+        """Positions in `asked`, sorted by row number (stable); None if `asked` is sorted already."""
         self.only_moved = False
-        """Whether `asked` does not rise and names no row twice."""
+        """Whether `asked` is not sorted and has no duplicates."""
         self.repeats = False
         self._which: Array | None = None
         if len(asked) < 2 or bool((asked[1:] > asked[:-1]).all()):
@@ -145,7 +145,7 @@ class _Rising:
             self._which[self.order] = np.cumsum(first) - 1
 
     def which(self) -> Array | None:
-        """For each of `asked` the place of its row in `distinct`; None where they are the same."""
+        """For each of `asked`, the position of its row in `distinct`; None if they are the same."""
         if self._which is None and self.order is not None:
             self._which = np.empty(len(self.order), np.int64)
             self._which[self.order] = np.arange(len(self.order))
@@ -153,7 +153,7 @@ class _Rising:
 
 
 class RowLists:
-    """The lists that a session used last, found again by what they hold."""
+    """The lists that a session used last, found again by their contents."""
 
     def __init__(self, tuning: RowListTuning = ORDINARY.rows) -> None:
         self._tuning = tuning
@@ -161,7 +161,7 @@ class RowLists:
         self._numbers = itertools.count(1)
 
     def of(self, rows: Array) -> RowList:
-        """The list of these row numbers, integers (n,). A copy is kept, so the caller may change his."""
+        """The list of these row numbers, integers (n,). Keeps a copy, so the caller may change the array."""
         n = len(rows)
         if n < self._tuning.least:
             return RowList(np.array(rows, np.int64), self._numbers, self._tuning)
@@ -178,10 +178,10 @@ class RowLists:
 
 
 def _sorted(rows: Array, least: int) -> tuple[Array, Array]:
-    """Row numbers, rising, and the positions that they had, equal ones in order of occurrence.
+    """Sorted row numbers and their former positions; the order of equal ones is kept.
 
-    Sorting (row, position) packed in one int64 is several times faster than numpy's stable argsort, but not of fewer
-    than `least`.
+    Sorting (row, position) packed in one int64 is several times faster than numpy's stable argsort, but not for fewer
+    than `least` rows.
     """
     bits = len(rows).bit_length()
     if len(rows) < least or int(rows.min()) < 0 or int(rows.max()) >> (63 - bits):

@@ -19,13 +19,13 @@ from dps.variables.parts import Part, VariableSpec
 
 ALIGN = 64
 FEW = 8
-"""Variables up to which a loop over them costs less than calls that take all at once."""
+"""Up to this number of variables a Python loop is faster than calls that handle all of them at once."""
 CUT_ONCE = 256
-"""Parts of which views are kept: to make others of these takes less than to cut the run anew, unless very many have
-one shape."""
+"""Up to this number of parts, views are kept: new views of them are cheaper than cutting the run again, unless very
+many parts have the same shape."""
 
 A_STRETCH = 4
-"""Neighbours of one shape from which on it takes less to make all of them at once."""
+"""From this number of neighbours with the same shape, it is faster to make all views at once."""
 
 
 @record
@@ -45,18 +45,18 @@ class Arena:
 
     @functools.cached_property
     def pick(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        """Takes what belongs to the variables of the parts out of what is there for all variables."""
+        """A function that selects the items of the parts' variables from a sequence for all variables."""
         return picker([part.variable for part in self.parts])
 
     @functools.cached_property
     def bounds(self) -> Array:
-        """The first element of each part, and where the last ends; int64."""
+        """The first element of each part, and the end of the last one; int64."""
         return np.array([*self.starts, self.size], np.int64)
 
     @functools.cached_property
     def stretches(self) -> list[tuple[int, int, bool, tuple[int, ...] | None]]:
-        """Neighbours of one shape: first element, end, whether they are several, and the shape of all of them as one
-        array; None: it is flat. Scalars come one by one: the rows of an array of them would be numbers."""
+        """Groups of neighbours with the same shape: first element, end, whether there are several, and the shape of all
+        of them as one array (None: flat). Scalars are not grouped, because rows of such an array would be numbers."""
         found: list[tuple[int, int, bool, tuple[int, ...] | None]] = []
         start = 0
         for shape, alike in itertools.groupby(self.parts, operator.attrgetter("shape")):
@@ -80,7 +80,7 @@ class Arena:
 
 
 def picker(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that takes what is at these places out of a sequence."""
+    """A function that selects the items at these positions from a sequence."""
     first = places[0] if places else 0
     if places == list(range(first, first + len(places))):
         return operator.itemgetter(slice(first, first + len(places)))
@@ -88,18 +88,18 @@ def picker(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 LARGER, A_RUN = 4, 32
-"""A long run travels in pieces up to so many times larger than others, or in so many pieces: each costs both ends some
-0.1 ms beside its bytes, and with few of them nothing is done while they travel."""
+"""A long run is sent in pieces up to LARGER times the usual size, or in A_RUN pieces. Each piece costs both ends some
+0.1 ms besides its bytes; with very few pieces, sending and computing do not overlap."""
 
 
 def piece_size(nbytes: int, smallest: int) -> int:
-    """How long the pieces of a run of `nbytes` are, where `smallest` is the runtime's `piece_nbytes`."""
+    """The size of the pieces of a run of `nbytes`; `smallest` is the runtime's `piece_nbytes`."""
     return max(smallest, min(LARGER * smallest, nbytes // A_RUN // ALIGN * ALIGN))
 
 
 @record
 class ShardLayout:
-    """The run of one ps: its arenas, each at a multiple of 64 bytes. Agreed on with the plan, once an epoch."""
+    """The layout of one ps's run: its arenas, each at a multiple of 64 bytes. Fixed with the plan, once per epoch."""
 
     arenas: tuple[Arena, ...]
     nbytes: int
@@ -144,7 +144,7 @@ class ShardLayout:
 
     @functools.cached_property
     def gradient_nbytes(self) -> int:
-        """Bytes of the arenas that are trained: what a dense push moves."""
+        """Bytes of the trained arenas, which a dense push sends."""
         return sum(arena.nbytes for arena in self.arenas if arena.optimizer is not None)
 
     @functools.cached_property
@@ -169,7 +169,7 @@ class ShardLayout:
         return [part.index for part in self.trained]
 
     def pieces(self, piece_nbytes: int, trained_only: bool = False) -> list[list[tuple[int, int]]]:
-        """The run cut for travel: each piece is a list of (offset, nbytes), at most `piece_nbytes` in all."""
+        """The run cut into pieces for sending: each is a list of (offset, nbytes), at most `piece_nbytes` in all."""
         pieces: list[list[tuple[int, int]]] = [[]]
         room = piece_nbytes
         for arena in self.arenas:
@@ -188,11 +188,11 @@ class ShardLayout:
 
     @functools.cached_property
     def longest_part(self) -> int:
-        """Bytes of it."""
+        """Bytes of the longest part."""
         return max((stop - start for start, stop, _, _ in self.spans), default=0)
 
     def is_whole(self, offset: int, nbytes: int) -> bool:
-        """Whether bytes of the run begin where a part does, and end where one does."""
+        """Whether a byte range of the run begins where a part begins, and ends where one ends."""
         starts, ends = self._edges
         return offset in starts and offset + nbytes in ends
 
@@ -201,7 +201,7 @@ class ShardLayout:
         return frozenset(start for start, *_ in self.spans), frozenset(stop for _, stop, *_ in self.spans)
 
     def whole_pieces(self, piece_nbytes: int) -> list[list[tuple[int, int]]]:
-        """As `pieces`, but each part lies in one range; one of more than `piece_nbytes` is a piece of its own."""
+        """Like `pieces`, but no part is cut; a part of more than `piece_nbytes` is a piece of its own."""
         pieces: list[list[tuple[int, int]]] = []
         room = 0
         for start, stop in itertools.chain.from_iterable(_neighbours(arena, piece_nbytes) for arena in self.arenas):
@@ -214,7 +214,7 @@ class ShardLayout:
 
     @functools.cached_property
     def spans(self) -> list[tuple[int, int, np.dtype[Any], tuple[int, ...]]]:
-        """Of each part: where its bytes begin and end in the run, dtype and shape."""
+        """For each part: first and last byte in the run, dtype and shape."""
         found = []
         for arena in self.arenas:
             dtype, ends = np.dtype(arena.dtype), [*arena.starts[1:], arena.size]
@@ -240,8 +240,8 @@ class ShardLayout:
         return [run[start:stop] for start, stop, _ in self._cuts]
 
     def listed(self, memories: Sequence[Array]) -> list[Array]:
-        """The parts as arrays in the memory of each arena, in the order of `indices`. Neighbours of one shape are made
-        at once, as the rows of one array."""
+        """The parts as arrays in the memory of each arena, in the order of `indices`. Neighbours with the same shape
+        are made at once, as the rows of one array."""
         found: list[Array] = []
         for arena, memory in zip(self.arenas, memories, strict=True):
             flat = memory.view(arena.dtype)
@@ -269,8 +269,8 @@ class ShardLayout:
         return [part.index for arena in self.arenas for part in arena.parts]
 
     def check_range(self, offset: int, nbytes: int, trained_only: bool = False) -> tuple[int, int]:
-        """The number of the (trained) arena that bytes lie in, and the first element there. Raises ProtocolError
-        unless they lie within one, on element boundaries."""
+        """The number of the (trained) arena that holds a byte range, and the first element there. Raises ProtocolError
+        unless the range is within one arena, on element boundaries."""
         for number, arena in enumerate(self.arenas):
             if type(offset) is not int or (trained_only and arena.optimizer is None):
                 continue
@@ -283,7 +283,7 @@ class ShardLayout:
 
 
 def _neighbours(arena: Arena, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Where runs of neighbouring parts begin and end, each of up to so many bytes, or of one part."""
+    """Begin and end of groups of neighbouring parts, each of up to `nbytes`, or of one part."""
     start = at = arena.offset
     for first in (*arena.starts[1:], arena.size):
         end = arena.offset + first * arena.itemsize

@@ -14,13 +14,13 @@ from dps.variables.plan import Plan
 
 
 def check_saved(plan: Plan, checkpoint_dir: str, manifest: Manifest) -> None:
-    """CheckpointError unless the checkpoint holds every variable of the plan. What else it holds is not looked at."""
+    """Raise CheckpointError unless the checkpoint holds every variable of the plan. Other variables are ignored."""
     for spec in plan.variables:
         saved(spec, checkpoint_dir, manifest)
 
 
 def saved(spec: VariableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedVariable:
-    """The variable as the checkpoint holds it; CheckpointError where it is missing or of another shape or dtype."""
+    """The saved variable. Raises CheckpointError if it is missing or has another shape or dtype."""
     try:
         found = manifest.variable(spec.name)
     except CheckpointError as error:

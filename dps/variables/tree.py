@@ -16,16 +16,16 @@ from dps.transport.dtypes import BFLOAT16, dtype_of, wire_name
 
 @record
 class Variable:
-    """A leaf of params with settings of its own.
+    """A leaf of params with its own settings.
 
     Args:
         value: The first value: an array of float16, bfloat16, float32, float64, integers or bool.
         optimizer: The variable's own optimizer. None: the session's.
         trainable: False: the variable gets no gradients.
-        sparse: The variable is a table that is read and updated by rows, such as an embedding. It gets memory of its
-            own on its ps.
-        device: The ps task that holds it, such as `dps.Device("/job:ps/task:1")`. By default what the enclosing
-            `dps.device` scopes say.
+        sparse: The variable is a table that is read and updated by rows, such as an embedding. It has separate memory
+            on its ps.
+        device: The ps task that holds it, such as `dps.Device("/job:ps/task:1")`. By default the enclosing
+            `dps.device` scopes decide.
 
     Example:
         ```python
@@ -50,10 +50,10 @@ class Rows:
     Args:
         indices: Row numbers, integers of any shape, such as (n,) or (batch, fields). The gradients of a row that occurs
             several times are summed.
-        values: Their gradients, of the shape of `indices` and then of a row, such as (n, dim), and of the variable's
-            dtype.
+        values: Their gradients. The shape is that of `indices` followed by that of a row, such as (n, dim); the dtype
+            is the variable's.
 
-    A sparse tensor of torch, as `torch.nn.Embedding(sparse=True)` makes it, is pushed as it is.
+    A sparse tensor of torch, such as `torch.nn.Embedding(sparse=True)` makes, can be pushed without converting it.
 
     Example:
         ```pycon
@@ -70,14 +70,14 @@ class Rows:
 def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
     """All leaves with their paths ("hidden/w", "layers/0"), in creation order.
 
-    Raises TypeError for keys that are no strings and ValueError for keys that are empty or contain "/".
+    Raises TypeError for keys that are not strings, and ValueError for keys that are empty or contain "/".
     """
     flat = _flat(tree)
     return _walk(tree, "") if flat is None else iter(flat)
 
 
 def _flat(tree: Any) -> list[tuple[str, Any]] | None:
-    """The leaves of a plain dict of arrays, which most models are; None for any other nesting."""
+    """The leaves of a plain dict of arrays, the usual form of a model; None for any other nesting."""
     if tree.__class__ is not dict:
         return None
     for key, leaf in tree.items():
@@ -109,30 +109,30 @@ def _join(path: str, key: object) -> str:
 
 
 class Nesting:
-    """How arrays are nested, without them: takes a user's apart, and puts others into their places."""
+    """The structure of nested arrays. Extracts leaves from a tree, and builds a tree from leaves."""
 
     def __init__(self, tree: Any) -> None:
-        """The nesting of `tree`, of which nothing is kept. Raises as `leaves`."""
+        """Record the nesting of `tree`, without keeping its arrays. Raises as `leaves`."""
         self.paths: list[str] = []
-        """Of all leaves, in creation order."""
+        """The paths of all leaves, in creation order."""
         self._root = _node(tree, "", self.paths)
 
     def build(self, found: Sequence[Any]) -> Any:
-        """The same nesting anew, of these leaves: one for each path."""
+        """A new tree with this nesting and these leaves, one for each path."""
         return self._root.build(found)
 
     def copy(self, tree: Any) -> Any:
-        """A tree that `build` made, with the same leaves, in dicts and lists of its own."""
+        """A copy of a tree from `build`, with the same leaves, in new dicts and lists."""
         return self._root.copy(tree)
 
     def leaves(self, tree: Any) -> list[Any] | None:
-        """What is at each path, where `tree` has plain dicts, lists and tuples in just this nesting; None elsewhere."""
+        """The leaf at each path, if `tree` has exactly this nesting of plain dicts, lists and tuples; else None."""
         found: list[Any] = []
         return found if self._root.collect(tree, found) else None
 
 
 class _Leaf:
-    """The place of one leaf."""
+    """The position of one leaf."""
 
     def __init__(self, place: int) -> None:
         self._place = place
@@ -149,14 +149,14 @@ class _Leaf:
 
 
 class _Leaves:
-    """A dict that has nothing but leaves, all of which are taken at once."""
+    """A dict with only leaves, all of which are extracted at once."""
 
     def __init__(self, keys: list[str], start: int) -> None:
         self._keys, self._start, self._stop = keys, start, start + len(keys)
         self._empty = dict.fromkeys(keys)
 
     def build(self, found: Sequence[Any]) -> Any:
-        made: dict[str, Any] = self._empty.copy()  # a table of its size costs less than one that grows
+        made: dict[str, Any] = self._empty.copy()  # a dict of the final size is cheaper than one that grows
         made.update(zip(self._keys, found[self._start : self._stop], strict=True))
         return made
 
@@ -171,7 +171,7 @@ class _Leaves:
 
 
 class _Dict:
-    """A dict that has others in it."""
+    """A dict that contains other containers."""
 
     def __init__(self, children: list[tuple[str, _Node]]) -> None:
         self._children = children
@@ -229,7 +229,7 @@ def _node(tree: Any, path: str, paths: list[str]) -> _Node:
 
 
 def nested(names: list[str]) -> Any:
-    """The nesting that paths describe, as dicts: what a reader without variables of its own gets."""
+    """The nesting that paths describe, as dicts. Readers without variables of their own get this."""
     tree: dict[str, Any] = {}
     for name in names:
         node = tree
@@ -241,7 +241,7 @@ def nested(names: list[str]) -> Any:
 
 
 def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """A leaf as a C-contiguous array of native byte order, not copied where it is one; TypeError for what cannot be."""
+    """A leaf as a C-contiguous array of native byte order, copied only if necessary. TypeError if impossible."""
     if (
         value.__class__ is np.ndarray
         and value.dtype.kind in "fiub"
@@ -264,14 +264,14 @@ def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor of torch, which need not be installed."""
+    """Whether a value is a tensor of torch, which need not be installed."""
     return hasattr(value, "detach")
 
 
 def rows_of_tensor(tensor: Any, name: str) -> Rows | None:
-    """The rows of a sparse tensor of torch, in its memory where that is on the CPU; None for a dense one.
+    """The rows of a sparse tensor of torch, in its own memory if that is on the CPU; None for a dense tensor.
 
-    Raises TypeError for one whose elements, not rows, are sparse.
+    Raises TypeError if the tensor's elements, not its rows, are sparse.
     """
     if str(tensor.layout) == "torch.strided":
         return None
@@ -282,11 +282,11 @@ def rows_of_tensor(tensor: Any, name: str) -> Rows | None:
             "torch.nn.Embedding(sparse=True) makes it; pass dps.Rows(indices, values), or call .to_dense()"
         )
     tensor = tensor.detach().cpu()
-    return Rows(tensor._indices()[0].numpy(), tensor._values())  # rows that repeat are summed by the ps
+    return Rows(tensor._indices()[0].numpy(), tensor._values())  # the ps sums repeated rows
 
 
 def _of_tensor(tensor: Any, name: str) -> Any:
-    """A tensor of torch on the CPU as an array of the same memory; numpy() knows no bfloat16."""
+    """A CPU tensor of torch as an array of the same memory. `Tensor.numpy()` does not support bfloat16."""
     if str(tensor.layout) != "torch.strided":
         raise TypeError(f"{name} is a sparse tensor of torch ({tensor.layout}); make it dense with .to_dense()")
     if str(tensor.dtype) != "torch.bfloat16":
