@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 from dps import config
@@ -44,6 +44,23 @@ def _stop_open_servers() -> None:
     """A program that ends without stopping its servers leaves the run in order all the same."""
     for server in list(_open):
         server.stop()
+
+
+class Home(NamedTuple):
+    """The task that a session belongs to, as the session knows it."""
+
+    runtime: Runtime
+    name: str
+    job: str
+    task: int
+    address: str
+    process: int
+    chief: str
+    """The address of the chief's node."""
+    over: Callable[[], tuple[int, str] | None]
+    """Exit code and reason once this node was told to end, else None."""
+    joined: Callable[[int], None]
+    """Is told each run epoch that a session takes part in."""
 
 
 class Server:
@@ -367,12 +384,10 @@ class Server:
                 f"add '/job:{job}'"
             )
 
-    def session_arguments(
-        self,
-    ) -> tuple[Runtime, str, str, int, str, int, str, Callable[[], tuple[int, str] | None], Callable[[int], None]]:
-        """What a session needs to connect: see `Connection`."""
+    def home(self) -> Home:
+        """What a session needs to connect."""
         told = self._is_over, self._session_joined
-        return self.runtime, self.name, self.job, self.task, self.address, self._process, self._chief, *told
+        return Home(self.runtime, self.name, self.job, self.task, self.address, self._process, self._chief, *told)
 
     def _is_over(self) -> tuple[int, str] | None:
         return None if self.exit_code is None else (self.exit_code, self.reason)

@@ -279,9 +279,6 @@ def test_what_ctrl_c_leaves_behind_is_given_back(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_done_to_the_arrays_of_one_view_is_not_seen_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dps.client import session as sessions
-
-    monkeypatch.setattr(sessions, "local_leases", lambda connection: None)  # as in a process of its own
     with trained() as s:
         with s.view() as seen:
             seen["w"].shape = (-1,)

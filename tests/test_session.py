@@ -338,7 +338,7 @@ def test_ten_thousand_random_messages_do_nothing(server: dps.Server) -> None:
     draw = np.random.default_rng(0)
     with session(server) as s:
         before = s.pull()
-        ports = [server.target, server.address, *(ref.address for ref in s._connection.refs.values())]
+        ports = [server.target, server.address, *(peer.ref.address for peer in s._connection.peers.values())]
         good, _ = encode(Envelope(dps.protocol.Pull(1, 0, 0, 0, -1, []), "ps", 1, "x", 1))  # type: ignore[attr-defined]
         endpoint = runtime().endpoint(None)
         for index in range(10_000):

@@ -45,7 +45,7 @@ def session(server: Any, **settings: Any) -> dps.Session:
 
 
 def lane_of(session: dps.Session) -> Any:
-    return session._connection.lanes[0]
+    return session._connection.peers[0].lane
 
 
 def trained(ps: int, shared: bool, update: Any, workers: int = 2) -> Any:
@@ -81,7 +81,7 @@ def test_values_are_viewed_where_the_ps_wrote_them_and_cannot_be_written(tmp_pat
     reader = """
 import sys, numpy as np, dps
 with dps.Session(sys.argv[1], timeout=20) as s, s.view() as values:
-    print(sum(values["a"][0]), values["a"].flags.writeable, s._connection.lanes[0].on)
+    print(sum(values["a"][0]), values["a"].flags.writeable, s._connection.peers[0].lane.on)
     print(type(values["a"].base).__name__, flush=True)
 """
     with cluster(1, 1) as (server,), session(server) as s:
@@ -176,7 +176,7 @@ def test_a_push_that_names_other_memory_is_refused_and_the_ps_lives(what: str) -
         place = HOSTILE[what](memory.name, layout.nbytes)
         push = Push(s._connection.epoch, 1, 0, 0, SHARED, layout.gradient_nbytes, [], place)
         with pytest.raises((ProtocolError, Unavailable)):
-            caller.ask(Ref(s._connection.refs[0].address, PS), push, 5.0)
+            caller.ask(Ref(s._connection.peers[0].ref.address, PS), push, 5.0)
         caller.close()
         assert s.push(gradients(0)).accepted
 

@@ -295,7 +295,7 @@ def hostile(server: dps.Server) -> Iterator[tuple[Any, dps.Session]]:
         def ask(message: Any) -> Any:
             if isinstance(message, Push):
                 next(numbers)
-            return caller.ask(Ref(s._connection.refs[0].address, PS), message, 5.0)
+            return caller.ask(Ref(s._connection.peers[0].ref.address, PS), message, 5.0)
 
         before = s.lookup("table", chosen(1))
         yield ask, s
@@ -362,7 +362,7 @@ def test_a_list_that_was_never_sent_or_belongs_to_others_is_asked_for(hostile: A
         assert isinstance(ask(Lookup(epoch, 0, 0, 98, 0, False, (IDS,))), Rows)
         caller = Caller(runtime(), "other")
         caller.incarnation = other._connection.caller.incarnation
-        ref = Ref(s._connection.refs[0].address, PS)
+        ref = Ref(s._connection.peers[0].ref.address, PS)
         assert caller.ask(ref, Lookup(other._connection.epoch, 0, 0, 98, 0, False), 5.0) == RowsUnknown(98)
         caller.close()
 
@@ -434,7 +434,7 @@ def test_where_the_ps_has_no_memory_left_rows_come_over_the_socket(monkeypatch: 
 
     table = first_values()["table"].value
     with cluster(1, 1) as (server,), session(server) as s:
-        assert s._connection.lanes[0].on
+        assert s._connection.peers[0].lane.on
         monkeypatch.setattr(type(runtime()), "share", none_left)
         np.testing.assert_array_equal(s.lookup("table", chosen(1)), table[chosen(1)])
         assert s.push({"table": dps.Rows(chosen(1), normal(1))}).accepted
@@ -454,6 +454,6 @@ def test_where_memory_cannot_be_reached_any_more_rows_go_over_the_socket(monkeyp
         np.testing.assert_array_equal(s.pull()["table"], after([(chosen(1), normal(1))]))
     monkeypatch.undo()
     with cluster(1, 1) as (server,), session(server) as s:
-        monkeypatch.setattr(s._connection.lanes[0], "attach", lambda name: unreachable(None))
+        monkeypatch.setattr(s._connection.peers[0].lane, "attach", lambda name: unreachable(None))
         np.testing.assert_array_equal(s.lookup("table", chosen(1)), table[chosen(1)])
-        assert not s._connection.lanes[0].on
+        assert not s._connection.peers[0].lane.on

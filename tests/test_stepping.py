@@ -336,9 +336,6 @@ def test_values_that_came_with_a_push_are_those_of_the_next_pull(made: list[bool
 def test_values_that_came_with_a_push_are_seen_where_they_are(
     made: list[bool], asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dps.client import session as sessions
-
-    monkeypatch.setattr(sessions, "local_leases", lambda connection: None)  # as in a process of its own
     with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0)) as s:
         before = s.pull()
         asked.clear()

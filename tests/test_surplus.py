@@ -63,7 +63,7 @@ def test_a_session_trims_when_it_opens_and_at_the_push_after_the_values_are_gone
             assert len(trimmed) == 1
             del large
             session.push(ones)
-            assert len(trimmed) == 2 and session._surplus is None
+            assert len(trimmed) == 2 and session._reports._surplus is None
         with dps.Session(server, {"large": np.zeros(1000), "small": small}, optimizer=dps.optim.SGD(1.0)) as session:
             session.push(ones)
             assert len(trimmed) == 4

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from dps.client.recycled import MANY
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, check_gradients, check_is_nested
 from dps.variables.plan import FEW, Plan, picker
-from dps.variables.runs import CUT_ONCE
 from dps.variables.tree import Nesting, leaves
 
 KEPT = 8
@@ -56,16 +56,14 @@ class Assembly:
     def still(self, memories: Sequence[Array]) -> Any:
         """The user's nesting of values that are only read, in the memory of all arenas of all shards. In memory that
         comes again very many have the same arrays, in dicts and lists of the caller's own; of fewer each is new."""
-        if self._pick is None:
+        if self._pick is None or len(self.plan.parts) < MANY:
             return self.values(self._parts(memories))
         where = tuple([memory.__array_interface__["data"][0] for memory in memories])
-        few, kept = len(self.plan.parts) <= CUT_ONCE, self._still.get(where)
-        if kept is None:
+        if where not in self._still:
             if len(self._still) >= KEPT:
                 del self._still[next(iter(self._still))]
-            parts = self._parts(memories)
-            kept = self._still[where] = parts if few else self.values(parts)
-        return self.values([part.view() for part in kept]) if few else self._nesting.copy(kept)
+            self._still[where] = self.values(self._parts(memories))
+        return self._nesting.copy(self._still[where])
 
     def forget(self) -> None:
         """Let go of all memory."""

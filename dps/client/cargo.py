@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dps.actors.requests import Request
-from dps.client.lanes import Lane
-from dps.client.peer import Peer
+from dps.client.lanes import Lane, Peer
 from dps.errors import Unavailable
 from dps.protocol import RUN, SHARED, Push
 from dps.transport.endpoint import Memory, Runtime

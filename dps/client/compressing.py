@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from dps.client.peer import Peer
+from dps.client.lanes import Peer
 from dps.client.transfers import PullTransfer
 from dps.client.unpacking import PackedPull
 from dps.compress import Bfloat16, Compressor, Float16, Int8, RandomK, Rules, TopK, check_names, chosen, rules
@@ -54,7 +53,7 @@ class Compression:
     A residual is what earlier pushes of this session left out of a variable's gradient: an array of its size and
     dtype. A push that was not accepted leaves no trace in it: its gradient is lost whole, as without compression, and
     what earlier gradients left is there still. A residual is never changed while a push that was made of it is on its
-    way, but replaced, so that this can be undone: a second array takes turns with it.
+    way, but replaced, so that this can be undone.
     """
 
     def __init__(self, push: Rules, pull: Rules, deltas: bool = False) -> None:
@@ -65,7 +64,6 @@ class Compression:
         self._casts: dict[int, dict[int, str]] = {}
         self._residuals: dict[str, Array] = {}
         self._under_way: list[Change] = []
-        self._memory: dict[str, list[Array]] = {}
         self._pushes = 0
         self._bases: dict[int, tuple[int, Array]] = {}
         """For each ps the version and the packed bytes of the last whole pull."""
@@ -177,26 +175,8 @@ class Compression:
 
     def _with_residual(self, name: str, flat: Array) -> Array:
         """A gradient and what earlier ones left, in memory of its own."""
-        total = self._spare(name, flat)
         before = self._residuals.get(name)
-        if before is None:
-            total[:] = flat
-        else:
-            np.add(flat, before, out=total)
-        return total
-
-    def _spare(self, name: str, like: Array) -> Array:
-        """An array for a residual that nothing refers to any more, or a new one; its elements are undefined.
-
-        Fresh memory costs as much as the sum that is put into it.
-        """
-        made = self._memory.setdefault(name, [])
-        for array in made:
-            if len(array) == len(like) and sys.getrefcount(array) <= _OWN_REFERENCES:
-                return array
-        made.append(np.empty_like(like))
-        del made[:-KEPT]
-        return made[-1]
+        return flat.copy() if before is None else np.add(flat, before)
 
     def settle(self, push: object, plan: Plan, applied: Callable[[int], bool]) -> None:
         """A push has its results: `applied(ps)`. What it did to the residuals of other parts is undone."""
@@ -224,10 +204,6 @@ class Compression:
         """The session has joined anew: what was left out belongs to values that are no more, or may have arrived."""
         self._residuals, self._under_way, self._bases, self._casts = {}, [], {}, {}
 
-
-KEPT = 3
-"""Arrays for residuals of one variable that are used again."""
-_OWN_REFERENCES = 3  # the list's, the loop's and getrefcount's
 
 _NOTHING: Array = np.empty(0, np.float32)
 

@@ -1,9 +1,10 @@
-"""Shared memory between a session and the ps that are on its machine: found by itself, and given up where it fails."""
+"""The ps as a session knows them, and the memory that they share: found by itself, and given up where it fails."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 from dps.actors.caller import Caller
 from dps.actors.messages import Failed
@@ -15,6 +16,7 @@ from dps.transport.endpoint import Memory, Runtime
 from dps.transport.message import Message
 from dps.transport.probing import marked, starts_with
 from dps.transport.wire import Array
+from dps.variables.plan import ShardLayout
 
 log = logging.getLogger("dps")
 
@@ -84,30 +86,30 @@ class Lane:
 
 
 class Lanes:
-    """The lanes of one session: made anew whenever it joins."""
+    """Finds out which ps share memory with a session, whenever it joins."""
 
-    def __init__(self, runtime: Runtime, caller: Caller) -> None:
+    def __init__(self, runtime: Runtime, caller: Caller, wanted: bool = True, tells_at_once: bool = False) -> None:
+        """Unless `wanted` no ps is asked. `tells_at_once` is for sessions that only read, now and then: they keep no
+        version of a small shard from others meanwhile."""
         self._runtime, self._caller = runtime, caller
-        self.wanted = True
-        """False: no ps is asked."""
-        self.tells_at_once = False
-        """For sessions that only read, now and then: they keep no version of a small shard from others meanwhile."""
+        self._wanted, self._tells_at_once = wanted, tells_at_once
         self._own: Memory | None = None
         self._asked: list[Request] = []
-        self._lanes: dict[int, Lane] = {}
 
-    def open(self, refs: dict[int, Ref], epoch: int, worth: Callable[[int], bool]) -> None:
+    def open(self, refs: dict[int, Ref], epoch: int, worth: Callable[[int], bool]) -> dict[int, Lane]:
         """Ask each ps whether it is on this machine; those that hold enough (`worth`) share memory then. Blocks for a
         moment."""
         for request in self._asked:
             self._caller.drop(request)
-        self._asked, self._lanes = [], {}
+        self._asked = []
+        lanes: dict[int, Lane] = {}
         for ps, ref in refs.items():
-            self._lanes[ps] = lane = Lane(self._runtime, self._caller, ref, epoch, worth(ps), self.tells_at_once)
-            if self.wanted and (own := self._mark()) is not None:
+            lanes[ps] = lane = Lane(self._runtime, self._caller, ref, epoch, worth(ps), self._tells_at_once)
+            if self._wanted and (own := self._mark()) is not None:
                 probe = Probe(own.name, own.array.tobytes(), self._caller.direct)
                 self._asked.append(self._caller.start(ref, probe, lane.heard))
         self._caller.wait(self._asked, self._runtime.tuning.client.probe_s)
+        return lanes
 
     def _mark(self) -> Memory | None:
         if self._own is None:
@@ -117,9 +119,14 @@ class Lanes:
                 log.debug("%s: %s", self._caller.name, error)
         return self._own
 
-    def __getitem__(self, ps: int) -> Lane:
-        return self._lanes[ps]
 
-    def all_on(self) -> bool:
-        """Whether every ps is on this machine."""
-        return bool(self._lanes) and all(lane.on for lane in self._lanes.values())
+class Peer(NamedTuple):
+    """What a request to one ps is made with. Made anew when the session joins."""
+
+    caller: Caller
+    ps: int
+    ref: Ref
+    layout: ShardLayout
+    lane: Lane
+    abort: Callable[[], None]
+    """Called when the ps says that epoch or incarnation has ended."""

@@ -9,8 +9,7 @@ import numpy as np
 from dps.client.cargo import About, ArraysCargo, Cargo, Run, RunCargo
 from dps.client.connection import Connection
 from dps.client.dense import gather, is_whole
-from dps.client.partial import PartsCargo
-from dps.client.peer import Peer
+from dps.client.lanes import Peer
 from dps.transport.dtypes import is_float
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
@@ -70,7 +69,7 @@ class Loader:
     def check(self, gradients: Mapping[int, Gradient]) -> None:
         """ValueError for NaN and infinite values where the ps cannot refuse the push as one: in async with several."""
         connection = self._connection
-        if not connection.sync and len(connection.plan.ps) > 1 and connection.settings.get("check_finite", True):
+        if not connection.sync and len(connection.plan.ps) > 1 and connection.agreed.settings.get("check_finite", True):
             for index, gradient in gradients.items():
                 _check_finite(connection.plan.variables[index].name, gradient)
 
@@ -85,6 +84,8 @@ class Loader:
         parts = parts_of_shard(connection.plan, peer.layout, gradients, connection.row_lists)
         if not parts and not connection.sync and ps != connection.step_ps:
             return None
+        from dps.client.partial import PartsCargo
+
         return PartsCargo(peer, about, parts, self._of(ps).take_rounded)
 
     def run(self, ps: int, gradients: Mapping[int, Gradient]) -> Run:

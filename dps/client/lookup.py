@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,11 +24,10 @@ NOTHING = np.empty(0)
 
 
 class Lookups:
-    """The lookups of one session: which of them may still read a ps's memory, and memory for their results."""
+    """The lookups of one session, and which of them may still read a ps's memory."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._recycled = _Recycled()
         self._open: set[int] = set()
         self._last = 0
 
@@ -68,20 +66,13 @@ class Lookups:
         shape = (*indices.shape, *spec.shape[1:])
         flat = len(found.asked), *spec.shape[1:]
         if out is None:
-            return LookupOp(self, spec, found, self.array(flat, spec.dtype), shape)
+            return LookupOp(self, spec, found, np.empty(flat, spec.dtype), shape)
         if not isinstance(out, np.ndarray) or out.shape != shape or wire_name(out.dtype) != spec.dtype:
             got = f"{getattr(out, 'dtype', type(out))} {getattr(out, 'shape', '')}"
             raise ValueError(f"out is {got}; wanted an array of {np.dtype(spec.dtype)} {shape}")
         if indices.ndim > 1 and not out.flags.c_contiguous:
             raise ValueError(f"out for rows of shape {indices.shape} has to be C-contiguous")
         return LookupOp(self, spec, found, out.reshape(flat), shape, out)
-
-    def array(self, shape: tuple[int, ...], dtype: str) -> Array:
-        """Memory for rows, its contents undefined."""
-        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-        if nbytes < self.connection.runtime.tuning.client.recycled_nbytes:
-            return np.empty(shape, dtype)
-        return self._recycled.take(nbytes).view(dtype).reshape(shape)
 
     def roll_back(self) -> None:
         """Under a new incarnation nothing is read that the last one asked for."""
@@ -99,26 +90,6 @@ class Lookups:
     def closed(self, number: int) -> None:
         """That memory is read, or nobody wants it any more."""
         self._open.discard(number)
-
-
-class _Recycled:
-    """Memory for rows: what nobody refers to any more is used again. Fresh memory costs as much as the copy into it."""
-
-    KEPT = 4
-    _OWN_REFERENCES = 3  # the list's, the loop's and getrefcount's
-
-    def __init__(self) -> None:
-        self._made: list[Array] = []
-
-    def take(self, nbytes: int) -> Array:
-        """So many bytes, undefined, for the caller to keep for as long as he likes."""
-        size = -(-nbytes // 4096) * 4096
-        for made in self._made:
-            if len(made) == size and sys.getrefcount(made) <= self._OWN_REFERENCES:
-                return made[:nbytes]
-        found: Array = np.empty(size, np.uint8)
-        self._made = [*self._made[1 - self.KEPT :], found]
-        return found[:nbytes]
 
 
 class LookupOp:
@@ -191,7 +162,7 @@ class LookupOp:
         if self._in_place:
             return self._out.reshape(n, size)
         if self._distinct is None:
-            self._distinct = self._lookups.array((n, size), self._spec.dtype)
+            self._distinct = np.empty((n, size), self._spec.dtype)
         return self._distinct
 
     def put_all(self, rows: Array) -> None:
@@ -208,7 +179,7 @@ class LookupOp:
             self.put_all(self._distinct)
         found = self._out.reshape(self._shape) if self._given is None else self._given
         self._out, self._given, self._parts = NOTHING, None, []
-        return found  # the caller's alone: a transfer and its request would keep it, and its memory from further use
+        return found  # the caller's alone: a transfer and its request would keep it
 
 
 class TablesOp:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dps.client.cargo import About, Cargo, Run
-from dps.client.peer import Peer
+from dps.client.lanes import Peer
 from dps.protocol import DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, Push
 from dps.transport.wire import Array
 from dps.variables.packed import Packed

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,10 @@ from dps.reply import Version
 from dps.transport.wire import Array
 from dps.variables.layout import assemble
 from dps.variables.plan import ShardLayout
-from dps.variables.runs import CUT_ONCE
 from dps.variables.tree import Nesting, leaves, nested
+
+MOST_PARTS = 256
+"""Values of so many parts and fewer stay in the messages that bring them; more are put together faster in one run."""
 
 Kept = dict[int, tuple[int, Array]]
 """By ps: the version counter of values, and they."""
@@ -116,10 +117,10 @@ class PullOp:
         """The bytes of all arenas of all shards, where all are held in place."""
         found: list[Array] = []
         for ps in self._connection.plan.layouts:
-            held = self.transfers[ps].held
-            if held is None:
+            hold = self.transfers[ps].hold
+            if hold is None:
                 return None
-            found += held
+            found += hold.memories
         return found
 
     def some(self) -> dict[int, Array]:
@@ -133,8 +134,8 @@ class PullOp:
     def _memories(self, ps: int, kept: Kept, still: bool) -> list[Array]:
         """The bytes of a shard's arenas."""
         transfer = self.transfers[ps]
-        if transfer.held is not None:
-            return transfer.held
+        if transfer.hold is not None:
+            return transfer.hold.memories
         run = transfer.taken.bytes if transfer.taken is not None else kept[ps][1].copy()
         if still:
             run = run.view()
@@ -149,8 +150,7 @@ class PullOp:
     def release(self) -> None:
         """Give what is held in place back to the ps."""
         for transfer in self.transfers.values():
-            if transfer.held is not None:
-                transfer.release()
+            transfer.release()
 
     def forget_runs(self) -> None:
         """The values are the caller's alone from here on."""
@@ -225,7 +225,7 @@ class Pulls:
     @property
     def may_follow_a_push(self) -> bool:
         """Whether a pull may be sent right behind a push: not where a token can come before the push is applied."""
-        update = self._connection.settings["update"]
+        update = self._connection.agreed.settings["update"]
         if update["mode"] == "sync":
             return update["replicas_to_aggregate"] is None and not update["initial_tokens"]
         return not (self._connection.bounded and len(self._connection.plan.ps) > 1)
@@ -251,7 +251,7 @@ class Pulls:
         for ps in plan.ps:
             parts = [] if names is None else [p.index for i in names for p in plan.parts_of[i] if p.ps == ps]
             if names is None or parts:
-                lane = connection.lanes[ps]
+                lane = connection.peers[ps].lane
                 messages[ps] = Pull(
                     connection.epoch, min_step, last[ps], clock, counters.get(ps, -1),
                     parts, patience_ms, lane.on and not parts, lane.all_released_below(),
@@ -263,7 +263,7 @@ class Pulls:
         """Whether a shard's values need not be copied out of the messages that they come in."""
         runtime = self._connection.runtime
         worth = layout.data_nbytes >= runtime.tuning.piece_nbytes // 4
-        return worth and runtime.keeps_blocks and len(layout.indices) <= CUT_ONCE
+        return worth and runtime.keeps_blocks and len(layout.indices) <= MOST_PARTS
 
     def _indices(self, names: Sequence[str]) -> list[int]:
         by_name = self._connection.plan.by_name
@@ -292,7 +292,7 @@ class Pulls:
             counters = {ps: t.counter for ps, t in operation.transfers.items()}
             self._pushes.pulled |= counters
             self.read = connection.epoch, counters
-        connection.step = max([connection.step, *(t.step for t in operation.transfers.values())])
+        connection.steps.saw(max((t.step for t in operation.transfers.values()), default=0))
         names = operation.names
         if names is not None:
             tree = self._some(operation.some(), names)
@@ -302,7 +302,7 @@ class Pulls:
             taken = [] if still else operation.taken()
             tree = self._tree(taken) if taken else self._pushes.assembly.values(operation.parts(kept, still))
         operation.forget_runs()
-        return tree if out is None else _filled(out, tree)
+        return tree if out is None else filled(out, tree)
 
     def _has_the_others(self, operation: PullOp) -> bool:
         """Whether the values of all shards that were not newer are kept, and in the version that they have."""
@@ -314,16 +314,7 @@ class Pulls:
     def still(self, memories: list[Array], out: Any = None) -> Any:
         """The nested arrays, only to be read, in the memory of all arenas of all shards; or `out`, filled with them."""
         tree = self._pushes.assembly.still(memories)
-        return tree if out is None else _filled(out, tree)
-
-    @contextmanager
-    def held(self, timeout: float | None) -> Iterator[Any]:
-        """The nested arrays, read-only; what ps on this machine have is read where it lies, inside the block."""
-        operation = self.start(None, None, after=False, hold=True)
-        try:
-            yield self.finish(operation, None, timeout, still=True)
-        finally:
-            operation.release()
+        return tree if out is None else filled(out, tree)
 
     def _tree(self, taken: list[Taken]) -> Any:
         """The user's nesting of the values that were put into these, one for each shard."""
@@ -339,7 +330,7 @@ class Pulls:
         return nesting.build([leaf(path) for path in nesting.paths])
 
 
-def _filled(out: Any, tree: Any) -> Any:
+def filled(out: Any, tree: Any) -> Any:
     """Copy values into the caller's arrays; ValueError where one does not fit."""
     targets = dict(leaves(out))
     for name, array in leaves(tree):

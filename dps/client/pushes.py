@@ -37,8 +37,7 @@ class Pushes:
 
     def _begin_epoch(self) -> None:
         self.acknowledged = 0
-        self._token_of = 0
-        """The newest push whose token was taken: tokens may come in another order."""
+        self._connection.steps.begin_numbers()
         self.numbers = dict.fromkeys(self._connection.plan.ps, 0)
         self.pulled = dict.fromkeys(self._connection.plan.ps, -1)
         """The version of each shard that the last pull gave: what the next push was computed from."""
@@ -73,16 +72,11 @@ class Pushes:
     def made(self, ps: int, number: int, step: int) -> None:
         """A push, which has this number, was made at once."""
         connection = self._connection
-        connection.step = max(connection.step, step)
+        connection.steps.saw(step)
         if connection.sync:
-            self._take_token(number, step)
+            connection.steps.take_token(number, step)
         self.acknowledged += 1
         self.numbers[ps] = number
-
-    def _take_token(self, number: int, step: int) -> None:
-        """A push was released by a token, whose value is the session's local step from now on."""
-        if number > self._token_of:
-            self._token_of, self._connection.local_step = number, step
 
     def start(
         self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False
@@ -121,7 +115,7 @@ class Pushes:
                 operation.send(ps, self._credit.pop(ps, 0) == self.numbers[ps])
             self._under_way.append(operation)
         except BaseException:  # Ctrl-C: nobody knows what the ps have of this push, and later ones would wait for it
-            self._connection.aborted = True
+            self._connection.membership.end()
             raise
 
     def _make_room(self, timeout: float | None) -> int:
@@ -142,9 +136,9 @@ class Pushes:
             result = operation.settle(connection.step)
             self._credit |= operation.credit
             self.acknowledged += 1
-            connection.step = max(connection.step, result.step)
+            connection.steps.saw(result.step)
             if operation.released is not None:
-                self._take_token(*operation.released)
+                connection.steps.take_token(*operation.released)
             self._tell(operation)
 
     def _first_complete(self) -> PushOp | None:

@@ -15,7 +15,6 @@ import numpy as np
 
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
-from dps.variables.runs import CUT_ONCE
 
 if TYPE_CHECKING:
     from dps.kernels.headers import Headers
@@ -30,13 +29,10 @@ class Taken:
     def __init__(self, layout: ShardLayout) -> None:
         self.bytes: Array = np.empty(layout.nbytes, np.uint8)
         self._layout = layout
-        self._made: list[Array] | None = None
-        """The parts, where they are kept."""
+        self._made: list[Array] = []
         self._headers: Headers | None = None
         """Of very many parts, which are given away and come again."""
-        if len(layout.indices) <= CUT_ONCE:
-            self._made = self._cut(self.bytes)
-        elif len(layout.indices) >= MANY:
+        if len(layout.indices) >= MANY:
             self._keep_many()
         self._alone = sys.getrefcount(self.bytes)
 
@@ -62,9 +58,7 @@ class Taken:
             run = self.bytes.view()
             run.flags.writeable = False
             return self._cut(run)
-        if self._made is None:
-            return self._cut(self.bytes)
-        return self._made[:] if self._headers is not None else [view.view() for view in self._made]
+        return self._cut(self.bytes) if self._headers is None else self._made[:]
 
     @property
     def are_many(self) -> bool:

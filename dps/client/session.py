@@ -6,22 +6,19 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from dps import config, telemetry
+from dps import config
 from dps.client.connection import Connection
 from dps.client.lookup import Lookups
-from dps.client.prefetching import prefetched
-from dps.client.pulling import PullOp, Pulls
+from dps.client.opening import Model, check_timeout, compression_asked, run_settings
+from dps.client.pulling import PullOp, Pulls, filled
 from dps.client.pushes import Pushes
-from dps.client.settings import check_timeout, run_settings
+from dps.client.reports import Reports
 from dps.client.stepping import Stepping
 from dps.client.turns import Turns, one_at_a_time
-from dps.client.viewing import local_leases
 from dps.client.waiting import Loss, Waiter
-from dps.cluster.placement import describe
 from dps.errors import DeadlineExceeded, DpsError
 from dps.hooks.chain import Chain
 from dps.hooks.scalars import Scalars, as_number
@@ -34,12 +31,10 @@ from dps.transport.wire import Array
 from dps.update import Update
 from dps.variables.layout import Gradient
 from dps.variables.plan import Plan
-from dps.variables.planning import plan_of
 from dps.variables.tree import Nesting, nested
 
 if TYPE_CHECKING:
-    from dps.client.compressing import Compression, Traffic
-    from dps.client.surplus import Surplus
+    from dps.client.compressing import Traffic
     from dps.compress import Compressor
     from dps.hooks.hook import Hook
     from dps.hooks.loop import Loop
@@ -127,95 +122,57 @@ class Session:
         settings = run_settings(
             update, durability, checkpoint_dir, None if params is None else check_finite, keep_checkpoints
         )
-        self._compression: Compression | None = None
-        if pull_deltas or compression is not None or pull_compression is not None:
-            from dps.client.compressing import compression_of
-
-            self._compression = compression_of(compression, pull_compression, bool(pull_deltas))
+        compressed = compression_asked(compression, pull_compression, pull_deltas)
         self._own_server = isinstance(server, str)
         self._server = Server.client(server) if isinstance(server, str) else server
         self._timeout = timeout
-        self._shared_memory = shared_memory
         self._turns = Turns(lambda: self.name)
-        self._surplus: Surplus | None = None
-        self._stop = False
-        self._warned = False
-        """Of a loss that is not finite."""
-        self._closed = False
+        self._stop = self._closed = self._opened = False
         self._connection: Connection
-        self._opened = False
         self.scalars = Scalars()
         """What `summary` was given; hooks read it."""
-        self._last_at = self._server.runtime.now()
         try:
             self._hooks = Chain(hooks, lambda: self.name, self._hook_failed)
+            self._reports = Reports(self, self._hooks)
             if checkpoint_dir:
                 from dps.hooks.saver import CheckpointSaver
 
                 if not any(isinstance(h, CheckpointSaver) for h in self._hooks.hooks):
                     self._hooks.hooks.append(CheckpointSaver())
-            self._open(params, optimizer, placement, partitioner, settings, self._deadline(None))
+            deadline = self._deadline(None)
+            self._server.wait_joined(deadline)
+            self._connection = Connection(self._server.home(), compressed, shared_memory, reads=params is None)
+            self._open(Model(params, optimizer, placement, partitioner), settings, deadline)
         except BaseException as error:
             self._give_up(error)
             raise
 
     # -- opening ----------------------------------------------------------------------------------------------
 
-    def _open(
-        self, params: Any, optimizer: Optimizer | None, placement: Any, partitioner: Any, settings: dict[str, Any],
-        deadline: float,
-    ) -> None:  # fmt: skip
-        self._server.wait_joined(deadline)
-        connection = Connection(*self._server.session_arguments())
-        connection.lanes.wanted = self._shared_memory
-        connection.lanes.tells_at_once = params is None
-        connection.compression = self._compression
-        self._connection = connection
+    def _open(self, model: Model, settings: dict[str, Any], deadline: float) -> None:
+        connection, params = self._connection, model.params
         self._waiter = Waiter(connection, self._timeout, self._rejoined)
         plan: Plan | None = None
         values: dict[str, Array] = {}
         if params is not None:
-            tasks = connection.ps_tasks(deadline)
-            self._server.check_sees("ps", tasks)
-            plan, values = plan_of(params, optimizer, tasks, placement, partitioner)
-            self._tell(plan)
-            if self._compression is not None:
-                self._compression.check(plan)
+            plan, values = model.planned(self._server, connection, deadline)
         self._hooks.call("begin")
         self._opened = True  # from here on the chief may know of this session
         try:
-            connection.open(plan, values, settings, deadline)
+            connection.joining.open(plan, values, settings, deadline)
         except DpsError as error:
             self._opened = isinstance(error, DeadlineExceeded)
             raise
+        config.session_opened.set()
         self._server.check_sees("ps", connection.plan.ps)
-        if self._compression is not None:
-            self._compression.check(connection.plan)
+        if connection.compression is not None:
+            connection.compression.check(connection.plan)
         nesting = Nesting(nested([v.name for v in connection.plan.variables]) if params is None else params)
-        self._pushes = Pushes(connection, self._waiter, nesting, self._settled)
+        self._pushes = Pushes(connection, self._waiter, nesting, self._reports.settled)
         self._pulls = Pulls(connection, self._waiter, self._pushes)
         self._stepping = Stepping(connection, self._pushes, self._pulls)
         self._lookups = Lookups(connection)
-        from dps.client.surplus import surplus_of
-
-        self._surplus = surplus_of(values.values(), self.runtime)
-        self._hooks.call("after_create_session", self)
-        if telemetry.on_opened:
-            telemetry.opened({"worker": self.name, "step": self.global_step, **self._hooks.knows()})
-
-    def _tell(self, plan: Plan) -> None:
-        """The plan in the log: from one worker for people to see, from the others for who looks for it. What would be
-        more even is told by that one alone."""
-        held = plan.bytes_per_ps()
-        if not self._server.is_first:
-            log.debug("%s: the plan\n%s", self.name, describe(held))
-            return
-        log.info("%s: the plan\n%s", self.name, describe(held))
-        from dps.cluster.advice import advice
-
-        text = advice([(spec.name, spec.shape, spec.dtype) for spec in plan.variables], held)
-        if text is not None:
-            log.warning("%s: %s", self.name, text)
+        self._reports.opened(values.values())
 
     def _give_up(self, error: BaseException) -> None:
         """Opening has failed: leave nothing behind, here or at the chief."""
@@ -224,8 +181,9 @@ class Session:
             return
         self._closed = True
         if hasattr(self, "_connection"):
-            self._waiter.closed = True
             self._connection.caller.close()
+        if hasattr(self, "_waiter"):
+            self._waiter.closed = True
         self._end_own_server()
 
     # -- reading ----------------------------------------------------------------------------------------------
@@ -264,14 +222,13 @@ class Session:
             ```
         """
         self._waiter.check_open()
-        if names is None and if_newer_than is None and (values := self._stepping.pull(out)) is not None:
-            return values
-        in_place = out is not None and if_newer_than is None  # straight from the ps's memory into the caller's arrays
-        operation = self._pulls.start(names, if_newer_than, after=False, hold=in_place)
-        try:
-            return self._pulls.finish(operation, out, timeout)
-        finally:
-            operation.release()
+        if names is None and if_newer_than is None:
+            if out is not None:
+                with self._held(timeout) as values:
+                    return filled(out, values)
+            if (values := self._stepping.pull(None)) is not None:
+                return values
+        return self._pulls.finish(self._pulls.start(names, if_newer_than, after=False), out, timeout)
 
     @one_at_a_time
     def pull_async(self, names: Sequence[str] | None = None) -> Reply[Any]:
@@ -325,6 +282,8 @@ class Session:
             10
             ```
         """
+        from dps.client.prefetching import prefetched
+
         self._waiter.check_open()
         values = prefetched(self._pulls, names, self.should_stop, self._connection.caller.flush)
         return self._turns.each("prefetch", values)
@@ -351,23 +310,26 @@ class Session:
             ```
         """
         with ExitStack() as held:
-            values = self._turns.of("view", self._viewed)(held)
+            values = self._turns.of("view", held.enter_context)(self._held(None))
             held.callback(self._turns.of("view", held.pop_all().close))
             yield values
 
-    def _viewed(self, held: ExitStack) -> Any:
-        """The values to read, and in `held` what lets them go."""
+    @contextmanager
+    def _held(self, timeout: float | None) -> Iterator[Any]:
+        """The values of now, to read only; those of ps on this machine lie in their memory until the block ends."""
         self._waiter.check_open()
-        packed = self._compression is not None and self._compression.pulls  # the same values wherever the ps are
-        leases = None if packed else local_leases(self._connection)
-        if leases is not None:
-            held.callback(leases.release)
-            return self._pulls.still(leases.memories())
         if (lent := self._stepping.lent()) is not None:
-            held.callback(lent.release)
-            self._stepping.holds()
-            return self._pulls.still([lent.memory])
-        return held.enter_context(self._pulls.held(None))
+            try:
+                self._stepping.holds()
+                yield self._pulls.still([lent.memory])
+            finally:
+                lent.release()
+            return
+        operation = self._pulls.start(None, None, after=False, hold=True)
+        try:
+            yield self._pulls.finish(operation, None, timeout, still=True)
+        finally:
+            operation.release()
 
     @overload
     def lookup(self, /, name: str, rows: Any, timeout: float | None = None, out: Array | None = None) -> Array: ...
@@ -491,7 +453,7 @@ class Session:
         gradients = self._gradients(grads, loss)
         made, operation = self._stepping.push(gradients, loss)
         if made is not None:
-            self._settled(made.result, loss)
+            self._reports.settled(made.result, loss)
             return made.result
         return self._pushes.finish(operation or self._pushes.start(gradients, loss, timeout), timeout)
 
@@ -551,7 +513,7 @@ class Session:
         made, pushing = self._stepping.step(gradients, loss)
         if made is not None:
             incarnation = self._connection.caller.incarnation
-            self._settled(made.result, loss)
+            self._reports.settled(made.result, loss)
             if self._connection.caller.incarnation != incarnation or made.lent is None:  # a hook may have rolled back
                 return self.pull(timeout=timeout)
             self._stepping.note(made.lent)
@@ -611,37 +573,6 @@ class Session:
         self._connection.runtime.compute()
         return gradients
 
-    def _settled(self, result: Push, loss: Any) -> None:
-        """A push has its result: tell who listens."""
-        if self._surplus is not None and self._surplus.give_back():
-            self._surplus = None
-        now = self.runtime.now()
-        number = None if loss is None else as_number(loss, "loss")
-        if number is not None and not isfinite(number):
-            self._not_finite(number, result.step)
-        if telemetry.on_progress:
-            telemetry.progress(
-                {
-                    "worker": self.name, "step": result.step, "loss": number,
-                    "accepted": result.accepted, "staleness": result.staleness, "seconds": now - self._last_at,
-                }
-            )  # fmt: skip
-        self._last_at = now
-        self._hooks.call("after_run", self, result, loss)
-
-    def _not_finite(self, loss: float, step: int) -> None:
-        """A loss is NaN or infinite: a warning, once, unless a hook sees to it."""
-        from dps.hooks.nan import NanGuard
-
-        if self._warned or any(isinstance(hook, NanGuard) for hook in self._hooks.hooks):
-            return
-        self._warned = True
-        log.warning(
-            "%s: the loss is %s at step %d, and training goes on; lower the learning rate or check the data; "
-            "hooks=[dps.NanGuard()] ends the loop when this happens",
-            self.name, loss, step,
-        )  # fmt: skip
-
     def _rejoined(self, new_epoch: bool, loss: Loss) -> None:
         """The session takes part again, under a new incarnation and often in a new run epoch."""
         connection = self._connection
@@ -650,12 +581,7 @@ class Session:
 
         def tell() -> None:
             if new_epoch:
-                log.warning(
-                    "%s: rolled back to step %d in run epoch %d, %s%s",
-                    self.name, connection.restored, connection.epoch, loss,
-                    f"; {telemetry.LOSE_LESS}" if loss.steps else "",
-                )  # fmt: skip
-                self._hooks.call("rolled_back", self, connection.restored, loss.steps)
+                self._reports.rolled_back(connection.membership.restored, connection.epoch, loss)
 
         self._pushes.roll_back(tell)
 
@@ -692,18 +618,19 @@ class Session:
 
         None for a session without compressors. The object is a copy. Does not block.
         """
-        return None if self._compression is None else self._compression.traffic.copy()
+        compression = self._connection.compression
+        return None if compression is None else compression.traffic.copy()
 
     @property
     def checkpoint_dir(self) -> str | None:
         """The run's folder for checkpoints; None when it has none."""
-        return str(self._connection.settings.get("checkpoint_dir") or "") or None
+        return str(self._connection.agreed.settings.get("checkpoint_dir") or "") or None
 
     @property
     @one_at_a_time
     def is_chief(self) -> bool:
         """Whether this is the session of the lowest worker that is alive. Asks the chief; blocks up to 5 s."""
-        return self._connection.asks_leads(min(self.runtime.tuning.client.farewell_s, self._timeout))
+        return self._connection.lookout.asks_leads(min(self.runtime.tuning.client.farewell_s, self._timeout))
 
     def should_stop(self) -> bool:
         """Whether the loop should end: a hook, Ctrl-C or the chief asked for it, or the run has ended. Does not block.

@@ -98,7 +98,7 @@ class Stepping:
         lent, connection = self._loose, self._connection
         if lent is None:
             return None
-        same = lent.way.incarnation == connection.caller.incarnation and not connection.aborted
+        same = lent.way.incarnation == connection.caller.incarnation and not connection.membership.over
         if not same or self._pushes.numbers[lent.way.ps] != lent.push or connection.runtime.now() > lent.until:
             lent.release()
             return None
@@ -172,7 +172,7 @@ class Stepping:
             self._loose = None
         if self._known != connection.caller.incarnation:
             self._way, self._known = self._found(), connection.caller.incarnation
-        if self._way is None or not self._way.lane.on or connection.aborted:
+        if self._way is None or not self._way.lane.on or connection.membership.over:
             return None
         connection.check_node()
         return self._way
@@ -186,7 +186,7 @@ class Stepping:
         small = layout.nbytes <= connection.runtime.tuning.small_nbytes
         if not (one and whole and small and self._pulls.may_come_with_a_push):
             return None
-        return Way(connection.caller.incarnation, ps, connection.refs[ps], connection.lanes[ps], layout)
+        return Way(connection.caller.incarnation, ps, connection.peers[ps].ref, connection.peers[ps].lane, layout)
 
     def _read_at_once(self, way: Way, memory: Memory, number: int) -> Made | None:
         """Make a push and copy the values."""
@@ -225,7 +225,7 @@ class Stepping:
             return None
         answer, lent = self._ask(way, Look(self._connection.epoch, way.lane.all_released_below()), 0, meanwhile)
         if lent is not None and answer is not None:
-            self._connection.step = max(self._connection.step, answer.step)
+            self._connection.steps.saw(answer.step)
             self.note(lent)
         return lent
 

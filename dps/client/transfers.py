@@ -11,9 +11,10 @@ from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.requests import Request
 from dps.client.arrived import Arrived
 from dps.client.cargo import Cargo
-from dps.client.peer import Peer
+from dps.client.hold import Hold, held
+from dps.client.lanes import Peer
 from dps.client.recycled import Taken
-from dps.errors import Aborted, DpsError, ProtocolError, Unavailable
+from dps.errors import Aborted, ProtocolError, Unavailable
 from dps.protocol import (
     APPLIED,
     REFUSED,
@@ -72,12 +73,12 @@ def copy_steadily(runtime: Runtime, target: Array, source: Array) -> None:
 class PullTransfer(Transfer):
     """The values of one shard, in a run of bytes of the caller's.
 
-    A pull that the ps answers with places in its memory is copied from there; with `hold` it is not even copied: `held`
-    has the arenas' bytes until `release`.
+    A pull that the ps answers with places in its memory is copied from there; where it `holds`, it is not even copied:
+    `hold` has the values until `release`.
     """
 
     def __init__(
-        self, peer: Peer, message: Pull, take: Callable[[ShardLayout], Taken] = Taken, hold: bool = False,
+        self, peer: Peer, message: Pull, take: Callable[[ShardLayout], Taken] = Taken, holds: bool = False,
         behind: PushTransfer | None = None,
     ) -> None:  # fmt: skip
         """`take(layout)` gives the run. Leaves at the next flush.
@@ -86,7 +87,7 @@ class PullTransfer(Transfer):
         super().__init__(peer)
         self.layout = peer.layout
         self.taken: Taken | Arrived | None = None
-        self.held: list[Array] | None = None
+        self.hold: Hold | None = None
         self.counter, self.step, self.newer = -1, 0, True
         self._got: dict[int, int] = {}
         self._kept: dict[int, Array] = {}
@@ -94,7 +95,7 @@ class PullTransfer(Transfer):
         self._answer = -1, -1
         """Number and version of the answer that pieces are taken of."""
         self._message, self._lane = message, peer.lane
-        self._take_run, self._hold, self._behind = take, hold, behind
+        self._take_run, self._holds, self._behind = take, holds, behind
         if behind is None:
             self._ask()
         else:
@@ -139,29 +140,26 @@ class PullTransfer(Transfer):
 
     def _read(self, message: SharedValues) -> bool:
         """Read in place; where that fails the values are to be asked for over the socket."""
-        try:
-            memories = [self._lane.attach(name) for name in message.memories]
-            if [len(memory) for memory in memories] != [arena.nbytes for arena in self.layout.arenas]:
-                raise Unavailable("the ps's memory is not laid out as agreed")
-        except DpsError as error:
-            self._lane.give_up(error)
+        hold = held(self._peer, self.number, message.memories)
+        if hold is None:
             self._message = changed(self._message, shared=False)
             return False
         self.counter, self.step = message.counter, message.step
-        if self._hold:
-            self.held, self.taken = memories, None  # pieces of an earlier answer are for nothing
+        if self._holds:
+            self.hold, self.taken = hold, None  # pieces of an earlier answer are for nothing
             return True
         self.taken = self._take_run(self.layout)
-        run = self.taken.bytes
-        for arena, memory in zip(self.layout.arenas, memories, strict=True):
-            copy_steadily(self._caller.runtime, run[arena.offset : arena.offset + arena.nbytes], memory)
-        self.release()
+        for arena, memory in zip(self.layout.arenas, hold.memories, strict=True):
+            target = self.taken.bytes[arena.offset : arena.offset + arena.nbytes]
+            copy_steadily(self._caller.runtime, target, memory)
+        hold.release()
         return True
 
     def release(self) -> None:
         """Give what is held back to the ps."""
-        self.held = None
-        self._lane.release(self.number, self.layout.nbytes)
+        hold, self.hold = self.hold, None
+        if hold is not None:
+            hold.release()
 
     def drop(self) -> None:
         """Forget the request; values that the ps lends to a late answer are given back at once."""
@@ -171,8 +169,9 @@ class PullTransfer(Transfer):
         else:
             self._behind.then = None
             self._behind = None
-        if self._message.shared and (not self.complete or self.held is not None):
-            self.release()
+        self.release()
+        if self._message.shared and not self.complete:
+            self._lane.release(self.number, self.layout.nbytes)
 
     def _take(self, piece: Values) -> bool:
         """Pieces of two versions, or of two answers after a resend, are never mixed: a higher one starts anew."""

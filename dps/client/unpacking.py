@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.client.peer import Peer
+from dps.client.lanes import Peer
 from dps.client.transfers import PullTransfer
 from dps.errors import ProtocolError
 from dps.protocol import Changes, Pull, Values

@@ -43,7 +43,6 @@ class Waiter:
 
     def __init__(self, connection: Connection, timeout_s: float, rejoined: Callable[[bool, Loss], None]) -> None:
         self._connection, self._timeout_s, self._rejoined = connection, timeout_s, rejoined
-        self._tuning = connection.runtime.tuning.client
         self.closed = False
 
     def check_open(self) -> None:
@@ -73,12 +72,12 @@ class Waiter:
     def wait(self, operation: Operation, timeout: float | None, what: str) -> None:
         """Pump until an operation is complete. Raises DeadlineExceeded, which names who did not answer."""
         self.check_open()
-        connection, deadline, own = self._connection, self.deadline(timeout), self._tuning
+        connection, deadline, own = self._connection, self.deadline(timeout), self._connection.runtime.tuning.client
         operation.start()
         started = now = connection.caller.now()
         look_at, report_at = started + own.slice_s, started + own.report_s
         while not operation.complete:
-            if connection.aborted:
+            if connection.membership.over:
                 self.recover(deadline)
                 operation.start()
                 continue
@@ -89,7 +88,7 @@ class Waiter:
                     break
                 raise DeadlineExceeded(self._late(operation, what, now - started), operation)
             if now >= look_at:
-                connection.look_at_chief()
+                connection.lookout.look()
                 look_at = now + own.slice_s
                 if now >= report_at:
                     report_at = now + own.report_s
@@ -117,13 +116,14 @@ class Waiter:
         """Join the run's epoch of now. Blocks; raises DeadlineExceeded when no new one comes."""
         connection = self._connection
         before, epoch = connection.step, connection.epoch
-        connection.reopen(deadline)
-        if connection.epoch != epoch:
-            loss = Loss(max(0, max(before, connection.reached) - connection.restored), connection.certain)
+        connection.joining.join(deadline)
+        membership = connection.membership
+        if membership.epoch != epoch:
+            loss = Loss(max(0, max(before, membership.reached) - membership.restored), membership.certain)
         else:  # whatever the number of the epoch: steps that are gone are told of
             loss = Loss(max(0, before - connection.step), False)
         connection.runtime.record(
-            "rejoined", before=epoch, epoch=connection.epoch, step=connection.restored, lost=loss.steps,
+            "rejoined", before=epoch, epoch=connection.epoch, step=membership.restored, lost=loss.steps,
             certain=loss.certain,
         )  # fmt: skip
         self._rejoined(connection.epoch != epoch or loss.steps > 0, loss)

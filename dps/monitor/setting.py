@@ -109,7 +109,7 @@ class Setting:
         """The way that a session's messages and values take, as it has found it."""
         if self.transport == "inproc":
             return LOCAL_LANE
-        return SHARED_LANE if session._connection.lanes.all_on() else SOCKET_LANE
+        return SHARED_LANE if all(peer.lane.on for peer in session._connection.peers.values()) else SOCKET_LANE
 
     # -- limits -----------------------------------------------------------------------------------------------
 

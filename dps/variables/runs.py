@@ -20,10 +20,6 @@ from dps.variables.parts import Part, VariableSpec
 ALIGN = 64
 FEW = 8
 """Up to this number of variables a Python loop is faster than calls that handle all of them at once."""
-CUT_ONCE = 256
-"""Up to this number of parts, views are kept: new views of them are cheaper than cutting the run again, unless very
-many parts have the same shape."""
-
 A_STRETCH = 4
 """From this number of neighbours with the same shape, it is faster to make all views at once."""
 

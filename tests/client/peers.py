@@ -7,7 +7,7 @@ from typing import Any
 
 from dps.actors.ref import Ref
 from dps.actors.requests import Request, Requests
-from dps.client.peer import Peer
+from dps.client.lanes import Peer
 from dps.errors import Unavailable
 from dps.transport.message import Message
 from dps.transport.tuning import ORDINARY

@@ -20,7 +20,6 @@ from tests.variables.models import SGD
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recycled, "CUT_ONCE", 2)
     monkeypatch.setattr(recycled, "MANY", 6)
 
 

@@ -1,0 +1,191 @@
+"""How a session joins the run at the chief: it opens, sends first values where it is asked to, and enters a step."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dps.actors.messages import Done, Failed, Waiting
+from dps.actors.patience import Patience
+from dps.actors.ref import Ref
+from dps.actors.requests import Request
+from dps.client.dense import Whole, gather
+from dps.client.lanes import Lanes, Peer
+from dps.client.membership import Agreed, Membership
+from dps.errors import Aborted, DeadlineExceeded
+from dps.protocol import PS, Enter, Init, Initialised, OpenSession, SessionOpened, Token
+from dps.transport.message import Message
+from dps.transport.wire import Array
+from dps.variables.plan import Plan
+
+if TYPE_CHECKING:
+    from dps.client.connection import Connection
+
+
+class Opening(Request):
+    """The question to the chief, which answers with a place in the run, or asks for first values before."""
+
+    def __init__(self, message: OpenSession) -> None:
+        self._message = message
+        self.text = "the chief has not answered"
+        """What it waits for."""
+        self.opened: SessionOpened | None = None
+        self.error: Exception | None = None
+        self.initialise: SessionOpened | None = None
+        """The chief asks for first values; they are sent once for each run epoch."""
+        self._asked_in = 0
+
+    def again(self) -> Message:
+        return self._message
+
+    def feed(self, message: Message) -> bool:
+        if isinstance(message, Waiting):
+            self.text = message.reason
+        elif isinstance(message, Failed):
+            self.error = message.exception()
+        elif isinstance(message, SessionOpened) and not message.initialise:
+            self.opened = message
+        elif isinstance(message, SessionOpened) and message.epoch > self._asked_in:
+            self.initialise, self._asked_in = message, message.epoch
+        return self.opened is not None or self.error is not None
+
+
+class Joining:
+    """Joins the run, and again after each rollback, with what the session brings: its plan, settings, first values."""
+
+    def __init__(self, connection: Connection, lanes: Lanes) -> None:
+        self._connection, self._caller = connection, connection.caller
+        self._lanes, self._slice_s = lanes, connection.runtime.tuning.client.slice_s
+        self._refs: dict[int, Ref] = {}
+        self._plan: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}
+        self._values: dict[str, Array] = {}
+        """Until the session has joined for the first time."""
+
+    def open(self, plan: Plan | None, values: dict[str, Array], settings: dict[str, Any], deadline: float) -> None:
+        """Join for the first time. A session with a plan may be asked for the first values. Blocks."""
+        self._values, self._settings = values, settings
+        self._plan = {} if plan is None else plan.to_wire()
+        self.join(deadline)
+        self._values = {}
+
+    def join(self, deadline: float) -> None:
+        """Join, until there is a run epoch that does not end meanwhile. Blocks."""
+        connection = self._connection
+        while True:
+            opened = self._opened(deadline)
+            enters = bool(self._plan) or not connection.sync
+            if enters or opened.epoch != connection.epoch:
+                connection.steps.begin(opened.step)
+            connection.membership = membership = Membership(opened)
+            connection.home.joined(opened.epoch)
+            self._caller.incarnation = opened.incarnation
+            connection.peers = self._peers(membership)
+            try:
+                if enters:
+                    self._enter(deadline)
+                return
+            except Aborted:
+                continue
+
+    def _peers(self, membership: Membership) -> dict[int, Peer]:
+        layouts, least = self._connection.plan.layouts, max(1, self._connection.runtime.tuning.shard_nbytes)
+        lanes = self._lanes.open(self._refs, membership.epoch, lambda ps: layouts[ps].nbytes >= least)
+        return {
+            ps: Peer(self._caller, ps, self._refs[ps], layout, lanes[ps], membership.end)
+            for ps, layout in layouts.items()
+        }
+
+    def _enter(self, deadline: float) -> None:
+        """Learn the step of now from the step ps; in sync, where that ps lets nobody in during a step, take part."""
+        connection, ps = self._connection, self._connection.step_ps
+        answer = connection.ask(Enter(connection.epoch), deadline, f"ps:{ps}", self._refs[ps])
+        assert isinstance(answer, Token)
+        connection.steps.begin(answer.step)
+
+    def _opened(self, deadline: float) -> SessionOpened:
+        connection, home, caller = self._connection, self._connection.home, self._caller
+        request, patience = Opening(
+            OpenSession(
+                connection.number, home.job, home.task, home.process, home.address, connection.epoch, self._plan,
+                self._settings, connection.step,
+            )
+        ), Patience()  # fmt: skip
+        caller.open(connection.chief, request.again(), request)
+        while not request.complete:
+            connection.check_node()
+            if request.initialise is not None:
+                asked, request.initialise = request.initialise, None
+                self._take(asked)
+                self._send_first_values(
+                    asked.epoch, deadline, lambda: request.complete or request.initialise is not None
+                )
+            if "waits for" in request.text:
+                connection.tell(patience, request.text)
+            left = deadline - caller.now()
+            if left <= 0:
+                caller.drop(request)
+                chief = connection.chief.address
+                raise DeadlineExceeded(f"{home.name} could not join the run at {chief}: {request.text}")
+            caller.wait([request], min(left, self._slice_s), stop=lambda: request.initialise is not None)
+        if request.opened is None:
+            assert request.error is not None
+            raise request.error
+        self._take(request.opened)
+        return request.opened
+
+    def _take(self, opened: SessionOpened) -> None:
+        self._connection.agreed = Agreed(opened)
+        refs = {int(task): Ref(str(address), PS) for task, address in opened.addresses}
+        for task, ref in self._refs.items():
+            if refs.get(task) != ref:
+                self._caller.disconnect(ref.address)
+        self._refs = refs
+
+    def _send_first_values(self, epoch: int, deadline: float, over: Callable[[], bool]) -> None:
+        """All parts of all shards, in pieces; then tell the chief. An epoch that is `over` ends this too."""
+        connection, caller = self._connection, self._caller
+        requests: list[Request] = []
+        errors: list[Exception] = []
+
+        def feed(answer: Message) -> bool:
+            if isinstance(answer, Failed):
+                errors.append(answer.exception())
+            return isinstance(answer, Done | Failed)
+
+        values = Whole([self._values[spec.name] for spec in connection.plan.variables])
+        for ps, layout in connection.plan.layouts.items():
+            # Zeros, and pages that go back to the system; in malloc's heap they would leave a hole for small objects.
+            run = np.frombuffer(mmap.mmap(-1, max(1, layout.nbytes)), np.uint8, layout.nbytes)
+            gather(connection.plan, layout, values, run, trained_only=False)
+            for piece in layout.pieces(connection.runtime.tuning.piece_nbytes):
+                arrays = tuple(run[offset : offset + n] for offset, n in piece)
+                message = Init(epoch, layout.nbytes, [offset for offset, _ in piece], arrays)
+                requests.append(caller.start(self._refs[ps], message, feed, resend_s=1.0))
+
+        def stop() -> bool:
+            return bool(errors) or over()
+
+        self._wait_all(requests, errors, deadline, "the ps to take the first values", stop)
+        if not stop():
+            done = caller.start(connection.chief, Initialised(epoch, connection.number), feed)
+            self._wait_all([done], errors, deadline, "the chief", stop)
+
+    def _wait_all(
+        self, requests: list[Request], errors: list[Exception], deadline: float, whom: str, stop: Callable[[], bool]
+    ) -> None:
+        caller = self._caller
+        while not caller.wait(requests, min(self._slice_s, max(0.0, deadline - caller.now())), stop):
+            self._connection.check_node()
+            if stop() or caller.now() >= deadline:
+                break
+        for request in requests:
+            caller.drop(request)
+        if not stop() and caller.now() >= deadline:
+            raise DeadlineExceeded(f"{self._connection.name} waited for {whom}")
+        for error in errors:
+            if not isinstance(error, Aborted):
+                raise error

@@ -1,0 +1,99 @@
+"""What a session asks for when it opens: arguments are checked, and the plan and the first values are made."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dps.client.connection import Connection
+from dps.cluster.placement import describe
+from dps.errors import ConfigError
+from dps.optim import Optimizer
+from dps.server import Server
+from dps.transport.wire import Array
+from dps.update import Update, parse, to_wire
+from dps.variables.plan import Plan
+from dps.variables.planning import plan_of
+
+if TYPE_CHECKING:
+    from dps.client.compressing import Compression
+    from dps.compress import Compressor
+
+    Compressors = Compressor | Mapping[str, Compressor | None] | None
+
+log = logging.getLogger("dps")
+
+
+class Model(NamedTuple):
+    """The variables that a session brings, and what it wants of their plan."""
+
+    params: Any
+    optimizer: Optimizer | None
+    placement: Any
+    partitioner: Any
+
+    def planned(self, server: Server, connection: Connection, deadline: float) -> tuple[Plan, dict[str, Array]]:
+        """The plan, which the log is told of, and the first values. Blocks until the chief knows all ps."""
+        tasks = connection.ps_tasks(deadline)
+        server.check_sees("ps", tasks)
+        plan, values = plan_of(self.params, self.optimizer, tasks, self.placement, self.partitioner)
+        _tell(plan, server)
+        if connection.compression is not None:
+            connection.compression.check(plan)
+        return plan, values
+
+
+def _tell(plan: Plan, server: Server) -> None:
+    """The plan in the log: from one worker for people to see, from the others for who looks for it. What would be more
+    even is told by that one alone."""
+    held = plan.bytes_per_ps()
+    log.log(logging.INFO if server.is_first else logging.DEBUG, "%s: the plan\n%s", server.name, describe(held))
+    if server.is_first:
+        from dps.cluster.advice import advice
+
+        text = advice([(spec.name, spec.shape, spec.dtype) for spec in plan.variables], held)
+        if text is not None:
+            log.warning("%s: %s", server.name, text)
+
+
+def compression_asked(pushes: Compressors, pulls: Compressors, deltas: bool) -> Compression | None:
+    """What a session's arguments ask for; None where all travels as it is. Raises ConfigError."""
+    if pushes is None and pulls is None and not deltas:
+        return None
+    from dps.client.compressing import compression_of
+
+    return compression_of(pushes, pulls, bool(deltas))
+
+
+def run_settings(
+    update: Update | str | None,
+    durability: str,
+    checkpoint_dir: str | os.PathLike[str] | None,
+    check_finite: bool | None,
+    keep: int,
+) -> dict[str, Any]:
+    """The settings for the chief; `check_finite` None: of a reader, which has no say in it. Raises ConfigError."""
+    if durability in ("standby", "log"):
+        raise ConfigError(f"durability {durability!r} is not there yet; wanted 'none'")
+    if durability != "none":
+        raise ConfigError(f"durability: got {durability!r}, wanted 'none'")
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise ConfigError(f"keep_checkpoints: got {keep!r}, wanted a whole number from 1")
+    settings: dict[str, Any] = {}
+    if update is not None:
+        settings["update"] = to_wire(parse(update) if isinstance(update, str) else update)
+    if checkpoint_dir:
+        if not isinstance(checkpoint_dir, str | os.PathLike):
+            raise ConfigError(f"checkpoint_dir: got {checkpoint_dir!r}, wanted a path")
+        settings["checkpoint_dir"] = os.fspath(checkpoint_dir)
+    if check_finite is not None:
+        settings |= {"check_finite": bool(check_finite), "keep": keep}
+    return settings
+
+
+def check_timeout(timeout: object) -> None:
+    """ConfigError for what is no number of seconds above 0."""
+    if isinstance(timeout, bool) or not hasattr(timeout, "__float__") or not float(timeout) > 0:
+        raise ConfigError(f"timeout: got {timeout!r}, wanted seconds above 0, or dps.FOREVER")

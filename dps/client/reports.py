@@ -1,0 +1,80 @@
+"""Tells hooks, telemetry and the log what becomes of a session's pushes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from dps import telemetry
+from dps.client.waiting import Loss
+from dps.hooks.chain import Chain
+from dps.hooks.scalars import as_number
+from dps.reply import Push
+from dps.transport.wire import Array
+
+if TYPE_CHECKING:
+    from dps.client.session import Session
+    from dps.client.surplus import Surplus
+
+log = logging.getLogger("dps")
+
+
+class Reports:
+    """What one session tells of itself."""
+
+    def __init__(self, session: Session, hooks: Chain) -> None:
+        self._session, self._hooks = session, hooks
+        self._surplus: Surplus | None = None
+        self._warned = False
+        """Of a loss that is not finite."""
+        self._last_at = session.runtime.now()
+
+    def opened(self, values: Iterable[Array]) -> None:
+        """The session is open; `values` are the first ones that it brought."""
+        from dps.client.surplus import surplus_of
+
+        session = self._session
+        self._surplus = surplus_of(values, session.runtime)
+        self._hooks.call("after_create_session", session)
+        if telemetry.on_opened:
+            telemetry.opened({"worker": session.name, "step": session.global_step, **self._hooks.knows()})
+
+    def settled(self, result: Push, loss: Any) -> None:
+        """A push has its result."""
+        session = self._session
+        if self._surplus is not None and self._surplus.give_back():
+            self._surplus = None
+        now = session.runtime.now()
+        number = None if loss is None else as_number(loss, "loss")
+        if number is not None and not isfinite(number):
+            self._not_finite(number, result.step)
+        if telemetry.on_progress:
+            telemetry.progress(
+                {
+                    "worker": session.name, "step": result.step, "loss": number,
+                    "accepted": result.accepted, "staleness": result.staleness, "seconds": now - self._last_at,
+                }
+            )  # fmt: skip
+        self._last_at = now
+        self._hooks.call("after_run", session, result, loss)
+
+    def _not_finite(self, loss: float, step: int) -> None:
+        """A loss is NaN or infinite: a warning, once, unless a hook sees to it."""
+        from dps.hooks.nan import NanGuard
+
+        if self._warned or any(isinstance(hook, NanGuard) for hook in self._hooks.hooks):
+            return
+        self._warned = True
+        log.warning(
+            "%s: the loss is %s at step %d, and training goes on; lower the learning rate or check the data; "
+            "hooks=[dps.NanGuard()] ends the loop when this happens",
+            self._session.name, loss, step,
+        )  # fmt: skip
+
+    def rolled_back(self, step: int, epoch: int, loss: Loss) -> None:
+        """The session takes part again, from a step that training had passed, or in a new run epoch."""
+        more = f"; {telemetry.LOSE_LESS}" if loss.steps else ""
+        log.warning("%s: rolled back to step %d in run epoch %d, %s%s", self._session.name, step, epoch, loss, more)
+        self._hooks.call("rolled_back", self._session, step, loss.steps)
