@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.requests import Request
-from dps.client.arrived import Arrived
 from dps.client.cargo import Cargo
 from dps.client.hold import Hold, held
 from dps.client.lanes import Peer
@@ -33,6 +32,9 @@ from dps.transport.endpoint import Runtime
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
+
+if TYPE_CHECKING:
+    from dps.client.arrived import Arrived
 
 
 class Transfer(Request):
@@ -195,6 +197,8 @@ class PullTransfer(Transfer):
             return False
         if self.taken is None:
             pieces, self._kept = self._kept, {}
+            from dps.client.arrived import Arrived
+
             self.taken = Arrived(self.layout, pieces)
         return True
 

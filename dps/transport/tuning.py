@@ -32,16 +32,10 @@ class ClientTuning:
     """How long a small step waits for its answer, s; then the push goes the ordinary way, too."""
     step_values_s: float = 0.5
     """How long after a push the values that came with it serve a pull, s."""
-    recycled_nbytes: int = 1 << 16
-    """Results of lookups from this size on lie in memory that is used again when nobody has them any more."""
     surplus_nbytes: int = 32 << 20
     """First values from this size on are given back to the system when the program has let them go."""
-    kept_residuals: int = 3
-    """Arrays for residuals of one variable that are used again."""
     kept_gradients: int = 4
     """Results of `gradients` that are known again when they are pushed."""
-    kept_values: int = 8
-    """Memories of values that are known again: a ps has up to three of a large shard."""
     slice_s: float = 0.5
     """How long a wait goes on before it looks at the chief and at its own node, s."""
     ask_again_s: float = 0.05
