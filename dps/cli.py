@@ -19,7 +19,7 @@ ANSWER_S = 3.0
 """How long `dps status` waits for each answer."""
 SHELLS = ("bash", "zsh")
 FILES = {"bash": "_shtab_compgen_files", "zsh": "_files"}
-"""How each shell completes an argument that is a file, in the words of shtab."""
+"""How each shell completes a file name; functions of shtab."""
 COLUMNS = ("step", "version", "MB", "applied", "dropped", "refused")
 
 
@@ -82,7 +82,7 @@ def parser() -> Parser:
 def run_bench(arguments: list[str]) -> int:
     if importlib.util.find_spec("dps.monitor.bench") is None:
         raise ConfigError("dps bench is not there yet")
-    for variable in THREADS:  # before numpy is loaded: its libraries read them once
+    for variable in THREADS:  # before numpy is imported, because its libraries read them only once
         os.environ.setdefault(variable, "1")
     return int(importlib.import_module("dps.monitor.bench").main(arguments))
 

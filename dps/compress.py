@@ -1,17 +1,17 @@
 """Compressors: settings for gradients and values that travel in fewer bytes. `dps.kernels` does the arithmetic.
 
-A session chooses one for all of its variables, or one for each by patterns of names. It compresses, the ps restores
-arrays of the variable's dtype, and from there on an update knows nothing of it.
+A session chooses one for all of its variables, or one for each by patterns of names. It compresses, and the ps restores
+arrays of the variable's dtype, so updates do not depend on compression.
 
     compressor      bytes of a float32   what is lost
     Float16()       2                    all but 11 bits; numbers beyond 65504
     Bfloat16()      2                    all but 8 bits; the range is that of float32
-    Int8()          1                    all but 255 steps of 1,024 elements; sent later
+    Int8()          1                    all but 255 levels in each 1,024 elements; sent later
     TopK(0.01)      0.08                 all but the largest; sent later
     RandomK(0.01)   0.04                 all but a random few; sent later
 
-Sent later, by feedback: what a push leaves out is kept in the session and added to the next gradient (Seide et al.
-2014; Karimireddy et al. 2019), so that nothing is lost, only late.
+"Sent later" means feedback: the session keeps what a push leaves out and adds it to the next gradient (Seide et al.
+2014; Karimireddy et al. 2019), so that nothing is lost, only delayed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dps.record import record
 
 
 class Compressor(Definition):
-    """What all compressors are."""
+    """Base class of compressors."""
 
 
 @record
@@ -93,7 +93,7 @@ class Int8(Compressor):
 
 @record
 class TopK(Compressor):
-    """The elements of a variable with the largest magnitudes, and their places.
+    """Sends the elements of a variable with the largest magnitudes, and their positions.
 
     Of equal magnitudes the first are taken. The others are kept in the session and added to the next gradient.
 
@@ -130,10 +130,10 @@ class TopK(Compressor):
 
 @record
 class RandomK(Compressor):
-    """A random choice of a variable's elements; the others are kept and added to the next gradient.
+    """Sends a random choice of a variable's elements; the others are kept and added to the next gradient.
 
-    The choice follows from `seed`, the variable's name and the number of the session's push, so the places need not be
-    sent. Workers with one seed send the same places in the same push.
+    The choice follows from `seed`, the variable's name and the number of the session's push, so positions are not sent.
+    Workers with the same seed send the same positions in the same push.
 
     Args:
         fraction: The share of the elements that is sent, above 0 and at most 1; at least one element is sent.
@@ -173,21 +173,21 @@ class RandomK(Compressor):
 
 KNOWN: dict[str, type[Compressor]] = {cls.name: cls for cls in (Float16, Bfloat16, Int8, TopK, RandomK)}
 CASTS = (Float16, Bfloat16)
-"""Those that can be used for pulls as well."""
+"""Compressors that can also be used for pulls."""
 
 Rules = tuple[tuple[str, Compressor | None], ...]
 """Patterns of variables' names with their compressors; the first that matches counts."""
 
 
 def from_wire(wire: object) -> Compressor:
-    """The compressor that `to_wire` wrote. Raises TypeError and ValueError for what is none."""
+    """The compressor of a wire form from `to_wire`. Raises TypeError and ValueError for anything else."""
     return build(KNOWN, "compressor", wire)
 
 
 def rules(given: object, argument: str, pulls: bool = False) -> Rules:
     """A session's argument as rules: a compressor, a map of patterns to compressors or None, or None for nothing.
 
-    `pulls`: values are meant, for which only casts make sense. Raises ConfigError naming the argument.
+    `pulls`: the rules are for pulled values, which allow only casts. Raises ConfigError that names the argument.
     """
     wanted = "Float16() or Bfloat16()" if pulls else "one of " + ", ".join(cls.__name__ for cls in KNOWN.values())
     found = given if isinstance(given, Mapping) else {} if given is None else {"*": given}
@@ -202,12 +202,12 @@ def rules(given: object, argument: str, pulls: bool = False) -> Rules:
 
 
 def chosen(found: Rules, name: str) -> Compressor | None:
-    """The compressor of a variable; None where it is left alone."""
+    """The compressor of a variable; None if it is sent uncompressed."""
     return next((compressor for pattern, compressor in found if fnmatchcase(name, pattern)), None)
 
 
 def check_names(found: Rules, names: list[str], argument: str) -> None:
-    """ConfigError for a pattern that is the name of no variable."""
+    """Raise ConfigError for a pattern that matches no variable."""
     for pattern, _ in found:
         if not any(fnmatchcase(name, pattern) for name in names):
             known = ", ".join(names[:10])

@@ -11,33 +11,33 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dps.errors import ConfigError
 
 stop_requested = threading.Event()
-"""Set by the first Ctrl-C (or SIGTERM): training loops drain, `session.should_stop()` is true."""
+"""Set by the first Ctrl-C (or SIGTERM): training loops stop, because `session.should_stop()` is true."""
 
 launched = threading.Event()
-"""Set in a task that a launcher started: it starts the others, too, and only its chief says who is missing."""
+"""Set in a task that a launcher started. It starts all tasks, so only the chief reports missing tasks."""
 
 session_opened = threading.Event()
-"""Set when this process has joined a run: the chief hears of its end from the session."""
+"""Set when this process has joined a run. The session then tells the chief of the process's end."""
 
 launcher = 0
-"""The process that starts this one again when it dies; 0 for none."""
+"""The process that restarts this one when it dies; 0 for none."""
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-"""How many threads numeric libraries use; the launcher sets those that are unset to 1."""
+"""Environment variables for the threads of numeric libraries; the launcher sets unset ones to 1."""
 
 MALLOC = {
     "MALLOC_MMAP_MAX_": 0, "MALLOC_TRIM_THRESHOLD_": 2_000_000_000, "MALLOC_TOP_PAD_": 64 << 20, "MALLOC_ARENA_MAX": 1,
 }  # fmt: skip
-"""glibc keeps large blocks for the next message. By default it gives each back to the kernel, and every message then
-faults its pages in anew. (A high MALLOC_MMAP_THRESHOLD_ would do as well, but older versions cut it to 32 MB.) One
-arena, for that of a thread of its own, as libzmq's, cannot keep blocks of more than 64 MB."""
+"""These make glibc keep large blocks for the next message. By default it returns each to the kernel, and every message
+then causes page faults. (A high MALLOC_MMAP_THRESHOLD_ would do, too, but older versions limit it to 32 MB.) There is
+one arena, because the arena of another thread, such as libzmq's, cannot keep blocks of more than 64 MB."""
 _MALLOPT = {"MALLOC_MMAP_MAX_": -4, "MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_ARENA_MAX": -8}
 """The same for mallopt(3): its parameters in malloc.h."""
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a launched task: one thread for each numeric library, and a malloc that keeps large blocks,
-    unless it says otherwise."""
+    """The environment of a launched task: one thread for each numeric library, and a malloc that keeps large blocks.
+    Variables that are set already are not changed."""
     threads = {name: "1" for name in THREADS if name not in os.environ}
     malloc = {} if malloc_is_chosen() else {name: str(value) for name, value in MALLOC.items()}
     own = {"DPS_LAUNCHED": "1", "DPS_LAUNCHER": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
@@ -46,7 +46,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def malloc_is_chosen(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the environment sets glibc's malloc otherwise than `environment` does; then nothing of it is changed."""
+    """Whether the environment configures glibc's malloc differently from `environment`; then dps changes nothing."""
     env = os.environ if environ is None else environ
     own = {name: str(value) for name, value in MALLOC.items()}
     return "glibc.malloc" in env.get("GLIBC_TUNABLES", "") or any(
@@ -55,8 +55,8 @@ def malloc_is_chosen(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def keep_large_blocks() -> bool:
-    """Have this process's malloc keep large blocks, unless the environment sets malloc. Whether that was done: False
-    also where the C library is not glibc. Call it before there are threads."""
+    """Make this process's malloc keep large blocks, unless the environment configures malloc. Returns whether it did
+    so; False also if the C library is not glibc. Call it before threads are started."""
     if malloc_is_chosen():
         return False
     import ctypes
@@ -73,8 +73,8 @@ def keep_large_blocks() -> bool:
 
 
 def trim_memory() -> bool:
-    """Give all free memory back to the system now, whatever malloc was told to keep. Whether that was done:
-    False where the C library is not glibc. Takes some 20 ms for a GB."""
+    """Return all free memory to the system now, even if malloc keeps large blocks. Returns whether it did so; False if
+    the C library is not glibc. Takes some 20 ms per GB."""
     if not is_glibc():
         return False
     import ctypes
@@ -105,8 +105,8 @@ def is_glibc() -> bool:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """While modules are loaded inside, the garbage collector does not walk them again and again. What is there at the
-    end stays, and it never walks that."""
+    """A scope for importing modules, in which the garbage collector is off. Objects that exist at its end are frozen:
+    later collections skip them."""
     gc.disable()
     try:
         yield
@@ -117,7 +117,7 @@ def loading() -> Iterator[None]:
 
 @contextlib.contextmanager
 def building() -> Iterator[None]:
-    """While very many objects are made inside, the garbage collector does not walk them again and again."""
+    """A scope for making very many objects, in which the garbage collector is off."""
     walks = gc.isenabled()
     gc.disable()
     try:
@@ -131,7 +131,7 @@ def building() -> Iterator[None]:
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """Numbers of processors from "0,2-3", rising; ConfigError for what is no such list."""
+    """Numbers of processors from "0,2-3", in rising order. Raises ConfigError for a malformed list."""
     cpus: set[int] = set()
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
@@ -153,11 +153,11 @@ def format_cpus(cpus: Iterable[int]) -> str:
 
 
 AUTO = 0
-"""Threads of a ps: its own, and more for a long pass while processors are free."""
+"""Stands for the threads of a ps: its own, and more for a long pass while processors are idle."""
 
 
 def parse_threads(given: int | str) -> int:
-    """How many threads a ps may use, from a whole number or "auto" (AUTO); ConfigError for anything else."""
+    """How many threads a ps may use, from a whole number or "auto" (AUTO). Raises ConfigError for anything else."""
     text = str(given).strip().lower()
     if text == "auto":
         return AUTO
@@ -174,15 +174,15 @@ def cores() -> int:
 
 
 def allowed_cpus() -> tuple[int, ...]:
-    """The processors that this process may run on; ConfigError where the system cannot tell."""
+    """The processors that this process may run on. Raises ConfigError if the system cannot tell."""
     with contextlib.suppress(AttributeError, OSError):
         return tuple(sorted(os.sched_getaffinity(0)))
     raise ConfigError("this system cannot pin a process to processors; leave --cpus, --pin and pin=True out")
 
 
 def pin(cpus: Sequence[int]) -> None:
-    """Keep this process, and the threads that it makes from now on, on these processors. ConfigError names those that
-    it may not use."""
+    """Keep this process, and the threads that it makes from now on, on these processors. Raises ConfigError with the
+    names of processors that it may not use."""
     allowed = allowed_cpus()
     if missing := sorted(set(cpus) - set(allowed)):
         raise ConfigError(
@@ -195,8 +195,8 @@ def pin(cpus: Sequence[int]) -> None:
 
 
 def deal_cpus(tasks: Sequence[str], cpus: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Processors for each task: neighbouring ones in equal shares, what is left over to the first; where there are
-    fewer processors than tasks they go round."""
+    """Processors for each task: neighbouring ones in equal shares, with the remainder for the first tasks. If there are
+    fewer processors than tasks, tasks share them in turn."""
     if len(cpus) < len(tasks):
         return {task: (cpus[i % len(cpus)],) for i, task in enumerate(tasks)}
     share, more = divmod(len(cpus), len(tasks))

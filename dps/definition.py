@@ -1,9 +1,9 @@
 """Base classes for settings: frozen records of checked numbers with a name and a wire form.
 
-The ground of `dps.schedules` and `dps.optim`. Numbers are kept as Python floats and ints, so equal settings
-compare equal and hash alike. A number out of range raises ConfigError (a ValueError), anything that is no number, and
-arguments that are too many, too few or unknown, BadArgument (a ConfigError and a TypeError); all say what was got,
-what was wanted and what to try.
+`dps.schedules`, `dps.optim` and others build on it. Numbers are kept as Python floats and ints, so equal settings
+compare equal and have equal hashes. A number out of range raises ConfigError (a ValueError). A value that is not a
+number, and surplus, missing or unknown arguments raise BadArgument (a ConfigError and a TypeError). All messages say
+what was got, what was wanted and what to try.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ D = TypeVar("D", bound="Definition")
 
 
 class BadArgument(ConfigError, TypeError):
-    """An argument of the wrong type, one that is missing, or one that nobody knows."""
+    """An argument that has the wrong type, is missing, or is unknown."""
 
 
 class Checked(type):
-    """The class of classes whose constructors say in one line of dps's own which arguments they take."""
+    """A metaclass: errors of the constructor list its arguments in one line."""
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
         signature = inspect.signature(init_of(cls))
@@ -39,7 +39,7 @@ class Checked(type):
 
 
 class Definition(metaclass=Checked):
-    """What optimizers and schedules share: checked numbers and a form for the wire."""
+    """Base class of optimizers and schedules: checked numbers and a wire form."""
 
     name: ClassVar[str]
 
@@ -59,14 +59,14 @@ class Definition(metaclass=Checked):
         return ConfigError(f"{what}; try {field}={suggestion!r}")
 
     def _finite(self, field: str, suggestion: float) -> float:
-        """Turns one field into a finite float and returns it."""
+        """Convert one field to a finite float, store and return it."""
         got = getattr(self, field)
         if isinstance(got, bool | str | bytes) or not hasattr(got, "__float__"):
             what = f"{type(self).__name__}: {field} is {got!r} of type {type(got).__name__}"
             raise BadArgument(f"{what}, it must be a number; try {field}={suggestion!r}")
         try:
             value = float(got)
-        except OverflowError:  # an int beyond the floats
+        except OverflowError:  # an int too large for a float
             value = math.inf
         if not math.isfinite(value):
             raise self._refuse(field, got, "finite", suggestion)
@@ -92,7 +92,7 @@ class Definition(metaclass=Checked):
         self._put(field, int(value))
 
     def _rate(self, field: str) -> None:
-        """Accepts a schedule (a definition with `at`), else turns the field into a float of 0 or more."""
+        """Accept a schedule (a definition with `at`), or convert the field to a float of at least 0."""
         got = getattr(self, field)
         if not (isinstance(got, Definition) and hasattr(got, "at")):
             self._at_least_zero(field, 0.01)
@@ -104,10 +104,10 @@ class Definition(metaclass=Checked):
 
 
 def build(known: Mapping[str, type[D]], what: str, wire: object) -> D:
-    """The definition that `to_wire` wrote, of one of the `known` classes.
+    """The definition of a wire form from `to_wire`, as one of the `known` classes.
 
-    `what` is the word for it in messages. Definitions inside must have been built before.
-    Raises TypeError for what is no map, ValueError for an unknown name or field, and what the constructor raises.
+    `what` is its name in messages. Nested definitions must have been built before.
+    Raises TypeError if `wire` is not a map, ValueError for an unknown name or field, and errors of the constructor.
     """
     if not isinstance(wire, Mapping):
         raise TypeError(f"{what}: got {wire!r:.200}, it must be a map with a name; try {what}.to_wire()")

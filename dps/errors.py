@@ -19,18 +19,18 @@
     ├── NotFinite          a loss is NaN or infinite (also a ValueError); raised by NanGuard
     └── RemoteError        a handler on another task failed; carries its task and its traceback
 
-Bad arguments of one call are plain ValueError and TypeError. Every message says what was got, what
-was wanted and what to try.
+Bad arguments of a call raise plain ValueError and TypeError. Every message says what was got, what was wanted and what
+to try.
 """
 
 from __future__ import annotations
 
 CANCELLED = 130
-"""The exit code of what was stopped from outside: by a second Ctrl-C, or by the end of a grace period."""
+"""The exit code of a task that was stopped from outside: by a second Ctrl-C, or at the end of a grace period."""
 
 
 class DpsError(Exception):
-    """Root of every error that dps raises on its own account. `exit_code` is what `dps` ends with because of it.
+    """Root of all error classes of dps. `exit_code` is the exit code of a `dps` command that ends by this error.
 
     Example:
         ```python
@@ -49,7 +49,7 @@ class DeadlineExceeded(DpsError, TimeoutError):
 
     Args:
         text: The message.
-        reply: The request that goes on, where there is one.
+        reply: The request that goes on, if there is one.
     """
 
     exit_code = 4
@@ -60,7 +60,7 @@ class DeadlineExceeded(DpsError, TimeoutError):
 
 
 class TaskLost(DpsError):
-    """A task that the run cannot do without is gone for good."""
+    """A task that the run needs is gone for good."""
 
     exit_code = 3
 
@@ -90,7 +90,7 @@ class NotAuthenticated(DpsError):
 
 
 class CheckpointError(DpsError):
-    """A checkpoint cannot be written, or none can be read; most often a directory that is not what was meant."""
+    """A checkpoint cannot be written, or none can be read; most often the directory is not the intended one."""
 
     exit_code = 2
 
@@ -108,7 +108,7 @@ class ConfigError(DpsError, ValueError):
 
 
 class MissingExtra(ConfigError, ImportError):
-    """A package that only some uses of dps need is not installed; the message names the extra that brings it."""
+    """A package that only some uses of dps need is not installed; the message names the extra that installs it."""
 
 
 class OutOfDescriptors(ConfigError):
@@ -124,7 +124,7 @@ class DataError(DpsError, ValueError):
 
 
 class HookError(DpsError):
-    """A hook of the session raised; the session is closed. `__cause__` is what the hook raised."""
+    """A hook of the session raised an error, which is the `__cause__`. The session is closed."""
 
 
 class NotFinite(DpsError, ValueError):
@@ -156,7 +156,7 @@ _BY_NAME: dict[str, type[Exception]] = {
 
 
 def from_wire(name: str, text: str, task: str, traceback: str) -> Exception:
-    """The exception for an error that another task answered with; unknown names are RemoteError."""
+    """The exception for an error that another task sent; unknown names become RemoteError."""
     cls = _BY_NAME.get(name)
     if cls is None:
         return RemoteError(f"{name}: {text} (on {task})", task, traceback)
@@ -166,7 +166,7 @@ def from_wire(name: str, text: str, task: str, traceback: str) -> Exception:
 
 
 def wire_name(error: BaseException) -> str:
-    """The name under which `from_wire` finds the nearest class again."""
+    """The name of the nearest class that `from_wire` knows."""
     for cls in type(error).__mro__:
         if _BY_NAME.get(cls.__name__) is cls:
             return cls.__name__

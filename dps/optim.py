@@ -1,11 +1,11 @@
 """Optimizers and learning-rate schedules as data: a name and numbers, no arrays and no arithmetic on them.
 
-A definition is what a user writes, what travels to the ps (`to_wire`, `from_wire`) and what two clients
-are compared by. `dps.ps.store.optimizers` binds it to kernels; this file imports neither numpy nor numba.
+A user writes a definition, it is sent to the ps (`to_wire`, `from_wire`), and definitions of two clients are compared.
+`dps.ps.store.optimizers` binds it to kernels; this file imports neither numpy nor numba.
 
-In the formulas `w` is the variable, `g` its gradient, `lr` the rate of the step, `t` the number of
-updates of the variable, from 1. Numbers are kept as Python floats and ints, so equal settings compare
-equal and hash alike. All constructors raise ValueError for a number out of range, TypeError for no number.
+In the formulas `w` is the variable, `g` its gradient, `lr` the rate of the step, `t` the number of updates of the
+variable, from 1. Numbers are kept as Python floats and ints, so equal settings compare equal and have equal hashes. All
+constructors raise ValueError for a number out of range, and TypeError for a value that is not a number.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ __all__ = [
 
 
 LEAST = 1.1754943508222875e-38
-"""The least float32 that has all its bits: smaller ones may be 0 where a ps computes."""
+"""The smallest normal float32. A ps may treat smaller numbers as 0."""
 
 
 class Optimizer(Definition):
-    """What all optimizers have: a name, a learning rate, and the names of the arrays kept beside a variable."""
+    """Base class of optimizers: a name, a learning rate, and the names of the slots kept for a variable."""
 
     learning_rate: float | Schedule
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the slots, in the order in which kernels take them; each has the variable's shape and dtype,
-        but float32 beside float16 and bfloat16.
+        """Names of the slots, in the order of the kernels' arguments. Each has the variable's shape and dtype, but
+        float32 for variables of float16 and bfloat16.
 
-        Those that `row_slots` names have an element for each row only.
+        Slots in `row_slots` have only one element per row.
         """
         return ()
 
     @property
     def row_slots(self) -> tuple[str, ...]:
-        """Those of the slots that have one element for each row, shape (rows,), in place of the variable's shape."""
+        """The slots that have one element per row, shape (rows,), instead of the variable's shape."""
         return ()
 
     def rate(self, step: int) -> float:
@@ -357,7 +357,7 @@ _SCHEDULES = ", ".join(cls.__name__ for cls in (Constant, Exponential, Cosine, P
 
 
 def from_wire(wire: object) -> Optimizer:
-    """The optimizer that `Optimizer.to_wire` wrote. Raises ValueError or TypeError for anything else."""
+    """The optimizer of a wire form from `Optimizer.to_wire`. Raises ValueError or TypeError for anything else."""
     if isinstance(wire, Mapping) and isinstance(wire.get("learning_rate"), Mapping):
         wire = {**wire, "learning_rate": schedule_from_wire(wire["learning_rate"])}
     return build(_KNOWN, "optimizer", wire)
@@ -375,7 +375,7 @@ def __getattr__(name: str) -> object:
 
 
 def checked(optimizer: object, whose: str) -> Optimizer:
-    """`optimizer` when it is one, else a ConfigError that names those there are. `whose`: of what it is."""
+    """Return `optimizer` if it is one; else raise ConfigError with the known ones. `whose`: its owner."""
     if isinstance(optimizer, Optimizer):
         return optimizer
     known = ", ".join(cls.__name__ for cls in _KNOWN.values())

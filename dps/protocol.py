@@ -1,7 +1,7 @@
 """The messages between sessions, ps and chief. These three roles share only this module.
 
-`epoch` is the run epoch that the sender believes in; a ps answers another one with Aborted. The sender's
-incarnation, which every envelope carries, is the number under which the chief admitted the session.
+`epoch` is the sender's current run epoch; a ps that serves another one answers with Aborted. The sender's incarnation,
+which every envelope carries, is the number under which the chief admitted the session.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dps.transport.message import Message
 from dps.transport.wire import Array
 
 PS, CHIEF, AGENT = "ps", "chief", "agent"
-"""Actor names: on a ps node, on the chief's node, on every node (takes orders from the chief)."""
+"""Names of actors: on a ps node, on the chief's node, and on every node (it takes orders from the chief)."""
 
 WINDOW = 8
-"""Pushes of one session that may be on their way to one shard; a ps keeps as many results."""
+"""The most pushes of one session that may be in flight to one shard; a ps keeps as many results."""
 
 NO_BASE = -2
-"""`Pull.base` of who keeps no version."""
+"""`Pull.base` of a session that keeps no version."""
 
 NOTHING: list[Any] = []
-"""A default: a message and what it was made of are not changed."""
+"""An empty default. Sharing it is safe, because messages and their contents are never changed."""
 
 NO_NOTES: dict[str, Any] = {}
 """As NOTHING."""
@@ -41,23 +41,23 @@ class Pull(Message, kind=10):
     after: int
     clock: int
     newer_than: int
-    """Version counter that the asker has; -1: none. Values only when the shard's is higher."""
+    """Version counter that the asker has; -1: none. Values are sent only if the shard's is higher."""
     parts: list[int]
     """Indices of the parts wanted; empty: the whole run."""
     patience_ms: int = 0
-    """The asker's session waits for so long; 0: for ever. In bounded mode no worker keeps it waiting for longer."""
+    """The timeout of the asker's session; 0: none. In bounded mode no worker keeps it waiting for longer."""
     shared: bool = False
-    """The asker can read the ps's memory: answer with SharedValues where that is possible."""
+    """The asker can read the ps's memory: answer with SharedValues if possible."""
     released: int = 0
-    """All SharedValues under lower request numbers are read, whatever became of their Release."""
+    """All SharedValues under lower request numbers have been read, even if their Release was lost."""
     packed: list[Any] = NOTHING
-    """[name of a cast, indices of parts] for the parts that are wanted in fewer bytes; with any, the answer's bytes
-    are those of a PackedLayout."""
+    """[name of a cast, indices of parts] for the parts that should be cast. If there are any, the answer's bytes are
+    those of a PackedLayout."""
     base: int = NO_BASE
-    """Version counter of the PackedLayout that the asker keeps, to be sent only what changed since, as Changes; -1: it
-    has none yet and will keep this one."""
+    """Version counter of the values (a PackedLayout) that the asker keeps: send only the changes since, as Changes.
+    -1: it keeps none yet, and will keep this version."""
     whole: bool = False
-    """The asker uses the memory that pieces come in, where they end where parts do."""
+    """The asker keeps the received memory instead of copying it, if pieces end where parts end."""
 
 
 class Values(Message, kind=11):
@@ -70,7 +70,7 @@ class Values(Message, kind=11):
     """Bytes of the whole answer."""
     offsets: list[int]
     answer: int
-    """Rises with each answer of the ps, for two may be cut differently."""
+    """Rises with each answer of the ps; two answers may be cut into different pieces."""
     arrays: tuple[Array, ...] = ()
 
 
@@ -83,23 +83,23 @@ class NotNewer(Message, kind=12):
 
 
 class Lookup(Message, kind=13):
-    """Rows of one part; `arrays` is one int64 array of row numbers within the part, or nothing where the part's ps has
-    the session's list of this number already (it answers with RowsUnknown where it does not)."""
+    """Asks for rows of one part. `arrays` is one int64 array of row numbers within the part, or empty if the ps should
+    have the session's list of this number already (if it does not, it answers with RowsUnknown)."""
 
     epoch: int
     min_step: int
     part: int
     listed: int = 0
-    """The session's number for these row numbers; 0: they are not kept."""
+    """The session's number for this list of row numbers; 0: the ps does not keep the list."""
     read: int = 0
-    """All answers to lookups up to this request number are read, or never will be."""
+    """All answers to lookups up to this request number have been read, or never will be."""
     shared: bool = False
-    """The asker can read the ps's memory: answer with SharedRows where that is possible."""
+    """The asker can read the ps's memory: answer with SharedRows if possible."""
     arrays: tuple[Array, ...] = ()
 
 
 class Rows(Message, kind=14):
-    """Some of the rows that were looked up, in their order, from `first` on, shape (rows, elements of one)."""
+    """Some of the requested rows, in order, from `first` on, with shape (rows, elements of a row)."""
 
     epoch: int
     counter: int
@@ -108,7 +108,7 @@ class Rows(Message, kind=14):
 
 
 class SharedRows(Message, kind=19):
-    """All rows that were looked up lie at the beginning of this memory, until a Lookup says that they are read."""
+    """All requested rows are at the beginning of this memory, until a Lookup says that they have been read."""
 
     epoch: int
     counter: int
@@ -116,7 +116,7 @@ class SharedRows(Message, kind=19):
 
 
 class RowsUnknown(Message, kind=28):
-    """The list of this number is not here (any more); send the row numbers themselves."""
+    """The ps does not have the list of this number (any more); send the row numbers themselves."""
 
     listed: int
 
@@ -131,15 +131,15 @@ class SharedValues(Message, kind=15):
 
 
 class Release(Message, kind=16):
-    """The SharedValues under these request numbers are read."""
+    """The SharedValues under these request numbers have been read."""
 
     epoch: int
     numbers: list[int]
 
 
 class Probe(Message, kind=17):
-    """Is the ps on the asker's machine? `memory` names some of the asker's, which begins with `token`; `direct` is its
-    way for small messages."""
+    """Asks whether the ps is on the asker's machine. `memory` names memory of the asker that begins with `token`;
+    `direct` names its datagram socket."""
 
     memory: list[int]
     token: bytes
@@ -147,8 +147,8 @@ class Probe(Message, kind=17):
 
 
 class Probed(Message, kind=18):
-    """Some memory of the ps's, which begins with `token`, and its `direct`; no names where the asker's could not be
-    read."""
+    """Answers Probe with memory of the ps that begins with `token`, and its `direct`. The names are empty if the ps
+    could not read the asker's memory."""
 
     memory: list[int]
     token: bytes
@@ -156,7 +156,7 @@ class Probed(Message, kind=18):
 
 
 class Changes(Message, kind=29):
-    """One piece of what changed in the values since the version `base`, as `dps.variables.deltas` describes."""
+    """One piece of the changes of the values since the version `base`, encoded by `dps.variables.deltas`."""
 
     epoch: int
     counter: int
@@ -194,16 +194,16 @@ class Push(Message, kind=20):
     offsets: list[int]
     parts: list[Any]
     clock: int = 0
-    """In bounded mode, to the step ps: how many of the session's pushes all ps have acknowledged before this one."""
+    """For the step ps in bounded mode: how many earlier pushes of the session all ps have acknowledged."""
     lend: bool = False
-    """The asker, who can read the ps's memory, wants the values with the result: see `Pushed.lent`."""
+    """The asker can read the ps's memory and wants the values with the result: see `Pushed.lent`."""
     released: int = 0
     """As of Pull."""
     arrays: tuple[Array, ...] = ()
 
 
 NOWHERE = [0, 0, 0, 0]
-"""The place of values that are not lent."""
+"""The place of values if none are lent."""
 
 
 class Step(Message, kind=32):
@@ -259,21 +259,21 @@ class Shown(Message, kind=35):
 
 
 class PushStatus(Message, kind=21):
-    """What became of a push? Answered with Pushed, Waiting or PushMissing."""
+    """Asks for the state of a push. Answered with Pushed, Waiting or PushMissing."""
 
     epoch: int
     number: int
 
 
 class PushMissing(Message, kind=22):
-    """The push is not whole here; send it again under the same number."""
+    """The ps does not have the whole push; send it again under the same number."""
 
     number: int
 
 
 class PushHeld(Message, kind=23):
-    """The push is whole and checked here and waits for its step's set; never the last answer.
-    `accepted` is true from the moment that the set with it is fixed."""
+    """The ps has the whole, checked push, which waits for its step's set; never the last answer.
+    `accepted` is true once the set that contains it is fixed."""
 
     number: int
     accepted: bool
@@ -291,14 +291,14 @@ class Pushed(Message, kind=24):
     counter: int
     reason: str
     lent: list[Any] = NOTHING
-    """[version counter, step, memories] of values after the update, as of SharedValues, under the push's request
-    number; nothing where they were not asked for or cannot be lent: they are to be pulled then."""
+    """[version counter, step, memories] of the values after the update, as in SharedValues, leased under the push's
+    request number. Empty if they were not requested or cannot be lent; then they must be pulled."""
     credit: bool = False
     """The next push may be sent without asking for credit."""
 
 
 class Credit(Message, kind=25):
-    """May a push of several pieces be sent now? Answered with Done when it may."""
+    """Asks for permission to send a push of several pieces. Answered with Done when it may be sent."""
 
     epoch: int
     number: int
@@ -320,7 +320,7 @@ class Token(Message, kind=27):
 
 
 class Report(Message, kind=30):
-    """A ps tells the step ps of a push that is whole there: [incarnation, number, local step, refusal]."""
+    """A ps reports a push that is whole there to the step ps: [incarnation, number, local step, refusal]."""
 
     epoch: int
     ps: int
@@ -361,8 +361,8 @@ class Configure(Message, kind=40):
 
 
 class Configured(Message, kind=41):
-    """The shard is there (restored, or waiting for Init), at a step. `ended` and `reached`, of a step ps: the last run
-    epoch that it served, and how far that got."""
+    """The ps has the shard (restored, or waiting for Init), at a step. `ended` and `reached`, from a step ps: the last
+    run epoch that it served, and that epoch's last step."""
 
     epoch: int
     step: int
@@ -380,7 +380,7 @@ class Init(Message, kind=42):
 
 
 class Members(Message, kind=43):
-    """Who takes part, whole and numbered: `live` lists [incarnation, task name, task index, worker?]; `waiting` names
+    """The full, numbered list of members: `live` lists [incarnation, task name, task index, worker?]; `waiting` names
     the expected workers that have not joined, `absent` those that were given up before they joined; `gone` counts
     workers that joined and then finished or were lost."""
 
@@ -391,16 +391,16 @@ class Members(Message, kind=43):
     absent: list[str]
     gone: int
     notes: dict[str, Any] = NO_NOTES
-    """What another chief has to know to go on with this run epoch; a ps keeps the newest for it (see Serving)."""
+    """What another chief must know to continue this run epoch. Each ps keeps the newest notes (see Serving)."""
 
 
 class AskServing(Message, kind=51):
-    """Which run epoch does the ps serve? Asked by a chief that finds a ps of a run that another chief began."""
+    """Asks which run epoch the ps serves. A chief sends it to a ps of a run that another chief began."""
 
 
 class Serving(Message, kind=52):
-    """What the chief that began the ps's run epoch told it: the fields of Configure, and the notes of the newest
-    Members. `trains` is false before the first Members; `step`: the shard's. Epoch 0: it serves none."""
+    """What an earlier chief told the ps: the fields of Configure, and the notes of the newest Members. `trains` is
+    false before the first Members; `step` is the shard's. Epoch 0: the ps serves none."""
 
     epoch: int
     trains: bool
@@ -447,14 +447,14 @@ class ShardSaved(Message, kind=45):
 
 
 class StopTask(Message, kind=46):
-    """The run ends for this task, with this exit code and reason ("" when all went well)."""
+    """The run ends for this task, with this exit code and reason ("" if the run went well)."""
 
     code: int
     reason: str
 
 
 class AskStats(Message, kind=47):
-    """Counters of an actor, for people."""
+    """Asks for the counters of an actor, for people."""
 
 
 class Stats(Message, kind=48):
@@ -467,8 +467,8 @@ class Stats(Message, kind=48):
 
 
 class Register(Message, kind=60):
-    """A node joins the cluster or tells that it is still there: its job, task (-1: give me one), address, a
-    number that is new with each process, the highest run epoch it has seen, the update mode it was told."""
+    """A node joins the cluster, or reports that it is still there: its job, task (-1: assign one), address, a number
+    that differs for each process, the highest run epoch that it has seen, and the update mode of its flags."""
 
     job: str
     task: int
@@ -486,9 +486,9 @@ class Registered(Message, kind=61):
 
 
 class OpenSession(Message, kind=62):
-    """A session joins, or joins again after a rollback. `session` is a number of its own; `epoch` the run epoch
-    that it has seen end (0: none); `plan` the layout it wants ({}: takes the one that is there); `step` how far it got
-    in that epoch."""
+    """A session joins, or joins again after a rollback. `session` is its own number; `epoch` the run epoch whose end it
+    has seen (0: none); `plan` the layout that it wants ({}: the run's); `step` the step that it reached in that
+    epoch."""
 
     session: int
     job: str
@@ -502,9 +502,8 @@ class OpenSession(Message, kind=62):
 
 
 class SessionOpened(Message, kind=63):
-    """The session's incarnation in this run epoch, which began at `step`. `initialise`: it is to send Init to every ps,
-    then Initialised. `reached`: the highest step that anybody knows of the epoch before, `certain` whether it got no
-    further."""
+    """The session's incarnation in this run epoch, which began at `step`. `initialise`: send Init to every ps, then
+    Initialised. `reached`: the highest known step of the previous epoch; `certain`: whether that is its last step."""
 
     epoch: int
     incarnation: int
@@ -526,8 +525,8 @@ class Initialised(Message, kind=64):
 
 
 class CloseSession(Message, kind=65):
-    """A session ends; `error` is "" when its program ended well; `step`: how far it got, in the run epoch `epoch`.
-    The rest is for a chief that was restarted."""
+    """A session ends. `error` is "" if its program ended well; `step` is the step that it reached in the run epoch
+    `epoch`. The other fields are for a restarted chief."""
 
     session: int
     error: str
@@ -539,13 +538,13 @@ class CloseSession(Message, kind=65):
 
 
 class AskState(Message, kind=66):
-    """How is the run? Asked by sessions that miss answers."""
+    """Asks for the state of the run. Sent by sessions that wait for answers."""
 
     session: int
 
 
 class State(Message, kind=67):
-    """The run epoch, whether it trains, who is chief among the sessions, and a sentence about what is missing."""
+    """The run epoch, whether it trains, the leading session, and a sentence about what is missing."""
 
     epoch: int
     running: bool
@@ -554,14 +553,14 @@ class State(Message, kind=67):
 
 
 class Save(Message, kind=68):
-    """Write a checkpoint now; nothing is written when this step is saved already."""
+    """Write a checkpoint now, unless this step is saved already."""
 
     session: int
 
 
 class Restore(Message, kind=72):
-    """Roll the run back to a checkpoint: a new run epoch. `name` "": the newest whole one. `epoch` is the sender's:
-    a restore that was asked for in an epoch that is over is done."""
+    """Roll the run back to a checkpoint: a new run epoch. `name` "": the newest whole one. `epoch` is the sender's; if
+    that epoch is over, the restore has been done already."""
 
     session: int
     epoch: int
@@ -576,18 +575,17 @@ class Saved(Message, kind=69):
 
 
 class Drain(Message, kind=74):
-    """The run is to end: a worker's loop stops after its step. Told once more at each Register; not answered."""
+    """The run should end: stop the worker's loop after its step. Repeated at each Register; not answered."""
 
     reason: str
 
 
 class Leave(Message, kind=73):
-    """A ps was told to end: answered with Done when the run lets it go, with StopTask where the run ends with it.
+    """A ps was told to end: answered with Done when it may leave, or with StopTask if the run ends with it.
 
-    Or a worker's program is over, or was killed; where it has no session any more, nobody waits for it.
-
-    Without a reason: its node stops. Where it has finished, the chief need not look for it at the end of the run.
-    `reason` goes on after the task's name, as "ended with exit code 7"."""
+    Or a worker's program is over or was killed: if it has no session any more, nobody waits for it.
+    Without a reason: the node stops; if its worker has finished, the chief need not tell it of the run's end.
+    `reason` is text that follows the task's name, such as "ended with exit code 7"."""
 
     job: str
     task: int
@@ -597,11 +595,11 @@ class Leave(Message, kind=73):
 
 
 class AskCluster(Message, kind=70):
-    """Which tasks are there? Answered at once."""
+    """Asks which tasks have registered. Answered at once."""
 
 
 class ClusterIs(Message, kind=71):
-    """The tasks by job; `complete` when all expected ps have registered, else `text` says who is missing."""
+    """The tasks by job. `complete`: all expected ps have registered; otherwise `text` says which are missing."""
 
     cluster: dict[str, Any]
     complete: bool

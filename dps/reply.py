@@ -56,7 +56,7 @@ class Push:
 
 
 class Reply(Generic[T]):
-    """A request that goes on by itself during the session's next calls. `*_async` methods of a session return it.
+    """A pending request, which proceeds during the session's next calls. `*_async` methods of a session return it.
 
     Example:
         ```pycon
@@ -75,7 +75,7 @@ class Reply(Generic[T]):
         self._result: list[Any] = []
 
     def done(self) -> bool:
-        """Whether the result is there. Takes what has arrived; does not block.
+        """Whether the result is there. Handles messages that have arrived; does not block.
 
         Returns:
             True when `result` would return at once.
@@ -86,7 +86,7 @@ class Reply(Generic[T]):
         """Wait for the result. Blocks. A second call returns the same object.
 
         Args:
-            timeout: Seconds; None: the session's.
+            timeout: Seconds; None: the session's timeout.
 
         Returns:
             What the blocking method would have returned.
@@ -102,5 +102,5 @@ class Reply(Generic[T]):
 
     @property
     def accepted(self) -> bool | None:
-        """Of a push: whether it is in its step; None while that is not known. Does not block."""
+        """For a push: whether it is part of its step; None while that is not known. Does not block."""
         return self._accepted()

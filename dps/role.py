@@ -31,13 +31,13 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with the arguments in one line."""
+    """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"dps: {message}; {self.prog} --help lists the arguments\n")
 
     def take(self, given: Sequence[str]) -> argparse.Namespace:
-        """The arguments of a command line; what is behind "--" is in `arguments`."""
+        """Parse a command line; everything after "--" is in `arguments`."""
         cut = list(given).index("--") if "--" in given else len(given)
         own, behind = list(given[:cut]), list(given[cut + 1 :])
         args, unknown = self.parse_known_args(own)
@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def error_of_unknown(self, own: list[str], unknown: list[str], behind: list[str], program: str | None) -> NoReturn:
-        """Arguments that nobody knows: where there is a program before them, they are meant for it."""
+        """Report unknown arguments. If a program stands before them, they are probably meant for it."""
         known, after = own[: own.index(program) + 1] if program in own else [], list(unknown)
         for word in own[len(known) :]:
             if after and word == after[0]:
@@ -114,14 +114,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         config.launched.set()
 
     def task() -> int:
-        descriptors.check("this task", descriptors.needed(args.job or "chief", 1, 1))  # before modules are loaded
+        descriptors.check("this task", descriptors.needed(args.job or "chief", 1, 1))  # before the modules are imported
         return run(args, args.arguments)
 
     return guarded(task, args.verbose)
 
 
 def guarded(work: Callable[[], int], verbose: bool = False) -> int:
-    """Exit code of `work`; dps's errors become one line on stderr."""
+    """The exit code of `work`. Errors of dps become one line on stderr."""
     try:
         return work()
     except (DpsError, ValueError) as error:
@@ -153,7 +153,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     if environ["DPS_JOB"] not in ("chief", "ps", "worker"):
         raise ConfigError(f"--job {environ['DPS_JOB']} cannot be run; wanted chief, ps or worker")
     if environ["DPS_JOB"] != "worker":
-        if args.program and args.job:  # where the environment deals out the jobs, all tasks have one command line
+        if args.program and args.job:  # with jobs from the environment, all tasks have the same command line
             raise ConfigError(f"a {environ['DPS_JOB']} runs no program; leave --program out")
         return serve(environ, args)
     if not args.program:
@@ -169,7 +169,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def chief_from_stdin(job: str) -> str:
-    """The chief's address, a line on stdin, which is empty after it. Blocks; what the task needs is loaded first."""
+    """The chief's address, the only line on stdin. Blocks; imports the task's modules first."""
     with config.loading():
         for name in ("dps.server", "dps.transport.real", "dps.ps.server" if job == "ps" else "dps.client.session"):
             importlib.import_module(name)
@@ -183,7 +183,7 @@ def chief_from_stdin(job: str) -> str:
 
 
 def tell_the_chief(environ: dict[str, str], code: int) -> None:
-    """A worker whose program made no session is not to be waited for; without its task it cannot be named."""
+    """Tell the chief not to wait for a worker whose program made no session; impossible if its task is not known."""
     if environ["DPS_TASK"] == "":
         return
     from dps.launch.leaving import leave
@@ -195,13 +195,13 @@ def tell_the_chief(environ: dict[str, str], code: int) -> None:
         cluster = load_cluster(environ["DPS_CLUSTER"])
         lead = cluster.chief_task()
         if lead is None or (lead.job, lead.index) == ("worker", task):
-            return  # it would have been the chief itself
+            return  # this task would have been the chief itself
         chief = cluster.task_address(lead.job, lead.index)
     leave(chief, task, f"ended with exit code {code}", code)
 
 
 def task_environment(args: argparse.Namespace) -> dict[str, str]:
-    """What `Server.from_env` reads, from flags, then environment, then defaults."""
+    """The environment for `Server.from_env`: from flags, then the environment, then defaults."""
     from dps.cluster.spec import ClusterSpec, Task
 
     cluster, own = ClusterSpec({}), None
@@ -239,7 +239,7 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
 
 
 def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
-    """A chief or ps: serve until the run ends, or a signal does."""
+    """Run a chief or ps until the run ends, or a signal ends it."""
     with config.loading():
         from dps.server import Server
 
@@ -250,10 +250,10 @@ def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
         if server.job == "ps":
             from dps.ps.warm import start
 
-            start()  # the node answers meanwhile on its thread
+            start()  # meanwhile the node answers on its own thread
     heard = 0
     while (code := server.join(0.2)) is None:
-        if name != server.name:  # the chief has given a ps its number
+        if name != server.name:  # the chief has assigned the ps's index
             name = server.name
             print(f"dps {name} at {server.address}\n", end="", flush=True)  # in one piece among other lines
         if len(signals) > heard:
@@ -265,7 +265,7 @@ def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
 
 
 def end(server: Server, signals: list[int]) -> None:
-    """What a chief or ps does for the signals it has got: ends in order for the first, at once for a second one."""
+    """React to the signals of a chief or ps: the first one ends it in order, the second one at once."""
     if TEARDOWN in signals:
         server.end_now()
     elif len(signals) == 1:
@@ -277,9 +277,9 @@ def end(server: Server, signals: list[int]) -> None:
 
 
 def stop_on_signal() -> list[int]:
-    """SIGTERM (and, without a launcher, Ctrl-C) ends a task in order; returns the list that the signals are put into.
+    """Handle SIGTERM (and, without a launcher, Ctrl-C); returns the list to which the handler appends signals.
 
-    The handler takes no locks: it may run in the midst of code that holds them.
+    The handler takes no locks, because it may interrupt code that holds them.
     """
     seen: list[int] = []
 
@@ -294,13 +294,13 @@ def stop_on_signal() -> list[int]:
 
 
 def drain_on_signal() -> None:
-    """The first Ctrl-C or SIGTERM lets the training loop end by itself, a second one ends the process."""
+    """Handle Ctrl-C and SIGTERM: the first one lets the training loop end, the second one ends the process."""
 
     def stop(*_: object) -> None:
         if config.stop_requested.is_set():
             os._exit(130)
         config.stop_requested.set()
-        os.write(2, b"dps: stopping after this step; once more to stop at once\n")  # print may be at work just now
+        os.write(2, b"dps: stopping after this step; once more to stop at once\n")  # print is unsafe in a handler
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
@@ -308,12 +308,12 @@ def drain_on_signal() -> None:
 
 
 def unblock() -> None:
-    """Take the signals that the launcher has blocked until there is something to handle them."""
+    """Unblock the signals that the launcher blocked until handlers exist."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
 def run_program(program: str, arguments: list[str], verbose: bool) -> int:
-    """Run a user's program as this task; its own errors show their traceback and give 1."""
+    """Run a user's program as this task. Errors of the program show their traceback and give exit code 1."""
     import runpy
 
     sys.argv = [program, *arguments]
@@ -348,7 +348,7 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
 
 
 def check_module(name: str) -> None:
-    """ConfigError for a module that is not there; what it imports itself is its own affair."""
+    """Raise ConfigError for a missing module. Missing imports of that module are not checked."""
     import importlib.util
 
     try:
@@ -363,7 +363,7 @@ def check_module(name: str) -> None:
 
 
 def show(error: Exception) -> None:
-    """A program's traceback, from the program's own frames on."""
+    """Print a program's traceback, from the program's own frames on."""
     import traceback
 
     trace = error.__traceback__
@@ -376,7 +376,7 @@ def show(error: Exception) -> None:
 
 
 def exit_code(error: SystemExit) -> int:
-    """As Python itself understands `sys.exit(...)`."""
+    """The exit code of `sys.exit(...)`, as Python defines it."""
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
     print(error.code, file=sys.stderr)
@@ -384,14 +384,14 @@ def exit_code(error: SystemExit) -> int:
 
 
 def die_with_the_launcher() -> None:
-    """A launched task does not outlive its launcher, however that ended (Linux; elsewhere the launcher's teardown)."""
+    """End a launched task when its launcher ends in any way (on Linux; elsewhere the launcher ends its tasks)."""
     config.launcher = int(os.environ.get("DPS_LAUNCHER") or 0)
     if "DPS_LAUNCHED" in os.environ and sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
         if os.environ.get("DPS_LAUNCHER", str(os.getppid())) != str(os.getppid()):
-            os._exit(1)  # it was gone before this line
+            os._exit(1)  # the launcher had ended before this line
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ _open: WeakSet[Server] = WeakSet()
 
 @atexit.register
 def _stop_open_servers() -> None:
-    """A program that ends without stopping its servers leaves the run in order all the same."""
+    """Stop all servers when the program ends without stopping them, so that it leaves the run in order."""
     for server in list(_open):
         server.stop()
 
@@ -66,9 +66,9 @@ class Home(NamedTuple):
 class Server:
     """One task of the cluster in this process: a chief, a ps or a worker.
 
-    It serves from its construction on, on its own thread. There are two forms. With `cluster` all addresses are known;
-    the chief is the chief job's task, or else the first worker. With `chief` only the chief's address is known: the
-    chief tells this task the rest, and gives it an index when `task` is left out.
+    It begins to serve when it is constructed, on its own thread. There are two forms. With `cluster` all addresses are
+    known; the chief is the chief job's task, or else the first worker. With `chief` only the chief's address is known:
+    the chief tells this task the rest, and assigns an index if `task` is left out.
 
     Args:
         cluster: The addresses of all tasks: a `dps.ClusterSpec`, or a dict of that form. None: the task joins by
@@ -78,19 +78,19 @@ class Server:
         chief: The chief's address, "HOST:PORT", for a task that joins.
         workers: How many workers the chief expects.
         ps: How many ps the chief expects.
-        update: The run's update mode: an instance, or "async", "sync", "bounded:S". None: what the sessions say.
+        update: The run's update mode: an instance, or "async", "sync", "bounded:S". None: the sessions choose it.
         bind: This task's own address, for a task that joins. Port 0 chooses a free one.
         device: A ps's device, such as "gpu:0", for variables that name none.
         threads: How many threads share a ps's updates of 8 MB and more. "auto": as many as there are free cores at that
             moment, at most 4.
-        device_filters: The other tasks that this one may use, such as `["/job:ps"]`. It always knows itself and the
+        device_filters: The other tasks that this one may use, such as `["/job:ps"]`. It always sees itself and the
             chief.
-        owned: Whether only `stop` ends this chief's run; else the run ends with its last worker.
-        restarted: Whether this chief takes the place of one that died.
+        owned: Whether only `stop` ends this chief's run; otherwise the run ends with its last worker.
+        restarted: Whether this chief replaces one that died.
 
     Raises:
         Unavailable: The address to bind is taken.
-        ConfigError: Arguments that do not fit together (also a ValueError).
+        ConfigError: Arguments that contradict each other (also a ValueError).
 
     Example:
         ```pycon
@@ -128,7 +128,7 @@ class Server:
         self.exit_code: int | None = None
         self.reason = ""
         self.stop_requested = False
-        """Whether the loops of this task are to stop after their step: `should_stop` is true in its sessions."""
+        """Whether the loops of this task must stop after their step: `should_stop` is true in its sessions."""
         self._agent: Agent | None = None
         self._ends_with = 0
         self._over = threading.Event()
@@ -161,7 +161,7 @@ class Server:
         try:
             self._node = Node(self.runtime, own.bind, self.name, self._process)
         except Unavailable as error:
-            error.exit_code = 2  # an address of one's own that is taken is a mistake in the configuration
+            error.exit_code = 2  # the task's own address is configured wrongly
             raise
         self._node.failed = self._node_failed
         self.address = self._node.address
@@ -179,7 +179,7 @@ class Server:
             self._node.host(CHIEF, self._chief_actor)
             self._node.host(QUEUES, QueuesActor())
         if self.job == "ps":
-            from dps.ps.server import PsActor  # numba comes with it, and only a ps needs it
+            from dps.ps.server import PsActor  # imports numba, which only a ps needs
 
             self._ps_actor = PsActor(self._device, self._threads)
             self._node.host(PS, self._ps_actor)
@@ -194,13 +194,13 @@ class Server:
         self._node.start()
 
     def _where(self) -> str:
-        """How other tasks find the cluster; "" where people do not start them."""
+        """The flags by which other tasks find the cluster; "" if people do not start them."""
         if config.launched.is_set() or self._chief.startswith("inproc://"):
             return ""
         return "--cluster CLUSTER" if self.cluster else f"--chief {self._chief}"
 
     def _start_the_chief(self) -> str:
-        """The command that starts the chief, or the worker that hosts it; "" as of `_where`."""
+        """The command that starts the chief, or the worker that hosts it; "" as in `_where`."""
         from dps.cluster.command import start_command
 
         where, lead = self._where(), self.cluster.chief_task() if self.cluster else None
@@ -212,7 +212,7 @@ class Server:
         return self._session_epoch if self._ps_actor is None else self._ps_actor.epoch
 
     def _session_joined(self, epoch: int) -> None:
-        """A session of this process takes part in a run epoch; called on its thread."""
+        """Note that a session of this process takes part in a run epoch. Called on the session's thread."""
         self._session_epoch = max(self._session_epoch, epoch)
 
     def _has_joined(self, task: int, cluster: dict[str, Any]) -> None:
@@ -222,13 +222,13 @@ class Server:
         self._joined.set()
 
     def _drain(self, reason: str) -> None:
-        """The run is to end: sessions of this task say that their loops are to stop."""
+        """The run should end: make `should_stop` true in this task's sessions."""
         if self.job == "worker" and not self.stop_requested:
             self.stop_requested = True
             log.warning("%s: stopping after this step: %s", self.name, reason)
 
     def _end(self, code: int, reason: str) -> None:
-        """This task's part is over: told by the chief, or the chief is gone."""
+        """This task's part is over, because the chief said so or is gone."""
         if self.exit_code is None:
             self.exit_code, self.reason = code, reason
             self._over.set()
@@ -236,14 +236,14 @@ class Server:
                 self._node.stop()
 
     def _node_failed(self, error: Exception) -> None:
-        """The node's thread has ended by an error; this task can do nothing any more."""
+        """The node's thread has ended by an error; this task cannot continue."""
         if self.exit_code is None:
             code = error.exit_code if isinstance(error, DpsError) else 1
             self.exit_code, self.reason = code, f"{self.name}: {error}"
             self._over.set()
 
     def _end_chief(self, code: int, reason: str) -> None:
-        """The run is over. The chief still answers for a moment, so that everybody hears why."""
+        """The run is over. The chief still answers for a moment, so that every task hears the reason."""
         if self.exit_code is None:
             self.exit_code, self.reason = code or self._ends_with, reason
             linger_s = 0.2 if code == 0 else 1.0
@@ -259,17 +259,17 @@ class Server:
 
     @property
     def target(self) -> str:
-        """The chief's address, which a client from anywhere connects to."""
+        """The chief's address, to which clients connect."""
         return self._chief
 
     def join(self, timeout: float | None = None) -> int | None:
         """Block until this task's part in the run is over.
 
         Args:
-            timeout: Seconds; None: as long as it takes.
+            timeout: Seconds; None: no limit.
 
         Returns:
-            The task's exit code; None: it still runs after `timeout` seconds.
+            The task's exit code; None if it still runs after `timeout` seconds.
         """
         deadline = None if timeout is None else self.runtime.now() + timeout
         while self.exit_code is None:
@@ -282,13 +282,13 @@ class Server:
     def stop(self) -> None:
         """End this task; a chief ends the run with it. Blocks up to 5 s.
 
-        A worker that hosts the chief first waits for the other workers to finish, and logs every 10 s for whom.
+        A worker that hosts the chief first waits for the other workers to finish, and logs every 10 s which.
         """
         for server in self._beside:
             server.stop()
         if self._chief_actor is not None and self.exit_code is None:
             if self.job == "worker":
-                chief, self._chief_actor = self._chief_actor, None  # whoever interrupts the wait does not wait again
+                chief, self._chief_actor = self._chief_actor, None  # an interrupted wait is not repeated
                 self._node.post(lambda: chief.left(self.name, "its program is over"))
                 self._wait_for_the_others(chief)
             else:
@@ -301,7 +301,7 @@ class Server:
         _open.discard(self)
 
     def _wait_for_the_others(self, chief: ChiefActor) -> None:
-        """The run needs its chief until the last worker has left. After a SIGTERM or Ctrl-C they are told to stop."""
+        """Wait for the other workers, because the run needs its chief. After SIGTERM or Ctrl-C, tell them to stop."""
         report_at, drained = self.runtime.now() + REPORT_S, False
         while not self._wait_over(LOOK_S):
             if config.stop_requested.is_set() and not drained:
@@ -313,17 +313,17 @@ class Server:
                 log.warning("%s hosts the chief and waits for %s", self.name, ", ".join(there) or "the ps to end")
 
     def _wait_over(self, seconds: float) -> bool:
-        """Wait until the run is over; whether it is."""
+        """Wait until the run is over; returns whether it is."""
         deadline = self.runtime.now() + seconds
         while self.exit_code is None and self.runtime.now() < deadline:
             self._pause(0.02)
         return self.exit_code is not None
 
     def end_in_order(self, why: str) -> None:
-        """Have this task end in order; returns at once, and `join` when it is done.
+        """Make this task end in order. Returns at once; `join` returns when it has ended.
 
-        A chief has the workers stop after their step and the last step saved. A ps asks the run to let it go: where
-        there is a checkpoint_dir, its values are saved first, else the run ends with it.
+        A chief stops the workers after their step and saves the last step. A ps asks the chief for permission to leave:
+        with a checkpoint_dir its values are saved first, else the run ends with it.
         """
         if self._chief_actor is not None:
             chief = self._chief_actor
@@ -335,11 +335,11 @@ class Server:
             self._end(0, "")
 
     def cancel(self, reason: str) -> None:
-        """End this worker's sessions from outside: their next call, or the one that waits, raises dps.Cancelled."""
+        """End this worker's sessions from outside: their current or next call raises dps.Cancelled."""
         self._end(CANCELLED, reason)
 
     def end_now(self, code: int = 0) -> None:
-        """Have this task end with an exit code, a chief with the whole run, and nothing saved; returns at once."""
+        """Make this task, and the run if it is the chief, end with an exit code, without saving. Returns at once."""
         if self._chief_actor is None:
             self._end(code, "")
         else:
@@ -353,7 +353,7 @@ class Server:
             self._over.wait(seconds)
 
     def wait_joined(self, deadline: float) -> None:
-        """Block until the chief has answered this task; `deadline` on the runtime's clock."""
+        """Block until the chief has answered this task; `deadline` is on the runtime's clock."""
         while not self._joined.is_set():
             if self.exit_code is not None:
                 raise TaskLost(self.reason or "the run has ended")
@@ -368,14 +368,14 @@ class Server:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the task that speaks for all: no worker, or the one with the lowest index."""
+        """Whether this task logs for all workers: it is not a worker, or has the lowest index."""
         if self.job != "worker":
             return True
         known = self.cluster.task_indices("worker") if "worker" in self.cluster.jobs else [0]
         return self.task == known[0]
 
     def check_sees(self, job: str, tasks: Sequence[int]) -> None:
-        """ConfigError when the device filters leave out one of these tasks."""
+        """Raise ConfigError if the device filters leave out one of these tasks."""
         hidden = [task for task in tasks if not self._filters.sees(job, task)]
         if hidden:
             names = ", ".join(f"{job}:{task}" for task in hidden)
@@ -385,7 +385,7 @@ class Server:
             )
 
     def home(self) -> Home:
-        """What a session needs to connect."""
+        """The arguments with which a session connects."""
         told = self._is_over, self._session_joined
         return Home(self.runtime, self.name, self.job, self.task, self.address, self._process, self._chief, *told)
 
@@ -396,7 +396,7 @@ class Server:
 
     @staticmethod
     def client(target: str) -> Server:
-        """A node for a session from anywhere: takes no part but to be seen alive."""
+        """A node for a session of any process. It only shows the chief that the session is alive."""
         check_address(target)
         bind = "127.0.0.1:0"
         if target.startswith("inproc://"):
@@ -413,21 +413,21 @@ class Server:
     ) -> Server:
         """The task that `dps launch`, `dps.role --program`, TF_CONFIG or Slurm made of this process.
 
-        Where a worker's index is not given, blocks until the chief has given it one (up to 60 s).
+        If a worker's index is not given, blocks until the chief has assigned one (up to 60 s).
 
         Args:
-            environ: What to read. None: the process's environment.
-            owned: As of `Server`.
-            restarted: As of `Server`.
-            device_filters: As of `Server`.
-            local: Whether to make a server by `create_local_server` where the environment names no cluster. The same
-                program then runs alone and as a task.
+            environ: The environment to read. None: the process's environment.
+            owned: As in `Server`.
+            restarted: As in `Server`.
+            device_filters: As in `Server`.
+            local: Whether to use `create_local_server` if the environment names no cluster. The same program then runs
+                alone and as a task.
 
         Returns:
             The task's server.
 
         Raises:
-            ConfigError: The environment names no task (and `local` is False), or half of one.
+            ConfigError: The environment names no task (and `local` is False), or is incomplete.
 
         Example:
             ```python
@@ -449,7 +449,7 @@ class Server:
         """Make a chief, one ps and one worker in this process, on free ports.
 
         Args:
-            update: The run's update mode, as of `Server`.
+            update: The run's update mode, as in `Server`.
 
         Returns:
             The worker. Its `stop` ends all three.

@@ -9,7 +9,7 @@ from typing import Any
 log = logging.getLogger("dps")
 
 LOSE_LESS = "dps.CheckpointSaver(seconds=...) among a session's hooks sets how often checkpoints are saved"
-"""What to do about steps that a rollback has undone."""
+"""Advice for a rollback that has undone steps."""
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -18,35 +18,35 @@ on_progress: list[Listener] = []
 push. Must not block."""
 
 on_opened: list[Listener] = []
-"""Called when a session of this process is open, with worker, step, last_step (where its hooks end it) and batch
-(examples in one of its pushes); None for what no hook knows. Must not block."""
+"""Called when a session of this process is open, with worker, step, last_step (at which its hooks end it) and batch
+(examples in one push); the last two are None if no hook knows them. Must not block."""
 
 
 def listen(pushed: Listener, opened: Listener) -> None:
-    """Hear of every push, and of every session that is opened, until `forget`."""
+    """Add listeners for every push and every opened session, until `forget`."""
     on_progress.append(pushed)
     on_opened.append(opened)
 
 
 def forget(pushed: Listener, opened: Listener) -> None:
-    """Hear of nothing any more. A listener that was dropped before is no error."""
+    """Remove listeners. It is not an error if a listener was removed before."""
     for listeners, listener in ((on_progress, pushed), (on_opened, opened)):
         if listener in listeners:
             listeners.remove(listener)
 
 
 def progress(row: dict[str, Any]) -> None:
-    """Hand a row of progress to everybody who listens."""
+    """Pass a progress row to all listeners."""
     _tell(on_progress, row)
 
 
 def opened(session: dict[str, Any]) -> None:
-    """Tell everybody who listens that a session is open."""
+    """Tell all listeners that a session is open."""
     _tell(on_opened, session)
 
 
 def _tell(listeners: list[Listener], row: dict[str, Any]) -> None:
-    """Hand a row to each listener; one that fails is dropped and logged."""
+    """Pass a row to each listener. A listener that raises is removed, and its error logged."""
     for listener in list(listeners):
         try:
             listener(row)

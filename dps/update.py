@@ -45,16 +45,16 @@ class Async(metaclass=Checked):
 class SyncReplicas(metaclass=Checked):
     """The gradients of several workers are averaged and applied as one step.
 
-    Workers that finish or are lost lower both numbers. A step that needs more workers than there are waits for them,
-    until the deadline of whoever waits for the step.
+    Workers that finish or are lost lower both numbers. A step that needs more workers than exist waits for them, until
+    the deadline of the waiting call.
 
     Args:
         replicas_to_aggregate: How many gradients make a step. None: the number of workers.
-        total_num_replicas: How many workers compute them. More than are aggregated: the surplus are backup workers.
-            Fewer: each computes several batches a step. None: the number of workers.
+        total_num_replicas: How many workers compute them. If there are more than are aggregated, the others are backup
+            workers. If there are fewer, each computes several batches a step. None: the number of workers.
         initial_tokens: N: tokens are a queue of step values that begins with N of them, as in TensorFlow; a worker
             takes the oldest, and its next gradient counts for that step. None: `max(0, aggregate - total)` tokens; a
-            token grants the current step, and each step discards those that are left over.
+            token grants the current step, and each step discards unused tokens.
 
     Raises:
         ConfigError: A number out of range, or too few tokens for the first step to finish.
@@ -85,7 +85,7 @@ class SyncReplicas(metaclass=Checked):
 
 @record
 class Bounded(metaclass=Checked):
-    """As `Async`, but a worker that is too far ahead of the slowest one waits (stale synchronous parallel).
+    """Like `Async`, but a worker that is too far ahead of the slowest one waits (stale synchronous parallel).
 
     Args:
         staleness: The number of steps that a worker may be ahead; 0 or more.
@@ -122,7 +122,7 @@ def to_wire(update: Update) -> dict[str, Any]:
 
 
 def from_wire(data: dict[str, Any]) -> Update:
-    """The settings again; ConfigError for what they cannot be."""
+    """The settings from their wire form. Raises ConfigError for invalid ones."""
     fields = dict(data)
     mode = fields.pop("mode", None)
     if not isinstance(mode, str) or mode not in _MODES:
@@ -134,12 +134,12 @@ def from_wire(data: dict[str, Any]) -> Update:
 
 
 def parse_flag(text: str) -> Update:
-    """What --update says on a command line; ConfigError in its words."""
+    """The update mode of the flag --update. ConfigError messages name the flag."""
     return parse(text, f"--update {text!r}")
 
 
 def parse(text: str, given: str = "") -> Update:
-    """The modes that have a short form: "async", "sync" or "bounded:S". `given`: how it was said, for the error."""
+    """The update mode of a short form: "async", "sync" or "bounded:S". `given`: the source, for the error message."""
     mode, _, argument = text.partition(":")
     if mode == "bounded" and argument.isdecimal():
         return Bounded(int(argument))
@@ -151,7 +151,7 @@ def parse(text: str, given: str = "") -> Update:
 
 
 def as_text(update: Update) -> str:
-    """The command line's form; ConfigError for settings that it cannot say."""
+    """The short form for the command line. Raises ConfigError for settings that have none."""
     for text in ("async", "sync", f"bounded:{getattr(update, 'staleness', 0)}"):
         if parse(text) == update:
             return text
