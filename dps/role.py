@@ -296,11 +296,13 @@ def stop_on_signal() -> list[int]:
 def drain_on_signal() -> None:
     """Handle Ctrl-C and SIGTERM: the first one lets the training loop end, the second one ends the process."""
 
-    def stop(*_: object) -> None:
+    def stop(number: int, _: object) -> None:
         if config.stop_requested.is_set():
             os._exit(130)
         config.stop_requested.set()
-        os.write(2, b"dps: stopping after this step; once more to stop at once\n")  # print is unsafe in a handler
+        alone = number == signal.SIGINT and "DPS_LAUNCHED" not in os.environ
+        more = b"; Ctrl-C once more ends the program at once" if alone else b""
+        os.write(2, b"dps: stopping after this step" + more + b"\n")  # print is unsafe in a handler
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)

@@ -285,7 +285,12 @@ def test_a_ps_without_a_task_says_its_name_when_the_chief_has_given_it_one() -> 
     assert (ps.returncode, chief.returncode) == (0, 0)
 
 
-def test_the_first_signal_drains_a_program_and_the_second_ends_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "more"), [(signal.SIGTERM, ""), (signal.SIGINT, "; Ctrl-C once more ends the program at once")]
+)
+def test_the_first_signal_drains_a_program_and_the_second_ends_it(
+    first: signal.Signals, more: str, tmp_path: Path
+) -> None:
     (tmp_path / "loop.py").write_text(
         "import time\nfrom dps import config\nprint('begins')\n"
         "while not config.stop_requested.is_set(): time.sleep(0.01)\n"
@@ -293,12 +298,12 @@ def test_the_first_signal_drains_a_program_and_the_second_ends_it(tmp_path: Path
     )
     worker = start("--job", "worker", "--program", "loop.py", cwd=tmp_path)
     assert line(worker) == "begins"
-    worker.send_signal(signal.SIGTERM)
+    worker.send_signal(first)
     assert line(worker) == "drains"
     worker.send_signal(signal.SIGINT)
     told = worker.communicate(timeout=20)[1]
     assert worker.returncode == 130
-    assert told == "dps: stopping after this step; once more to stop at once\n"
+    assert told == f"dps: stopping after this step{more}\n"
 
 
 def test_a_task_whose_launcher_is_gone_does_not_begin() -> None:

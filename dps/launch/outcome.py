@@ -19,13 +19,13 @@ NAMED = 3
 """The most tasks that are named if several ended in the same way."""
 
 
-def outcome(codes: Mapping[str, int], crashed: dict[str, int]) -> tuple[int, str]:
+def outcome(codes: Mapping[str, int], crashed: dict[str, int], reason: str = "") -> tuple[int, str]:
     """The run's exit code, and the last line to print, "" if the run went well.
 
     `codes`: the exit codes of the tasks; a negative one is the signal that ended the task. `crashed`: exit codes of ps
-    and chief that died while the run went on, the latest last; some may have been restarted. The code is 3 if a ps or
-    the chief is gone for good. Otherwise workers that failed by themselves count before a chief that ended because of
-    them.
+    and chief that died while the run went on, the latest last; some may have been restarted. `reason`: why the
+    chief ended the run, in its own words. The code is 3 if a ps or the chief is gone for good. Otherwise workers that
+    failed by themselves count before a chief that ended because of them.
     """
     bad = {name: code for name, code in codes.items() if code not in TOLD}
     workers = {name: code for name, code in bad.items() if name.startswith("worker")}
@@ -33,9 +33,7 @@ def outcome(codes: Mapping[str, int], crashed: dict[str, int]) -> tuple[int, str
     died = {name: code for name, code in servers.items() if code < 0 or code == LEFT}
     failed = any(code != LOST for code in workers.values())
     if died or (LOST in servers.values() and not failed):
-        name, code = next(reversed(crashed.items()), next(iter(died.items()), ("chief", LOST)))
-        how = _became(code) if code == LOST else f"was lost ({describe(code)})"
-        return LOST, f"the run is over: {name} {how}"
+        return LOST, f"the run is over: {_loss(crashed, died, reason)}"
     ended = workers or servers
     if not ended:
         return 0, ""
@@ -44,6 +42,17 @@ def outcome(codes: Mapping[str, int], crashed: dict[str, int]) -> tuple[int, str
     for name, code in ended.items():
         ways.setdefault(_became(code), []).append(name)
     return worst, "the run failed: " + "; ".join(f"{_names(names)} {way}" for way, names in ways.items())
+
+
+def _loss(crashed: dict[str, int], died: dict[str, int], reason: str) -> str:
+    """What was lost: the task that the chief names, by how its process died, else the chief's own words."""
+    named = reason.partition(" ")[0]
+    if named in crashed:
+        return f"{named} was lost ({describe(crashed[named])})"
+    if reason and not died:
+        return reason
+    name, code = next(reversed(crashed.items()), next(iter(died.items()), ("chief", LOST)))
+    return f"{name} {_became(code) if code == LOST else f'was lost ({describe(code)})'}"
 
 
 def _names(names: list[str]) -> str:

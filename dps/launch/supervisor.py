@@ -85,6 +85,8 @@ class Supervisor:
         self.target = ""
         self._crashed: dict[str, int] = {}
         """Exit codes of ps and chief that died before the run had ended; the latest last."""
+        self._reason = ""
+        """Why the chief has ended the run, in its last words."""
         self._killed = False
         self._restarts = restarts
         self._left: dict[str, int] = {}
@@ -159,6 +161,8 @@ class Supervisor:
             self._ready.put(text.removeprefix("dps chief at "))
         elif not text.startswith(f"dps {name} at "):
             self._print(name, text.removeprefix(f"{name}: "))  # the task's log also begins with its name
+        self._reason = ""
+        """Why the chief has ended the run, in its last words."""
 
     def say(self, text: str) -> None:
         """Print a line of the launcher."""
@@ -294,7 +298,7 @@ class Supervisor:
         if self._killed:
             return 130
         codes = {n: c.code or 0 for n, c in self.children.items() if n not in late}
-        code, why = outcome(codes, self._crashed)
+        code, why = outcome(codes, self._crashed, self._reason)
         if why:
             self.say(why)
         return code

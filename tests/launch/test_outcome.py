@@ -52,3 +52,23 @@ def test_the_runs_exit_code_and_its_last_line(
     codes: dict[str, int], crashed: dict[str, int], code: int, line: str
 ) -> None:
     assert outcome(SERVERS | codes, crashed) == (code, line)
+
+
+SILENT = "ps:1 was silent for 1.0 s and did not come back within 50 s"
+
+
+@pytest.mark.parametrize(
+    ("codes", "crashed", "reason", "line"),
+    [
+        ({}, {}, SILENT, f"the run is over: {SILENT}"),
+        ({}, {"ps:0": -9}, SILENT, f"the run is over: {SILENT}"),
+        ({}, {"ps:1": -9, "ps:0": -9}, SILENT, "the run is over: ps:1 was lost (SIGKILL)"),
+        ({"ps:0": -11}, {"ps:0": -11}, SILENT, "the run is over: ps:0 was lost (SIGSEGV)"),
+        ({}, {}, "no worker finished: worker:0 was silent for 1.0 s", None),
+    ],
+)
+def test_a_run_whose_task_was_lost_ends_with_the_chiefs_reason(
+    codes: dict[str, int], crashed: dict[str, int], reason: str, line: str | None
+) -> None:
+    tasks = SERVERS | {"chief": 3, "ps:1": 3, "worker:0": 3} | codes
+    assert outcome(tasks, crashed, reason) == (3, line or f"the run is over: {reason}")
