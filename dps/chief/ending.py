@@ -134,11 +134,12 @@ class Ending:
     def _verdict(self) -> tuple[int, str]:
         """Exit code and reason of a run whose workers are done. The code is 0 only if at least one finished."""
         code, reason = self._drained or (0, "")
-        gone = self._members.given_up
-        if code or self._members.finished or 0 in self._left.values() or not gone:
+        with_error = dict.fromkeys(self._members.failed, "ended with an error")
+        gone = {**dict.fromkeys(self._members.given_up, "did not come"), **with_error}
+        if code or self._members.succeeded() or 0 in self._left.values() or not gone:
             return code, reason
-        failed = all(self._left.get(name, -1) > 0 for name in gone)  # their own programs gave these exit codes
-        became = ", ".join(f"{name} {self._why.get(name, 'did not come')}" for name in sorted(gone))
+        failed = all(name in with_error or self._left.get(name, -1) > 0 for name in gone)  # their own programs failed
+        became = ", ".join(f"{name} {self._why.get(name, gone[name])}" for name in sorted(gone))
         self._node.runtime.record("nobody finished", names=sorted(gone))
         return (1 if failed else 3), f"no worker finished: {became}"
 

@@ -43,7 +43,7 @@ class Membership:
         self.finished: list[str] = []
         self.given_up: list[str] = []
         self.failed: list[str] = []
-        """Workers whose program ended with an error; they also count as finished."""
+        """Workers whose last session closed with an error. They are in `finished`, too: nobody waits for them."""
         self.has_ended: Callable[[int], bool] = lambda incarnation: False
         """Whether the journal of an earlier chief says that an incarnation has ended."""
 
@@ -75,6 +75,7 @@ class Membership:
                 self.joined.append(name)
             self.finished = [n for n in self.finished if n != name]
             self.given_up = [n for n in self.given_up if n != name]
+            self.failed = [n for n in self.failed if n != name]
         self.version += 1
         return incarnation
 
@@ -141,6 +142,10 @@ class Membership:
         for name in given_up:
             if name not in there and (name in ended or name not in self.known_to_have_come()):
                 self.give_up(name)
+
+    def succeeded(self) -> bool:
+        """Whether some worker has finished without an error."""
+        return not set(self.finished) <= set(self.failed)
 
     def incarnation_of(self, session: int) -> int | None:
         """The live incarnation of a session, or None."""

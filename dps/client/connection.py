@@ -37,6 +37,8 @@ class Lookout:
         self.leads = False
         """Whether this session leads, as far as the chief has said."""
         self._asked: Request | None = None
+        self._asked_leads: Request | None = None
+        """What `asks_leads` has asked, until it is answered."""
         self._asked_at = 0.0
 
     def look(self) -> None:
@@ -60,13 +62,21 @@ class Lookout:
         self._asked = caller.start(connection.chief, AskState(connection.number), feed)
 
     def asks_leads(self, timeout_s: float) -> bool:
-        """Whether this session leads now; the last known answer when the chief is away. Blocks up to `timeout_s`."""
-        try:
-            answer = self._connection.caller.ask(self._connection.chief, AskState(self._connection.number), timeout_s)
-        except DpsError:
-            return self.leads
-        if isinstance(answer, State):
-            self.leads = answer.leads
+        """Whether this session leads now; the last known answer if the chief is away or has not answered since it was
+        asked before. Blocks up to `timeout_s`."""
+        caller, chief = self._connection.caller, self._connection.chief
+
+        def feed(answer: Message) -> bool:
+            if isinstance(answer, Waiting):
+                return False
+            self._asked_leads = None
+            self.leads = answer.leads if isinstance(answer, State) else self.leads
+            return True
+
+        caller.poll()  # the chief may have answered, or come back, just now
+        if self._asked_leads is None:
+            self._asked_leads = asked = caller.start(chief, AskState(self._connection.number), feed)
+            caller.wait([asked], timeout_s, lambda: chief.address in caller.away)
         return self.leads
 
 

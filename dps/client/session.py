@@ -629,8 +629,11 @@ class Session:
     @property
     @one_at_a_time
     def is_chief(self) -> bool:
-        """Whether this is the session of the lowest worker that is alive. Asks the chief; blocks up to 5 s."""
-        return self._connection.lookout.asks_leads(min(self.runtime.tuning.client.farewell_s, self._timeout))
+        """Whether this is the session of the lowest worker that is alive.
+
+        Asks the chief, and blocks up to 2 s. While the chief is away this is its last answer, at once.
+        """
+        return self._connection.lookout.asks_leads(min(self.runtime.tuning.client.leads_s, self._timeout))
 
     def should_stop(self) -> bool:
         """Whether the loop should end: a hook, Ctrl-C or the chief asked for it, or the run has ended. Does not block.

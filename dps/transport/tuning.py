@@ -46,6 +46,8 @@ class ClientTuning:
     """How often a wait that goes on says for whom, s."""
     farewell_s: float = 5.0
     """How long a session that closes waits for the chief, s."""
+    leads_s: float = 2.0
+    """How long `is_chief` waits for the chief, s."""
 
 
 @record

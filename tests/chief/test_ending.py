@@ -166,6 +166,23 @@ def test_one_worker_that_finished_makes_the_run_end_well_whatever_became_of_the_
     assert set(stopped(led).values()) == {StopTask(0, "")} and led.ended == [(0, "")]
 
 
+def test_sessions_that_all_closed_with_an_error_make_the_run_end_with_1_and_their_names() -> None:
+    led = Led().train(0, 1)
+    for session in (0, 1):
+        led.close(session, error="ValueError: no data here")
+        led.know()
+    reason = "no worker finished: worker:0 ended with an error, worker:1 ended with an error"
+    assert set(stopped(led).values()) == {StopTask(1, reason)}
+
+
+def test_one_worker_that_finished_is_enough_where_the_session_of_the_other_closed_with_an_error() -> None:
+    led = Led().train(0, 1)
+    led.close(0, error="ValueError: no data here")
+    led.close(1)
+    led.know()
+    assert set(stopped(led).values()) == {StopTask(0, "")}
+
+
 @pytest.mark.parametrize(
     ("codes", "told"),
     [

@@ -184,3 +184,10 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=50, stateful_step_count=25)
+
+
+def test_a_worker_whose_next_session_ends_well_has_succeeded() -> None:
+    members = Membership(["worker:0"])
+    for failed in (True, False):
+        members.end(members.admit(1, "worker:0", 0, True), lost=False, failed=failed)
+        assert members.succeeded() is not failed

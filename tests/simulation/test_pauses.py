@@ -101,6 +101,28 @@ def test_a_run_goes_on_without_its_chief_and_with_it(update: str, checkpointed: 
     check(paused(("chief",), 30.0, update, checkpointed), 30.0)
 
 
+def asking(server: Any) -> list[float]:
+    """Push, and ask who leads, until a time; how long each question took."""
+    runtime, took = server.runtime, list[float]()
+    with dps.Session(server, {"a": np.zeros(4)}, optimizer=dps.optim.SGD(1.0), timeout=60.0) as session:
+        while runtime.wall() < EPOCH_S + AT_S + 30.0:
+            session.push({"a": np.ones(4)})
+            before = runtime.now()
+            assert session.is_chief == (server.task == 0)
+            took.append(runtime.now() - before)
+    return took
+
+
+@pytest.mark.parametrize("fault", [Pause("chief", AT_S, 20.0), Kill("chief", AT_S, restart_after=20.0)])
+def test_asking_who_leads_does_not_slow_a_loop_down_while_the_chief_is_away(fault: Fault) -> None:
+    settings: dict[str, Any] = {"network": Network(latency_s=1e-4), "compute": Compute(0.1), "faults": (fault,)}
+    with SimulatedCluster(asking, workers=2, **settings) as cluster:
+        run = cluster.run(300.0)
+    assert not run.errors
+    for took in run.results:
+        assert sum(took) < 3.0 and len(took) > 100  # until the chief's silence is noticed, no longer
+
+
 @pytest.mark.parametrize("update", MODES)
 def test_workers_that_all_stood_still_go_on_though_all_were_given_up(update: str) -> None:
     run = paused(("worker:0", "worker:1"), 30.0, update)
