@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -34,15 +34,16 @@ from dps.ps.intake.borrowed import Borrowed
 from dps.ps.intake.credit import Credits
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.staging import Staged
-from dps.ps.serving.early import Early
 from dps.ps.serving.lending import Lending
 from dps.ps.serving.lookups import Lookups
 from dps.ps.serving.notices import Notices
 from dps.ps.serving.packing import Packing
 from dps.ps.serving.room import Wait
 from dps.ps.serving.saving import Saving
-from dps.ps.serving.sending import Sending, cut
-from dps.ps.store.store import Lease, Store
+from dps.ps.serving.sending import Answer, Sending, cut
+from dps.ps.store.draft import Draft
+from dps.ps.store.hold import Hold
+from dps.ps.store.store import Store
 from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.variables.packed import PackedLayout
@@ -232,12 +233,6 @@ class Shard:
         """Whether a read still has no answer."""
         return (sender.route, sender.request) in self._reads
 
-    def _waits_again(self, read: _Read) -> None:
-        """A read that was being answered has to wait."""
-        if read.sender.incarnation in self.ledgers:
-            self._reads[read.sender.route, read.sender.request] = read
-            self.node.post(self._wake)
-
     def wake_reads(self) -> None:
         """Answer the reads and lookups that waited for what has just happened."""
         self.lookups.wake()
@@ -285,28 +280,28 @@ class Shard:
             self._send_packed(read, read.packed)
             return
         arenas = store.refresh(read.pull.parts)
-        if read.pull.shared and not read.pull.parts and (lease := self.lend(sender)) is not None:
-            self.node.answer(sender, SharedValues(self.epoch, lease.counter, lease.step, lease.memories))
+        if read.pull.shared and not read.pull.parts and (hold := self.lend(sender)) is not None:
+            self.node.answer(sender, SharedValues(self.epoch, hold.counter, hold.step, hold.memories))
             return
         asked_at = read.wait.until
-        lease = self._sending.room.lease(read.wait, arenas)
+        hold = self._sending.room.hold(read.wait, arenas)
         self.counts["copied_pulls"] = self._sending.room.copies
-        if lease is None:
+        if hold is None:
             self._reads[sender.route, sender.request] = read
             if read.wait.until != asked_at:
                 self.node.after(read.wait.until - self.node.runtime.now(), self._wake)
             return
         self._note(sender, record=True)
-        self._sending.send(sender, read.pull, lease, self._left)
+        self._sending.send(sender, read.pull, hold, self._left)
 
     def _left(self) -> None:
         """Values have left: room may have become free."""
         if self._reads:
             self.node.post(self._wake)
 
-    def early(self, incarnation: int, number: int, buffers: Mapping[int, int], step: int) -> Early | None:
-        """An answer to the pull that waits for a push, for values that the push is now written to: these buffers, by
-        arena, will be the next version. None where nobody waits, or has to be answered otherwise."""
+    def answer_draft(self, incarnation: int, number: int, draft: Draft) -> tuple[Answer, Callable[[bool], None]] | None:
+        """Begin to answer the pull that waits for a push with the version that a draft of the push will be; and what to
+        call when it is, or (False) never will be. None if nobody waits, or has to be answered otherwise."""
         waiting = (
             read for read in self._reads.values() if (read.sender.incarnation, read.pull.after) == (incarnation, number)
         )
@@ -314,14 +309,19 @@ class Shard:
         if read is None or read.packed is not None or read.pull.parts or read.pull.shared:
             return None
         sender, pull = read.sender, read.pull
-        if pull.min_step > step:
-            return None
-        lease = self.store.lease_next(buffers, step)
-        if lease is None:
+        hold = None if pull.min_step > draft.step else self.store.hold_draft(draft)
+        if hold is None:
             return None
         del self._reads[sender.route, sender.request]
-        answer = self._sending.begin(sender, pull, lease, self._left)
-        return Early(answer, partial(self._note, sender, record=True), partial(self._waits_again, read))
+        over = partial(self._draft_is_over, read)
+        return self._sending.begin(sender, pull, hold, self._left), over
+
+    def _draft_is_over(self, read: _Read, published: bool) -> None:
+        if published:
+            self._note(read.sender, record=True)
+        elif read.sender.incarnation in self.ledgers:
+            self._reads[read.sender.route, read.sender.request] = read
+            self.node.post(self._wake)
 
     def _note(self, sender: Sender, record: bool = False) -> None:
         """A pull is answered with the current version; `record`: with its values."""
@@ -334,24 +334,24 @@ class Shard:
                 "pulled", incarnation=sender.incarnation, epoch=self.epoch, counter=self.store.counter
             )  # fmt: skip
 
-    def lend(self, sender: Sender) -> Lease | None:
+    def lend(self, sender: Sender) -> Hold | None:
         """Let a reader on this machine read in place; None when it has to be sent the values."""
-        lease = self.lending.lend(sender.incarnation, sender.request)
-        if lease is not None:
+        hold = self.lending.lend(sender.incarnation, sender.request)
+        if hold is not None:
             self._note(sender, record=True)
-        return lease
+        return hold
 
     def lend_all(self, senders: Sequence[Sender]) -> list[int]:
         """Let several readers of this machine read the current version; where the memory of the only arena is, or
         NOWHERE when they have to be sent the values."""
         self.store.refresh([])
-        lease = self.store.lease(shared=True, times=len(senders)) if len(self.layout.arenas) == 1 else None
-        if lease is None:
-            return NOWHERE
-        for sender in senders:
-            self.lending.note(sender.incarnation, sender.request, lease)
-            self._note(sender, record=True)
-        return lease.memories[0]
+        place = NOWHERE
+        for sender in senders if len(self.layout.arenas) == 1 else ():
+            hold = self.lend(sender)
+            if hold is None:  # so it is for all of them: what keeps one from holding the current version keeps the next
+                return NOWHERE
+            place = hold.memories[0]
+        return place
 
     def gradients_of(self, step: Step, sender: Sender) -> list[Array]:
         """What a Step brings, by arena, where it lies. ProtocolError and Unavailable as of `Borrowed.run`."""
@@ -378,20 +378,20 @@ class Shard:
     def answer_push(self, sender: Sender, result: Pushed) -> None:
         """Tell a push's result, with the values where its sender wants them and they can be lent."""
         if self.lending.wants(sender.incarnation, sender.request) and result.status != REFUSED:
-            lease = self.lending.lent(sender.incarnation, sender.request)
-            if lease is None:
+            hold = self.lending.lent(sender.incarnation, sender.request)
+            if hold is None:
                 self.store.refresh([])
-                lease = self.lend(sender)
-            if lease is not None:
-                result = changed(result, lent=[lease.counter, lease.step, lease.memories])
+                hold = self.lend(sender)
+            if hold is not None:
+                result = changed(result, lent=[hold.counter, hold.step, hold.memories])
         self.node.answer(sender, result)
 
     def _again(self, sender: Sender) -> bool:
         """A pull that was lent a version comes again: it is told of that version, or has returned it."""
-        lease = self.lending.lent(sender.incarnation, sender.request)
-        if lease is not None:
-            self.node.answer(sender, SharedValues(self.epoch, lease.counter, lease.step, lease.memories))
-        return lease is not None or self.lending.is_over(sender.incarnation, sender.request)
+        hold = self.lending.lent(sender.incarnation, sender.request)
+        if hold is not None:
+            self.node.answer(sender, SharedValues(self.epoch, hold.counter, hold.step, hold.memories))
+        return hold is not None or self.lending.is_over(sender.incarnation, sender.request)
 
     def release(self, sender: Sender, message: Release) -> None:
         """A reader is done."""

@@ -28,6 +28,7 @@ from dps.variables.plan import Arena, Part, ShardLayout
 DIM = 4
 TRAINED = ("float32", "float64", "float16", "bfloat16")
 """What there are optimizers for."""
+LARGE_NBYTES = ORDINARY.store.stream_nbytes
 _ready: set[tuple[str, str, bool, int, bool]] = set()
 _warming = threading.Lock()
 
@@ -48,9 +49,7 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
             kind = (dtype, str(arena.optimizer["name"]), arena.sparse, together, _is_large(arena))
             with _warming:
                 if kind not in _ready:
-                    for nbytes in (
-                        (1, ORDINARY.store.here_nbytes) if _is_large(arena) else (1,)
-                    ):  # some pushes have small parts only
+                    for nbytes in (1, LARGE_NBYTES) if _is_large(arena) else (1,):  # some pushes have small parts only
                         _update_once(_like(arena.dtype, arena.optimizer, arena.sparse, nbytes), together)
                     _ready.add(kind)
 
@@ -67,15 +66,12 @@ def warm_all(progress: Callable[[str, int, int], None]) -> None:
     for number, (optimizer, dtype) in enumerate(kinds, 1):
         progress(f"{optimizer.name} {dtype}", number, len(kinds))
         for together in (1, 2, 3, 4):
-            warm(
-                [_like(dtype, optimizer.to_wire(), sparse, ORDINARY.store.here_nbytes) for sparse in (False, True)],
-                together,
-            )
+            warm([_like(dtype, optimizer.to_wire(), sparse, LARGE_NBYTES) for sparse in (False, True)], together)
 
 
 def _is_large(arena: Arena) -> bool:
     """Whether its passes are those of large arenas, which have kernels of their own."""
-    return arena.nbytes >= ORDINARY.store.stream_nbytes
+    return arena.nbytes >= LARGE_NBYTES
 
 
 def _like(dtype: str, optimizer: dict[str, Any], sparse: bool, nbytes: int) -> Arena:
@@ -90,6 +86,10 @@ def _update_once(arena: Arena, together: int) -> None:
     store = Store(layout, real_runtime())  # also in the simulator: nothing else runs in between
     pushes = [_zeros(1 + number, layout) for number in range(together)]
     store.apply(pushes[0].update(layout), 1, check=True)
+    hold = store.hold()
+    assert hold is not None, "there is a spare buffer"
+    with hold:  # so that the update goes to it
+        store.apply(pushes[0].update(layout), 2)
     store.apply(mean(pushes, layout), 2)
     if arena.sparse:
         part = arena.parts[0]

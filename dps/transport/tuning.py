@@ -111,16 +111,9 @@ class StoreTuning:
     """The most buffers of one arena; more where they are small, for their readers return them late."""
     sparing_buffers: int = 2
     """Buffers that suffice where readers of a large arena wait for one another."""
-    aside_nbytes: int = 24 << 20
-    """From this size on an optimizer without slots looks at a gradient while it updates, into another buffer: one pass
-    in place of two. Smaller values and gradients stay in the caches between the two, which is faster."""
     stream_nbytes: int = 1 << 19
-    """From this size on what goes to another buffer is written past the caches."""
-    here_nbytes: int = 1 << 20
-    """From this size on an update in place asks for memory ahead, as `dps.kernels.fused` does."""
-    look_nbytes: int = 64 << 20
-    """From this size on a second thread is woken for the look for NaN where it is not known whether a core is free.
-    That costs 50 µs and more: with all cores busy 5 to 20 % of the look at 32 MB, up to 3 % at 48 and 98 MB."""
+    """Arenas from this size on are written past the caches if the target is a spare buffer: SGD takes 0.64 of the
+    time."""
     crew_nbytes: int = 8 << 20
     """From this size on a crew shares a pass: two threads take 0.7 of the time at 8 MB, 0.55 at 102. At 4 MB it is 0.9,
     and to ask whether a core is free costs as much where none is."""
@@ -170,7 +163,7 @@ class ServingTuning:
     moment_s: float = 0.02
     """Those who wait for longer are told for whom, s."""
     remembered: int = 64
-    """Numbers of returned leases, and of pushes that want values, that are kept for each session."""
+    """Numbers of returned holds, and of pushes that want values, that are kept for each session."""
     waiting_lookups: int = 64
     """Lookups of one session that are answered when a step is there; a further one is answered when it comes again."""
     answers: int = 4

@@ -14,10 +14,10 @@ from dps import optim, update
 from dps.client.cargo import About, run_pieces, shared_message
 from dps.errors import ProtocolError
 from dps.protocol import APPLIED, REFUSED, RUN, Credit, Members, Push, Pushed, PushMissing
+from dps.ps.modes.ahead import Worth
 from dps.ps.modes.asynchronous import AsyncMode
 from dps.ps.server import PsActor
 from dps.ps.shard import Shard
-from dps.ps.store import ahead
 from dps.transport.current import runtime
 from dps.transport.tuning import ORDINARY
 from dps.update import Async
@@ -70,7 +70,7 @@ class Ps:
 
     @property
     def aside(self) -> int:
-        return sum(buffer.aside for memory in self.shard.store.arenas for buffer in memory.buffers)
+        return sum(buffer.drafted for memory in self.shard.store.arenas for buffer in memory.buffers)
 
 
 def push(number: int, value: float, bad: int = -1) -> list[Push]:
@@ -189,10 +189,10 @@ def test_a_reader_keeps_its_version_and_others_find_room_while_a_push_arrives() 
     store = ps.shard.store
     *first, last = push(1, 2.0)
     ps.bring(1, *first)
-    lease = store.lease()
+    lease = store.hold()
     assert lease is not None
     ps.bring(2, *push(1, 8.0))  # one buffer is read, one is being written: the third
-    newer = store.lease()
+    newer = store.hold()
     ps.bring(1, last)
     assert ps.values == after(8.0, 2.0)
     assert lease.arrays[0].tolist() == after()[:8]
@@ -200,7 +200,7 @@ def test_a_reader_keeps_its_version_and_others_find_room_while_a_push_arrives() 
 
 
 def test_the_more_often_others_come_in_between_the_more_pushes_are_left_alone() -> None:
-    worth = ahead.Worth()
+    worth = Worth()
     assert worth.a_try()
     for skipped in (1, 3, 7):
         worth.note(False)
@@ -277,9 +277,9 @@ def test_ranges_that_are_none_are_refused(ready: list[Any]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data(), st.booleans())
-def test_whatever_comes_in_whatever_order_each_sound_push_is_applied_once_and_whole(data: Any, looks: bool) -> None:
+def test_whatever_comes_in_whatever_order_each_sound_push_is_applied_once_and_whole(data: Any, streams: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        if looks:
+        if streams:
             tune(patch, store__stream_nbytes=0)
         alone = data.draw(st.booleans())
         ps = Ps(1) if alone else Ps(1, 2)

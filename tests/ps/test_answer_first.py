@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dps.protocol import APPLIED, NO_BASE, REFUSED, Pull, Pushed, Values
-from dps.ps.store import store
+from dps.ps.store import arena
+from dps.ps.store.gradients import Pieces
 from dps.update import Async
 from tests.ps.test_ahead import Ps, after, push
 from tests.ps.test_modes import sender
@@ -32,7 +33,7 @@ class Watched(Ps):
         answer = self.desk.answer
 
         def noted(to: Any, message: Any = None, done: Any = None) -> None:
-            lease = self.shard.store.lease()
+            lease = self.shard.store.hold()
             self.said.append((message, self.shard.store.counter, lease is not None))
             if lease is not None:
                 lease.release()
@@ -46,13 +47,13 @@ def test_the_answer_comes_before_the_pass_and_nobody_reads_in_between() -> None:
     assert ps.bring(1, *push(1, 2.0)) == [FIRST] and ps.values == after(2.0)
     assert ps.said == [(FIRST, 0, False)], "the old version, which nobody can lease"
     assert ps.shard.ledgers[1].results[1] == FIRST and ps.shard.store.counter == 1
-    lease = ps.shard.store.lease()
+    lease = ps.shard.store.hold()
     assert lease is not None and lease.counter == 1
 
 
 def test_one_that_reads_the_version_before_does_not_keep_the_answer() -> None:
     ps = Watched(1)
-    reader = ps.shard.store.lease()
+    reader = ps.shard.store.hold()
     assert reader is not None and ps.bring(1, *push(1, 2.0)) == [FIRST]
     assert ps.said == [(FIRST, 0, False)] and reader.arrays[0][0] == 0.0
     reader.release()
@@ -91,11 +92,18 @@ def test_what_is_not_certain_is_said_when_it_is() -> None:
     assert [counter for _, counter, _ in stale.said] == [1]
 
 
-def test_where_the_pass_needs_memory_of_its_own_the_answer_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_takes_pieces", lambda memory: False)
+def test_where_the_pass_needs_memory_of_its_own_it_has_that_before_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Pieces) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(arena.ArenaMemory, "takes_pieces", False)
     ps = Watched(1)
     ps.bring(1, *push(1, 2.0))
-    assert [counter for _, counter, _ in ps.said] == [1] and ps.values == after(2.0)
+    assert ps.said == [(FIRST, 0, False)] and ps.values == after(2.0)
+    monkeypatch.setattr(Pieces, "array", full)
+    with pytest.raises(MemoryError):
+        ps.bring(1, *push(2, 2.0))
+    assert len(ps.said) == 1 and ps.values == after(2.0) and 2 not in ps.shard.ledgers[1].results
 
 
 def test_a_sender_that_wants_the_values_with_the_answer_waits_for_them() -> None:
@@ -117,7 +125,7 @@ def test_a_small_shard_has_its_answer_with_the_pass(monkeypatch: pytest.MonkeyPa
     assert answer == Pushed(1, APPLIED, 1, 0, 1, "") and ps.said[0][1] == 1
 
 
-def test_an_answer_that_cannot_be_given_leaves_the_push_as_it_was() -> None:
+def test_an_answer_that_cannot_be_given_is_given_after_the_pass() -> None:
     ps = Ps(1)
     *first, last = push(1, 2.0)
     ps.bring(1, *first)
@@ -126,8 +134,6 @@ def test_an_answer_that_cannot_be_given_leaves_the_push_as_it_was() -> None:
         raise OSError("no descriptors left")
 
     ps.desk.flush = fails  # type: ignore[method-assign]
-    with pytest.raises(OSError, match="no descriptors"):
-        ps.actor.on_Push(last, sender(1))
-    assert ps.shard.store.counter == 0 and ps.values == after()
-    lease = ps.shard.store.lease()
-    assert lease is not None
+    assert ps.bring(1, last)[-1] == FIRST
+    assert ps.shard.store.counter == 1 and ps.values == after(2.0)
+    assert ps.shard.store.hold() is not None

@@ -41,7 +41,7 @@ def test_a_push_is_applied_when_it_comes_and_tells_its_staleness() -> None:
     assert told(ps, step_of(ps, 2, counter=1)) == Stepped(2, 3, 1, 3, *NOWHERE)
     assert ps.values == [-3.0] * 6 and ps.shard.lending.lent(1, 99) is None
     ((_, answer),) = ps.step(2, 1.0, number=2)
-    (memory,) = ps.shard.store.lease(shared=True).memories
+    (memory,) = ps.shard.store.hold(shared=True).memories
     assert answer == Stepped(2, 4, 3, 4, *memory) and ps.values == [-4.0] * 6
 
 
@@ -139,7 +139,7 @@ def test_what_is_shown_stays_as_it_is_while_pushes_come() -> None:
 
 def test_who_cannot_be_lent_the_values_is_told_to_pull(monkeypatch: pytest.MonkeyPatch) -> None:
     ps = Ps(Async())
-    monkeypatch.setattr(ps.shard.store, "lease", lambda **_: None)
+    monkeypatch.setattr(ps.shard.store, "hold", lambda **_: None)
     assert told(ps, Look(1, 0)) == Waiting("ps:0 has no room for one more reader")
     assert told(ps, step_of(ps, 2, lend=1)) == Stepped(2, 3, 0, 3, *NOWHERE)
 

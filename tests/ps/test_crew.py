@@ -142,33 +142,6 @@ def test_what_a_piece_raises_comes_out_when_all_have_ended(free: Callable[[], in
     crew.close()
 
 
-def test_work_beside_is_done_by_a_helper_and_nobody_waits_for_it() -> None:
-    crew, asked, ended = Crew(2, waits=False, tuning=ONE), threading.Event(), threading.Event()
-
-    def work() -> None:
-        asked.wait(timeout=COME_S)
-        ended.set()
-
-    crew.beside(work)
-    assert not ended.is_set()
-    asked.set()
-    assert ended.wait(timeout=COME_S)
-    crew.close()
-
-
-def test_a_helper_that_is_behind_is_not_given_more_and_more() -> None:
-    crew, begun, asked, done = Crew(2, waits=False, tuning=ONE), threading.Event(), threading.Event(), list[int]()
-    crew.beside(lambda: (begun.set(), asked.wait(timeout=COME_S)))
-    assert begun.wait(timeout=COME_S)
-    for number in range(5):
-        crew.beside(lambda number=number: done.append(number))  # type: ignore[misc]
-    asked.set()
-    (helper,) = crew._helpers
-    crew.close()
-    helper.join(timeout=COME_S)
-    assert done == [0]
-
-
 def test_helpers_go_when_the_crew_closes() -> None:
     crew = Crew(3, tuning=ONE)
     crew.share(8, 1, lambda start, stop: True)
@@ -180,16 +153,14 @@ def test_helpers_go_when_the_crew_closes() -> None:
         assert not helper.is_alive()
 
 
-@pytest.mark.parametrize(
-    ("cores", "count", "threads", "waits"), [(2, nobody, 2, True), (64, nobody, 4, True), (64, None, 2, False)]
-)
-def test_auto_takes_a_few_cores_and_never_waits_for_helpers_where_free_cores_cannot_be_counted(
-    cores: int, count: Callable[[], int] | None, threads: int, waits: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("cores", "count", "threads"), [(2, nobody, 2), (64, nobody, 4), (64, None, 1)])
+def test_auto_takes_a_few_cores_and_none_if_free_cores_cannot_be_counted(
+    cores: int, count: Callable[[], int] | None, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crews, "cores", lambda: cores)
     monkeypatch.setattr(crews, "free_cores", lambda: count)
     crew = crew_of(AUTO)
-    assert crew is not None and (crew.threads, crew.waits) == (threads, waits)
+    assert (1 if crew is None else crew.threads) == threads
 
 
 def test_one_thread_and_auto_on_one_core_have_no_crew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_gradients_that_are_on_the_gpu_stay_there_and_leave_the_same_bits(optimi
 
 
 def leased(made: Store, parts: list[int] | None = None) -> Any:
-    return made.lease(arenas=made.refresh(parts or []))
+    return made.hold(arenas=made.refresh(parts or []))
 
 
 def test_a_leased_version_stays_while_the_gpu_goes_on() -> None:
@@ -122,7 +122,7 @@ def test_a_leased_version_stays_while_the_gpu_goes_on() -> None:
     before = [array.copy() for array in first.arrays]
     run = Update([np.ones(a.size, a.dtype) for a in made.layout.arenas], {})
     made.apply(run, 1)
-    assert made.lease() is None  # nobody has asked the GPU for this version
+    assert made.hold() is None  # nobody has asked the GPU for this version
     second = leased(made)
     made.apply(run, 2)
     for array, was, memory in zip(first.arrays, before, made.arenas, strict=True):

@@ -118,7 +118,7 @@ def test_who_waits_for_another_push_or_for_none_is_answered_as_ever() -> None:
 
 def test_while_somebody_reads_the_current_version_no_other_is_begun_to_be_sent() -> None:
     ps = Waited()
-    reader = ps.shard.store.lease()
+    reader = ps.shard.store.hold()
     ps.asks()
     *first, last = push(1, 2.0)
     assert reader is not None and ps.bring(1, *first) == []

@@ -1,4 +1,4 @@
-"""A gradient that is looked at while it is applied: refused, it leaves no trace; applied, the bits it always left."""
+"""A gradient that is checked before it is applied: refused, it leaves no trace; applied, the bits it always left."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ TRAINED = [part for part in PLAN.parts if SPECS[part.variable].optimizer is not 
 
 @pytest.fixture(autouse=True)
 def nothing_is_small() -> Iterator[None]:
-    """Updates go aside as those of large arenas do."""
+    """Updates to spare buffers are written past the caches, as those of large arenas are."""
     with pytest.MonkeyPatch.context() as patch:
-        tune(patch, store__aside_nbytes=0, store__stream_nbytes=0)
+        tune(patch, store__stream_nbytes=0)
         yield
 
 
@@ -101,7 +101,7 @@ def test_refused_updates_leave_no_trace_and_others_the_bits_of_updates_that_were
                 assert store.apply(Update(None, {detail.index: gradient}), store.step + 1, check=True) == ""
                 plain.apply(Update(None, {detail.index: gradient}), plain.step + 1)
         elif what == "lease":
-            lease = store.lease()
+            lease = store.hold()
             if lease is not None:
                 held.append((lease, [array.tobytes() for array in lease.arrays]))
         elif held:
@@ -112,8 +112,8 @@ def test_refused_updates_leave_no_trace_and_others_the_bits_of_updates_that_were
 
 def test_the_first_variable_in_the_order_of_the_shard_is_named() -> None:
     store, run = Store(LAYOUT, runtime()), run_of(0)
-    spoil(run, PLAN.parts[5], 1, np.inf)  # e, with slots: looked at before anything is written
-    spoil(run, PLAN.parts[2], 4, np.nan)  # c, found while it is written aside
+    spoil(run, PLAN.parts[5], 1, np.inf)
+    spoil(run, PLAN.parts[2], 4, np.nan)
     wanted = "the gradient of c has NaN or infinite values (first at element 4)"
     assert store.apply(Update(run, {}), 1, check=True) == wanted
 
@@ -169,7 +169,7 @@ def test_a_mean_is_applied_with_the_bits_of_a_mean_that_was_made_before(pushes: 
     for leased in (False, True):
         one, other = Store(LAYOUT, runtime()), Store(LAYOUT, runtime())
         for step in (1, 2):
-            held = one.lease() if leased else None
+            held = one.hold() if leased else None
             one.apply(Update([Mean(arrays) for arrays in zip(*runs, strict=True)], {}), step)
             other.apply(Update(made, {}), step)
             assert state(one) == state(other)
@@ -181,7 +181,7 @@ def test_a_mean_is_applied_with_the_bits_of_a_mean_that_was_made_before(pushes: 
 def test_a_shared_pass_has_the_bits_of_one_that_is_not(
     monkeypatch: pytest.MonkeyPatch, threads: int, free: Callable[[], int] | None
 ) -> None:
-    tune(monkeypatch, store__crew_piece_nbytes=16, store__crew_nbytes=64, store__look_nbytes=64)
+    tune(monkeypatch, store__crew_piece_nbytes=16, store__crew_nbytes=64)
     tune(monkeypatch, store__crew_grain=1, store__crew_alone=2)
     monkeypatch.setattr(crew, "cores", lambda: 2)
     monkeypatch.setattr(crew, "free_cores", lambda: free)

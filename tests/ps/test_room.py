@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.ps.serving.room import Copy, Room, Wait
+from dps.ps.serving.room import Room, Wait
 from dps.ps.store.gradients import Update
-from dps.ps.store.store import Lease, Store
+from dps.ps.store.hold import Hold
+from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.transport.tuning import ORDINARY
 from tests.ps.test_store import plan, run_of
@@ -34,8 +35,8 @@ class Sent:
     def update(self) -> None:
         self.store.apply(run_of(self.store, -1.0), self.store.step + 1)
 
-    def lease(self, wait: Wait | None = None) -> Lease | None:
-        return self.room.lease(Wait() if wait is None else wait, None)
+    def hold(self, wait: Wait | None = None) -> Hold | None:
+        return self.room.hold(Wait() if wait is None else wait, None)
 
     @property
     def most(self) -> int:
@@ -47,23 +48,23 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     return Sent(monkeypatch)
 
 
-def older_and_newer(sent: Sent) -> tuple[Lease, Wait]:
+def older_and_newer(sent: Sent) -> tuple[Hold, Wait]:
     """A reader of the version before, and one who waits for room to read the current one."""
-    first, wait = sent.lease(), Wait()
+    first, wait = sent.hold(), Wait()
     sent.update()
-    assert first is not None and sent.lease(wait) is None
+    assert first is not None and sent.hold(wait) is None
     return first, wait
 
 
 def test_readers_of_one_version_do_not_wait_for_each_other(sent: Sent) -> None:
-    assert [sent.lease() is None for _ in range(4)] == [False] * 4
+    assert [sent.hold() is None for _ in range(4)] == [False] * 4
 
 
 def test_a_reader_of_the_next_version_waits_for_the_one_before_and_then_reads(sent: Sent) -> None:
     first, wait = older_and_newer(sent)
     sent.update()  # what nobody reads is updated in place
     first.release()
-    second = sent.lease(wait)
+    second = sent.hold(wait)
     assert second is not None and second.counter == 2 and sent.most == 2
 
 
@@ -78,18 +79,18 @@ def test_a_third_buffer_is_made_when_nothing_moves_and_nobody_waits_for_it_again
     _, wait = older_and_newer(sent)
     assert wait.until == sent.now + WINDOW_S
     sent.now = wait.until
-    second = sent.lease(wait)
-    assert second is not None and not isinstance(second, Copy) and second.counter == 1
+    second = sent.hold(wait)
+    assert second is not None and sent.room.copies == 0 and second.counter == 1
     sent.update()
     assert sent.most == 3
     second.release()
-    assert sent.lease() is not None
+    assert sent.hold() is not None
 
 
 def test_as_long_as_values_move_it_waits_but_not_for_ever(sent: Sent) -> None:
     _, wait = older_and_newer(sent)
     end, asked = sent.now + MOST_S, 0
-    while sent.lease(wait) is None:
+    while sent.hold(wait) is None:
         assert sent.now < wait.until <= end
         sent.room.sent += round(2 * PACE * WINDOW_S)
         sent.now, asked = wait.until, asked + 1
@@ -99,25 +100,25 @@ def test_as_long_as_values_move_it_waits_but_not_for_ever(sent: Sent) -> None:
 def test_when_all_buffers_are_read_and_nothing_moves_a_copy_follows_one_for_all(sent: Sent) -> None:
     _, wait = older_and_newer(sent)
     sent.now = wait.until
-    held: list[Any] = [sent.lease(wait)]
+    held: list[Any] = [sent.hold(wait)]
     sent.update()
     waits = [Wait(), Wait()]
-    assert [sent.lease(wait) for wait in waits] == [None, None] and waits[0].until == sent.now + WINDOW_S
+    assert [sent.hold(wait) for wait in waits] == [None, None] and waits[0].until == sent.now + WINDOW_S
     sent.now += WINDOW_S
-    copies = [sent.lease(wait) for wait in waits]
-    assert copies[0] is copies[1] and isinstance(copies[0], Copy) and copies[0].counter == 2
+    copies: list[Any] = [sent.hold(wait) for wait in waits]
+    assert copies[0] is not None and copies[0] is copies[1] and copies[0].counter == 2
     assert sent.room.copies == 2 and held[0].counter == 1
     later = Wait()
-    assert sent.lease(later) is None and later.until == sent.now + ROOM_S  # nobody waits for long once that was in vain
+    assert sent.hold(later) is None and later.until == sent.now + ROOM_S  # nobody waits for long once that was in vain
     held[0].release()
-    assert sent.lease(later) is not None
+    assert sent.hold(later) is not None
 
 
 def test_a_small_shard_makes_its_third_buffer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = Sent(monkeypatch, large=False)
-    first = sent.lease()
+    first = sent.hold()
     sent.update()
-    second = sent.lease()
+    second = sent.hold()
     assert first is not None and second is not None and (first.counter, second.counter) == (0, 1)
 
 
@@ -126,7 +127,7 @@ def test_a_waiting_reader_never_sees_a_mixture(sent: Sent) -> None:
     sent.update()
     assert first.arrays[0].tolist() == [0.0] * first.arrays[0].size
     first.release()
-    second = sent.lease(wait)
+    second = sent.hold(wait)
     assert second is not None
     sent.store.apply(Update([np.full(a.size, -1.0, a.dtype) for a in sent.store.layout.arenas], {}), 9)
     assert set(second.arrays[0].tolist()) == {2.0}

@@ -88,7 +88,7 @@ def test_updates_of_all_of_parts_and_of_rows_follow_the_formula(where: str) -> N
 
 def test_a_version_that_is_leased_stays() -> None:
     store = Store(LAYOUT, runtime())
-    held = store.lease()
+    held = store.hold()
     assert held is not None
     assert store.apply(Update(run_of(1), {}), 1, check=True) == ""
     assert not any(array.any() for array in held.arrays)

@@ -145,7 +145,7 @@ def test_a_step_at_once_is_the_mean_of_all_and_tells_where_the_values_are() -> N
     assert ps.step(2, 6.0) == []
     answers = dict(ps.step(1, 2.0))
     assert ps.values == [-4.0] * 6  # a rate of 1, and the mean of 2 and 6
-    (memory,) = ps.shard.store.lease(shared=True).memories
+    (memory,) = ps.shard.store.hold(shared=True).memories
     assert answers == {i: Stepped(2, 2, 0, 2, *memory) for i in (1, 2)}
     assert ps.node.flushes == 2
 
@@ -298,7 +298,7 @@ def test_with_quotas_of_their_own_steps_go_the_ordinary_way(update: SyncReplicas
 
 def test_where_no_memory_can_be_lent_the_result_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ps = Ps()
-    monkeypatch.setattr(ps.shard.store, "lease", lambda **_: None)
+    monkeypatch.setattr(ps.shard.store, "hold", lambda **_: None)
     answers = ps.steps({1: 2.0, 2: 4.0})
     assert answers == {i: [Stepped(2, 2, 0, 2, *NOWHERE)] for i in (1, 2)}
 
@@ -367,7 +367,7 @@ def test_values_are_made_ready_to_be_read_before_they_are_lent(monkeypatch: pyte
     """As those on a GPU have to be."""
     ps = Ps()
     store, ready = ps.shard.store, []
-    lease = store.lease
+    hold = store.hold
     monkeypatch.setattr(store, "refresh", lambda parts: ready.append(store.counter))
-    monkeypatch.setattr(store, "lease", lambda **how: lease(**how) if store.counter in ready else None)
+    monkeypatch.setattr(store, "hold", lambda **how: hold(**how) if store.counter in ready else None)
     assert all(isinstance(answer, Stepped) for (answer,) in ps.steps({1: 1.0, 2: 1.0}).values())

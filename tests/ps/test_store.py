@@ -53,10 +53,10 @@ def test_arenas_hold_what_shares_dtype_and_optimizer_and_a_sparse_table_its_own(
 
 def test_a_leased_version_stays_while_others_are_written() -> None:
     made = store()
-    first = made.lease()
+    first = made.hold()
     assert first is not None
     made.apply(run_of(made, -1.0), 1)
-    second = made.lease()
+    second = made.hold()
     assert second is not None
     made.apply(run_of(made, -1.0), 2)
     assert (first.counter, second.counter, made.counter) == (0, 1, 2)
@@ -68,20 +68,20 @@ def test_no_third_version_is_leased_so_that_a_writer_always_finds_memory() -> No
     made = store()
     held = []
     for _ in range(2):
-        held.append(made.lease())
+        held.append(made.hold())
         made.apply(run_of(made, -1.0), 1)
-    assert None not in held and made.lease() is None
+    assert None not in held and made.hold() is None
     for _ in range(5):
         made.apply(run_of(made, -1.0), 1)
     assert all(len(a.buffers) <= 3 for a in made.arenas)
     assert held[0] is not None
     held[0].release()
     held[0].release()
-    assert made.lease() is not None
+    assert made.hold() is not None
 
 
 def test_lease_arrays_cannot_be_written() -> None:
-    held = store().lease()
+    held = store().hold()
     assert held is not None
     with pytest.raises(ValueError, match="read-only"):
         held.arrays[0][0] = 1
@@ -119,7 +119,7 @@ def test_any_updates_and_leases_give_what_a_plain_model_gives(events: list[tuple
                 model[index] = model[index].copy()
                 model[index][rows] += 1
         elif what == "lease":
-            lease = made.lease()
+            lease = made.hold()
             if lease is not None:
                 held.append((lease, {i: v.copy() for i, v in model.items()}))
         elif held:

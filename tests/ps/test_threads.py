@@ -26,7 +26,7 @@ OPTIMIZERS = [dps.optim.SGD(0.1), dps.optim.Adam(0.01)]
 @pytest.fixture(autouse=True)
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes are shared as those of large arenas are, also where there is one processor."""
-    tune(monkeypatch, store__crew_piece_nbytes=1 << 12, store__crew_nbytes=1 << 14, store__look_nbytes=1 << 14)
+    tune(monkeypatch, store__crew_piece_nbytes=1 << 12, store__crew_nbytes=1 << 14)
     monkeypatch.setattr(crew, "cores", lambda: 4)
 
 
@@ -36,7 +36,7 @@ def now_and_then() -> int:
 
 
 _moments = itertools.count()
-FREE = {"auto": now_and_then, "auto, cores unknown": None}
+FREE = {"auto": now_and_then}
 
 
 def trained(threads: int | str, optimizer: Any, update: Any, dtype: Any) -> tuple[bytes, int]:

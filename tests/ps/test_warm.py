@@ -102,7 +102,7 @@ for dtype in sys.argv[1:]:
     for step in (1, 2, 3):
         store.apply(Update([np.linspace(-step, 1, 99, dtype=dtype)], {}), step, check=True)
     made = compiled_here()
-    digest = hashlib.sha256(store.lease().arrays[0]).hexdigest()
+    digest = hashlib.sha256(store.hold().arrays[0]).hexdigest()
     print(digest, made.versions - made.from_cache, "numba.cpython.listobj" in sys.modules)
 """
 

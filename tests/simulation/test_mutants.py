@@ -18,7 +18,7 @@ from dps.ps.modes import asynchronous as modes
 from dps.ps.modes import clocks, quorum, sync, tokens
 from dps.ps.modes import stepping as ps_stepping
 from dps.ps.serving import answers, early
-from dps.ps.store import ahead, store
+from dps.ps.store import draft, store
 from dps.reply import Push
 from tests.simulation import scenario as scenarios
 from tests.simulation.scenario import Scenario, crowded, run, scenario, with_a_killed_chief, with_a_lost_ps
@@ -118,7 +118,7 @@ def test_a_missing_lease_is_caught_where_pushes_go_at_once(monkeypatch: pytest.M
 
 
 def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead.Ahead, "holds", True)
+    monkeypatch.setattr(draft.Draft, "holds", True)
     caught("async", "differ", 40)
 
 
@@ -251,7 +251,11 @@ def test_a_push_at_once_ahead_of_others_that_are_staged_is_caught(monkeypatch: p
 
 
 def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early.Early, "drop", lambda self: self._answer.send_all())
+    def send_all(self: early.Early) -> None:
+        if self._answer is not None:
+            self._answer.send_all()
+
+    monkeypatch.setattr(early.Early, "dropped", send_all)
     caught("async", "differ", of=lambda _, seed: crowded(seed))
 
 

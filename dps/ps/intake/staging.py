@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,15 +11,12 @@ from dps.errors import ProtocolError
 from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push
 from dps.ps.intake.borrowed import Borrowed, writable
 from dps.ps.intake.parts import Parts
-from dps.ps.serving.early import Early
-from dps.ps.store.ahead import Ahead
+from dps.ps.store.draft import Draft
 from dps.ps.store.gradients import Pieces, RowGradient, Update, not_finite
 from dps.ps.store.store import Store
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, ShardLayout
 
-TELLING = 8
-"""Of such a part of a push it can be told how fast it comes."""
 GATHERS, KEEPS, FORGETS = 0, 1, 2
 """What becomes of the pieces of a run: copied into one, kept as they came, or let go once they are applied ahead."""
 
@@ -43,17 +39,11 @@ class Staged:
     """Its values lie in memory of the session's."""
     unchecked: bool = False
     """Nobody has looked for NaN and infinity in the run."""
-    looks: bool = False
-    """Ranges of the session's memory are looked at when they are told of, not with the update."""
     keeps: int = GATHERS
-    ahead: Ahead | None = None
+    ahead: Draft | None = None
     """Where the pieces are applied as they come."""
     tried: bool = False
     """Whether that was begun."""
-    early: Early | None = None
-    """The answer to a pull that waits for this push, where it leaves while the push is applied."""
-    offer: Callable[[Staged], Early | None] | None = None
-    """Called once, when enough has been applied ahead to tell whether there is to be such an answer."""
     lost: bool = False
     """Pieces that were let go are wanted again."""
     run: Array | None = None
@@ -99,7 +89,7 @@ class Staged:
     def lend(self, piece: Push, run: Array, layout: ShardLayout, check_finite: bool) -> None:
         """Take ranges of such a run that are ready; `piece.offsets` is where each begins and its bytes, in turn.
 
-        They are read where they are applied ahead or looked at; else once, when all are there.
+        They are checked as they come, and applied ahead if that goes; else once, when all are there.
         """
         if self.whole:
             return
@@ -110,10 +100,9 @@ class Staged:
             raise ProtocolError(f"{piece.offsets!r:.100} are no ranges of a run")
         for offset, nbytes in zip(piece.offsets[::2], piece.offsets[1::2], strict=True):
             number, start = layout.check_range(offset, nbytes, trained_only=True)
-            if self._new(offset, nbytes) >= 0 and (self.looks or self.ahead is not None):
+            if self._new(offset, nbytes) >= 0:
                 self._read(run[offset : offset + nbytes], layout.arenas[number], number, start, check_finite)
         self.whole = self._got_nbytes == self.nbytes
-        self.unchecked = check_finite and not self.looks and self.ahead is None
 
     def _begin_anew(self, run: Array | None) -> None:
         """Forget what is here: all of the gradient lies, or is to come to lie, in this run of the session's own."""
@@ -124,7 +113,7 @@ class Staged:
     def look(self, store: Store) -> None:
         """Look for NaN and infinity where nobody has; a bad gradient sets `problem`."""
         if self.unchecked and self.run is not None and not self.problem:
-            self.problem = store.look(store.layout.flats(self.run))
+            self.problem = store.problem(Update(store.layout.flats(self.run), {}))
         self.unchecked = False
 
     def own(self) -> None:
@@ -165,44 +154,32 @@ class Staged:
         self.whole = self._got_nbytes == self.nbytes
 
     def _read(self, data: Array, arena: Arena, number: int, start: int, check: bool) -> Array:
-        """Look at a new piece while it is in the cache, and apply it ahead where that goes; its elements."""
+        """Check a new piece while it is in the cache, and apply it ahead where that goes; its elements."""
         values = elements(data, arena)
         if self.ahead is not None and not self.ahead.holds:
             self.stop()
         if self.problem:
             return values
-        good = self.ahead is not None and self.ahead.add(number, start, values, check)
-        if good and self.early is not None:
-            self.early.made(arena.offset + start * arena.itemsize, data.nbytes)
-        elif good and self.offer is not None and TELLING * self._got_nbytes >= self.nbytes:
-            offer, self.offer = self.offer, None
-            self.early = offer(self)
-        if check and not good:
-            self.problem = not_finite(arena, values, start)
+        if check and (problem := not_finite(arena, values, start)):
+            self.problem = problem
             self.stop()
+        elif self.ahead is not None:
+            self.ahead.add(number, start, values)
         return values
 
     def stop(self) -> None:
         """Do not apply the pieces ahead (any more)."""
-        ahead, self.ahead, self.offer = self.ahead, None, None
+        ahead, self.ahead = self.ahead, None
         if ahead is not None:
             ahead.drop()
             self.lost = self.keeps == FORGETS and not self.problem
-        self.not_early()
 
-    def not_early(self) -> None:
-        """Who waits for this push is answered when it has a result."""
-        early, self.early = self.early, None
-        if early is not None:
-            early.drop()
-
-    def publish(self) -> bool:
-        """Make what was applied ahead the next version; False where nothing was, or something has come in between."""
-        if self.ahead is None or not self.ahead.holds:
-            return False
-        self.ahead.publish()
-        self.ahead = None
-        return True
+    def take_draft(self) -> Draft | None:
+        """The draft that all of the push is written to; None if there is none, or something has come in between."""
+        if self.ahead is not None and not self.ahead.holds:
+            self.stop()
+        draft, self.ahead = self.ahead, None
+        return draft
 
     def _new(self, offset: int, nbytes: int) -> int:
         """Note a range, and say where it is among the others; -1 for one that came before. ProtocolError where it is
@@ -240,11 +217,6 @@ class Staged:
     def here(self) -> int:
         """Bytes that have come."""
         return self._got_nbytes
-
-    @property
-    def ranges(self) -> Sequence[tuple[int, int]]:
-        """Which: first byte in the run, and how many, rising."""
-        return self._got
 
     def _of_arena(self, arena: Arena) -> Pieces:
         """The kept pieces of an arena."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,11 +14,12 @@ from dps.kernels.halves import widened
 from dps.protocol import APPLIED, DROPPED, REFUSED, RUN, Members, Pull, Push, Pushed, Step, Token
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.staging import FORGETS, KEEPS, Staged
+from dps.ps.modes.ahead import Worth
 from dps.ps.modes.clocks import Clocks
 from dps.ps.serving.early import Early
 from dps.ps.shard import Shard
-from dps.ps.store.ahead import Ahead, Worth
 from dps.ps.store.gradients import Mean, Pieces, RowGradient, Update
+from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.update import Async, Bounded
 
@@ -28,6 +28,9 @@ log = logging.getLogger("dps")
 
 class AsyncMode:
     """Applied on arrival, in the order of each session's numbers."""
+
+    sends_early = True
+    """Whether a pull that waits for a push may be answered while the push arrives."""
 
     def __init__(self, shard: Shard, settings: Async) -> None:
         self.shard, self.settings = shard, settings
@@ -54,16 +57,16 @@ class AsyncMode:
         Where no other session can come in between, pieces that were applied are not kept (those in the session's own
         memory are): in the seldom case that one does, this session is asked for them again.
         """
-        staged.looks = self.shard.store.looks_first
+        store = self.shard.store
         if self.settings.compensation:
             return
         staleness, limit = self._staleness(staged.counter), self.settings.max_staleness
         if staged.number == ledger.done + 1 and (limit is None or staleness <= limit) and self._worth.a_try():
-            step = self._step(staged.step)
-            staged.ahead = ahead = Ahead.of(self.shard.store, step, self._scale(staleness))
-            staged.tried = ahead is not None
-            if ahead is not None and staged.form == RUN:
-                staged.offer = partial(self._offer, ahead.buffers, step, self.shard.node.runtime.now())
+            if store.layout.gradient_nbytes >= store.tuning.ahead_pieces * store.runtime.tuning.piece_nbytes:
+                staged.ahead = store.open(self._step(staged.step), self._scale(staleness), reversible=True)
+            staged.tried = staged.ahead is not None
+            if staged.ahead is not None and staged.form == RUN and self.sends_early:
+                staged.ahead.listener = Early(self.shard, staged.incarnation, staged.number, staged.ahead)
         forgets = staged.ahead is not None and self._alone and staged.form == RUN
         staged.keeps = FORGETS if forgets else KEEPS
 
@@ -88,12 +91,10 @@ class AsyncMode:
         staleness = self._staleness(step.counter)
         if step.released:
             shard.released(sender.incarnation, step.released)
-        store.apply_mean(gradients, self._step(step.step))
-        self._note(ledger, sender.incarnation, step.number, staleness)
-        try:
-            shard.stepped(sender, step, staleness)
-        finally:
-            shard.decide(ledger, Pushed(step.number, APPLIED, store.step, staleness, store.counter, ""))
+        result = Pushed(step.number, APPLIED, self._step(step.step), staleness, 0, "")
+        record = partial(self._record, ledger, sender.incarnation, result)
+        store.apply(Update([gradients[0]], {}), result.step, record=record)
+        shard.stepped(sender, step, staleness)
         shard.wake_reads()
         return True
 
@@ -129,67 +130,62 @@ class AsyncMode:
         return ""
 
     def _apply(self, ledger: Ledger, staged: Staged) -> Pushed:
-        store = self.shard.store
-        staleness = self._staleness(staged.counter)
-        limit = self.settings.max_staleness
+        staleness, limit = self._staleness(staged.counter), self.settings.max_staleness
         stale = limit is not None and staleness > limit
         if stale or self.settings.compensation:
             staged.look(self.shard.store)
-        if staged.problem:
-            status = REFUSED
-        elif stale:
-            status = DROPPED
-        else:
-            status = APPLIED
-            step = self._step(staged.step)
-            published = staged.publish()
-            if staged.tried:
-                self._worth.note(published)
-            if not published:
-                staged.not_early()
-                certain = None
-                if staged.pieces and store.is_large and not staged.unchecked:
-                    certain = partial(self._answer_first, staged, step, staleness)
-                update = self._compensated(staged)
-                staged.problem = store.apply(update, step, self._scale(staleness), staged.unchecked, certain)
-            if staged.problem:
-                status = REFUSED
-            else:
-                store.step = step
-                self._note(ledger, staged.incarnation, staged.number, staleness)
         credit = staged.form == RUN and self._gives_credit
-        early = None
-        if status == APPLIED:
-            early, staged.early = staged.early, None
+        if not stale and not staged.problem:
+            result = Pushed(staged.number, APPLIED, self._step(staged.step), staleness, 0, "", credit=credit)
+            staged.problem = self._publish(ledger, staged, result)
+            if not staged.problem:
+                return ledger.results[staged.number]
+        status, store = REFUSED if staged.problem else DROPPED, self.shard.store
         result = Pushed(staged.number, status, store.step, staleness, store.counter, staged.problem, credit=credit)
-        self.shard.decide(ledger, result)
-        if early is not None:
-            early.published()
-        return result
+        return self.shard.decide(ledger, result)
 
-    def _answer_first(self, staged: Staged, step: int, staleness: int) -> None:
-        """Answer a push whose result is certain before the pass that applies it: its memory is not the session's.
+    def _publish(self, ledger: Ledger, staged: Staged, result: Pushed) -> str:
+        """Make a push the next version, and record its result; why it is refused, or ""."""
+        store = self.shard.store
+        draft = staged.take_draft()
+        if staged.tried:
+            self._worth.note(draft is not None)
+        if draft is not None:
+            self._record(ledger, staged.incarnation, result, draft.counter)
+            draft.publish()
+            return ""
+        record = partial(self._record, ledger, staged.incarnation, result)
+        if staged.pieces and store.is_large and not staged.unchecked:
+            record = partial(self._record_and_answer, ledger, staged.incarnation, result)
+        update, scale = self._compensated(staged), self._scale(result.staleness)
+        return store.apply(update, result.step, scale, staged.unchecked, record)
+
+    def _record(self, ledger: Ledger, incarnation: int, result: Pushed, counter: int) -> None:
+        """A push will be, or is, version `counter`."""
+        shard = self.shard
+        shard.decide(ledger, changed(result, counter=counter))
+        shard.staleness[ledger.name] = result.staleness
+        shard.node.runtime.record(
+            "applied", epoch=shard.epoch, counter=counter, step=result.step,
+            pushes=((ledger.task, incarnation, result.number),),
+        )  # fmt: skip
+
+    def _record_and_answer(self, ledger: Ledger, incarnation: int, result: Pushed, counter: int) -> None:
+        """Answer a large push before the pass that applies it: its memory is not the session's.
 
         Whatever the session asks then is handled after the pass. A ps that is lost meanwhile loses all that it applied.
         """
-        asker = self._senders.get((staged.incarnation, staged.number))
+        self._record(ledger, incarnation, result, counter)
+        asker = self._senders.get((incarnation, result.number))
         if asker is None or self.shard.lending.wants(asker.incarnation, asker.request):
             return
-        del self._senders[staged.incarnation, staged.number]
-        counter = self.shard.store.counter + 1
-        result = Pushed(staged.number, APPLIED, step, staleness, counter, "", credit=self._gives_credit)
-        self.shard.node.answer(asker, result)
-        self.shard.node.flush()
-
-    def _offer(self, buffers: Mapping[int, int], step: int, began: float, staged: Staged) -> Early | None:
-        """An answer to the pull that waits for a push whose pieces are applied ahead, where they come slowly."""
-        if staged.here > self.shard.node.runtime.tuning.serving.fast_nbytes_s * (self.shard.node.runtime.now() - began):
-            return None
-        early = self.shard.early(staged.incarnation, staged.number, buffers, step)
-        if early is not None:
-            for offset, nbytes in staged.ranges:
-                early.made(offset, nbytes)
-        return early
+        try:
+            self.shard.node.answer(asker, ledger.results[result.number])
+            self.shard.node.flush()
+        except OSError as error:
+            log.warning("%s: an answer to %s waits for the pass: %s", self.shard.node.name, ledger.name, error)
+        else:
+            del self._senders[incarnation, result.number]
 
     @property
     def _alone(self) -> bool:
@@ -214,14 +210,6 @@ class AsyncMode:
         """What the rate of a push of that staleness is multiplied by."""
         damping = self.settings.damping
         return 1.0 if damping is None else 1.0 / (1.0 + staleness) ** damping
-
-    def _note(self, ledger: Ledger, incarnation: int, number: int, staleness: int) -> None:
-        shard = self.shard
-        shard.staleness[ledger.name] = staleness
-        shard.node.runtime.record(
-            "applied", epoch=shard.epoch, counter=shard.store.counter, step=shard.store.step,
-            pushes=((ledger.task, incarnation, number),),
-        )  # fmt: skip
 
     def _compensated(self, staged: Staged) -> Update:
         update = staged.update(self.shard.layout)
@@ -260,15 +248,13 @@ class AsyncMode:
 class BoundedMode(AsyncMode):
     """Asynchronous, but the step ps lets nobody read who is more than the bound ahead of the slowest."""
 
+    sends_early = False  # who may read is known when the push counts
+
     def __init__(self, shard: Shard, settings: Bounded) -> None:
         super().__init__(shard, Async())
         self._plain = False  # results are counted
         self.clocks = Clocks(settings.staleness)
         self._timed: set[tuple[int, int]] = set()
-
-    def _offer(self, buffers: Mapping[int, int], step: int, began: float, staged: Staged) -> Early | None:
-        """Who may read is known when the push counts."""
-        return None
 
     def may_read(self, sender: Sender, pull: Pull) -> str:
         if not self.shard.is_step_ps:

@@ -9,13 +9,14 @@ of rules, only their outcome in the one case. For a cluster with one ps.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 
 from dps.actors.ref import Sender
 from dps.protocol import APPLIED, SHARED, Push, Pushed, Step, Stepped
 from dps.ps.modes.quorum import PushId, Quorum
 from dps.ps.shard import Shard
-from dps.ps.store.gradients import Mean
+from dps.ps.store.gradients import Mean, Update
 from dps.transport.wire import Array
 
 _Kept = tuple[PushId, Step, Sender, list[Array]]
@@ -72,22 +73,24 @@ class Stepping:
         self._kept = {}
         pushes = [push for push, *_ in kept]
         number = self._quorum.step_at_once(pushes)
-        store.apply_mean(gradients, number)
-        shard.node.runtime.record(
-            "applied", epoch=shard.epoch, counter=store.counter, step=number, pushes=tuple(pushes)
-        )
+        store.apply(Update([Mean(gradients)], {}), number, record=partial(self._record, pushes, number))
         try:
             self._answer(kept, number)
         finally:
-            for _, incarnation, push in pushes:
-                result = Pushed(push, APPLIED, number, 0, store.counter, "")
-                shard.decide(shard.ledgers[incarnation], result)
-                self._granted(incarnation, result)
             shard.wake_reads()
         return True
 
+    def _record(self, pushes: list[PushId], number: int, counter: int) -> None:
+        """The pushes will be version `counter`, step `number`."""
+        shard = self._shard
+        shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=number, pushes=tuple(pushes))
+        for _, incarnation, push in pushes:
+            result = Pushed(push, APPLIED, number, 0, counter, "")
+            shard.decide(shard.ledgers[incarnation], result)
+            self._granted(incarnation, result)
+
     def _answer(self, kept: list[_Kept], number: int) -> None:
-        """Lend the values to all and tell them at once: the books can wait until they have left."""
+        """Lend the values to all and tell them at once."""
         shard, node = self._shard, self._shard.node
         place = shard.lend_all([sender for _, _, sender, _ in kept])
         for (_, _, push), _, sender, _ in kept:  # one by one: the first are at work again while the last are told

@@ -67,9 +67,7 @@ class SyncMode:
     # -- Mode -------------------------------------------------------------------------------------------------
 
     def begun(self, ledger: Ledger, staged: Staged) -> None:
-        """Its pieces go into one run, for the pass that sums it with others. What lies in memory is looked at as it
-        comes."""
-        staged.looks = True
+        """Its pieces go into one run, for the pass that sums it with others."""
 
     def whole(self, staged: Staged, sender: Sender) -> None:
         staged.look(self.shard.store)
@@ -239,24 +237,32 @@ class SyncMode:
     def _apply(self, chosen: tuple[PushId, ...], step: int) -> None:
         shard = self.shard
         staged = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in chosen]
-        shard.store.apply(mean(staged, shard.layout), step)
-        shard.store.step = step  # a step in which nobody had a gradient for this shard counts, too
-        shard.node.runtime.record("applied", epoch=shard.epoch, counter=shard.store.counter, step=step, pushes=chosen)
-        for push in chosen:
-            self._result(push, APPLIED)
+        shard.store.apply(mean(staged, shard.layout), step, record=partial(self._record, chosen, step))
+        for _, incarnation, number in chosen:
+            self._tell(incarnation, shard.ledgers[incarnation].results[number])
+
+    def _record(self, chosen: tuple[PushId, ...], step: int, counter: int) -> None:
+        """The pushes will be version `counter`."""
+        shard = self.shard
+        shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=chosen)
+        for _, incarnation, number in chosen:
+            shard.decide(shard.ledgers[incarnation], Pushed(number, APPLIED, step, 0, counter, ""))
 
     def _result(self, push: PushId, status: str, reason: str = "") -> None:
-        ledger = self.shard.ledgers.get(push[1])
-        if ledger is None:
-            return
-        result = Pushed(push[2], status, self.shard.store.step, 0, self.shard.store.counter, reason)
-        self.shard.decide(ledger, result)
-        asker = self._askers.get((push[1], push[2]))
+        """A push that is part of no step."""
+        ledger, store = self.shard.ledgers.get(push[1]), self.shard.store
+        if ledger is not None:
+            result = Pushed(push[2], status, store.step, 0, store.counter, reason)
+            self._tell(push[1], self.shard.decide(ledger, result))
+
+    def _tell(self, incarnation: int, result: Pushed) -> None:
+        """To whom waits for a result on this shard; on the step ps its token is told instead."""
+        asker = self._askers.get((incarnation, result.number))
         if self.quorum is None and asker is not None:
-            del self._askers[push[1], push[2]]
+            del self._askers[incarnation, result.number]
             self.shard.answer_push(asker, result)
-        elif status == APPLIED and asker is not None:
-            self._accepted.append((push[1], push[2]))
+        elif result.status == APPLIED and asker is not None:
+            self._accepted.append((incarnation, result.number))
 
     def _grant(self, grant: Grant) -> None:
         asker = self._askers.pop((grant.incarnation, grant.number), None)

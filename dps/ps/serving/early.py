@@ -10,25 +10,52 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dps.ps.serving.sending import Answer
+from dps.ps.shard import Shard
+from dps.ps.store.draft import Draft
 
 
 class Early:
-    """One such answer."""
+    """The listener of one draft: the answer to the pull that waits for its push."""
 
-    def __init__(self, answer: Answer, read: Callable[[], None], waits: Callable[[], None]) -> None:
-        """`read` is called when the values are those of the current version, `waits` when the pull waits on."""
-        self._answer, self._read, self._waits = answer, read, waits
+    def __init__(self, shard: Shard, incarnation: int, number: int, draft: Draft) -> None:
+        """For push `number` of the session `incarnation`, of which nothing is written yet."""
+        self._shard, self._push, self._draft = shard, (incarnation, number), draft
+        self._began, self._decided = shard.node.runtime.now(), False
+        self._written: list[tuple[int, int]] = []
+        self._nbytes = 0
+        self._answer: Answer | None = None
+        self._over: Callable[[bool], None] | None = None
 
-    def made(self, offset: int, nbytes: int) -> bool:
-        """As `Answer.made`."""
-        return self._answer.made(offset, nbytes)
+    def wrote(self, offset: int, nbytes: int) -> None:
+        """These bytes of the run are finished: send what can be sent, once it is known how fast the push comes."""
+        if self._answer is not None:
+            self._answer.made(offset, nbytes)
+        elif not self._decided:
+            self._written.append((offset, nbytes))
+            self._nbytes += nbytes
+            if self._shard.node.runtime.tuning.intake.telling * self._nbytes >= self._shard.layout.gradient_nbytes:
+                self._decide()
 
     def published(self) -> None:
         """The push is applied."""
-        self._read()
-        self._answer.send_all()
+        answer, over = self._answer, self._over
+        if answer is not None and over is not None:
+            over(True)
+            answer.send_all()
 
-    def drop(self) -> None:
-        """It has come to nothing."""
-        self._answer.drop()
-        self._waits()
+    def dropped(self) -> None:
+        """The version will never be."""
+        answer, over = self._answer, self._over
+        if answer is not None and over is not None:
+            answer.drop()
+            over(False)
+
+    def _decide(self) -> None:
+        """Begin the answer if the push comes slowly."""
+        runtime, self._decided = self._shard.node.runtime, True
+        if self._nbytes <= runtime.tuning.serving.fast_nbytes_s * (runtime.now() - self._began):
+            found = self._shard.answer_draft(*self._push, self._draft)
+            if found is not None:
+                self._answer, self._over = found
+                for offset, nbytes in self._written:
+                    self._answer.made(offset, nbytes)

@@ -1,10 +1,11 @@
-"""Versions that readers on this machine read in place: each is a lease, under the number of the request that asked."""
+"""Versions that readers on this machine read in place: each is a hold, under the number of the request that asked."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-from dps.ps.store.store import Lease, Store
+from dps.ps.store.hold import Hold
+from dps.ps.store.store import Store
 
 
 class _Loans:
@@ -13,7 +14,7 @@ class _Loans:
     __slots__ = ("below", "open", "over", "wanted")
 
     def __init__(self) -> None:
-        self.open: dict[int, Lease] = {}
+        self.open: dict[int, Hold] = {}
         self.over: OrderedDict[int, None] = OrderedDict()
         self.wanted: OrderedDict[int, None] = OrderedDict()
         self.below = 0
@@ -21,7 +22,7 @@ class _Loans:
 
 
 class Lending:
-    """The leases of one shard's sessions. A session that ends, or is lost, gives all of its own back."""
+    """The holds of one shard's sessions. A session that ends, or is lost, gives all of its own back."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._remembered = store, store.runtime.tuning.serving.remembered
@@ -42,21 +43,17 @@ class Lending:
         loans = self._of.get(incarnation)
         return loans is not None and number in loans.wanted and not self.is_over(incarnation, number)
 
-    def lend(self, incarnation: int, number: int) -> Lease | None:
-        """A lease for a request; None when there is none to be had."""
-        lease = self._store.lease(shared=True)
-        if lease is not None:
-            self.note(incarnation, number, lease)
-        return lease
+    def lend(self, incarnation: int, number: int) -> Hold | None:
+        """A hold for a request; None if there is none to be had."""
+        hold = self._store.hold(shared=True)
+        if hold is not None:
+            held = self._loans(incarnation).open
+            if number in held:
+                held[number].release()
+            held[number] = hold
+        return hold
 
-    def note(self, incarnation: int, number: int, lease: Lease) -> None:
-        """A request was lent this; what it was lent before goes back."""
-        loans = self._loans(incarnation)
-        if number in loans.open:
-            loans.open[number].release()
-        loans.open[number] = lease
-
-    def lent(self, incarnation: int, number: int) -> Lease | None:
+    def lent(self, incarnation: int, number: int) -> Hold | None:
         """What a request was lent and has not returned."""
         loans = self._of.get(incarnation)
         return None if loans is None else loans.open.get(number)
@@ -67,7 +64,7 @@ class Lending:
         return loans is not None and (number < loans.below or number in loans.over)
 
     def give_back_below(self, incarnation: int, number: int) -> int:
-        """A session has told that it reads nothing under lower numbers; how many leases that ends."""
+        """A session has told that it reads nothing under lower numbers; how many holds that ends."""
         loans = self._loans(incarnation)
         if number <= loans.below:
             return 0
@@ -78,20 +75,20 @@ class Lending:
         return len(ended)
 
     def give_back(self, incarnation: int, number: int) -> int:
-        """End a lease; what was returned before is left. How many that ends, 1 or 0."""
+        """End a hold; what was returned before is left. How many that ends, 1 or 0."""
         loans = self._loans(incarnation)
-        lease = loans.open.pop(number, None)
-        if lease is not None:
-            lease.release()
+        hold = loans.open.pop(number, None)
+        if hold is not None:
+            hold.release()
         self._remember(loans.over, number)
-        return int(lease is not None)
+        return int(hold is not None)
 
     def forget(self, incarnation: int) -> None:
         """A session has ended, or was taken for lost and reads on."""
         loans = self._of.pop(incarnation, None)
         if loans is not None:
-            for lease in loans.open.values():
-                lease.release(abandon=True)
+            for hold in loans.open.values():
+                hold.release(abandon=True)
 
     def _remember(self, numbers: OrderedDict[int, None], number: int) -> None:
         numbers[number] = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import weakref
 
 from dps.ps.serving.pace import Pace
-from dps.ps.store.store import Lease, Store
+from dps.ps.store.hold import Hold
+from dps.ps.store.store import Store
 
 
 class Wait:
@@ -20,7 +21,7 @@ class Wait:
 
 
 class Room:
-    """Leases for those who are sent values. A large shard makes do with two buffers as long as that goes: what is read
+    """Holds for those who are sent values. A large shard makes do with two buffers as long as that goes: what is read
     in one while the other is current. One more is made where readers are slow, and stays."""
 
     def __init__(self, store: Store) -> None:
@@ -31,23 +32,23 @@ class Room:
         """Whether readers last kept all buffers for long: then nobody waits for more than a moment."""
         self.copies = 0
         """Pulls that were answered from a copy."""
-        self._copied: weakref.ref[Copy] | None = None
+        self._copied: weakref.ref[Hold] | None = None
 
-    def lease(self, wait: Wait, arenas: list[int] | None) -> Lease | None:
+    def hold(self, wait: Wait, arenas: list[int] | None) -> Hold | None:
         """The current version of these arenas (None: of all); None: ask again when somebody is done, or at
         `wait.until`."""
         store = self._store
-        lease = store.lease(arenas=arenas, sparing=True)
-        if lease is not None:
+        hold = store.hold(arenas=arenas, sparing=True)
+        if hold is not None:
             self._stuck = self._stuck and wait.pace is None
-            return lease
+            return hold
         if self._waits(wait):
             return None
-        lease = store.lease(arenas=arenas)
-        if lease is None:
+        hold = store.hold(arenas=arenas)
+        if hold is None:
             self.copies += 1
-            lease = self._copy()
-        return lease
+            hold = self._copy()
+        return hold
 
     def _waits(self, wait: Wait) -> bool:
         now, grows = self._store.runtime.now(), self._store.may_grow
@@ -63,21 +64,10 @@ class Room:
             wait.until = min(now + self._tuning.window_s, wait.last)
         return True
 
-    def _copy(self) -> Copy:
+    def _copy(self) -> Hold:
         """The current version copied out, once for all who read it meanwhile."""
         found = self._copied() if self._copied is not None else None
         if found is None or found.counter != self._store.counter:
-            found = Copy(self._store)
+            found = self._store.copy()
             self._copied = weakref.ref(found)
         return found
-
-
-class Copy(Lease):
-    """A version copied out, for when no lease can be had."""
-
-    def __init__(self, store: Store) -> None:
-        self.counter, self.step = store.counter, store.step
-        self.arrays = [a.values.copy() for a in store.arenas]
-
-    def release(self, abandon: bool = False) -> None:
-        """Nothing is held."""

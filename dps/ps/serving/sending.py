@@ -13,7 +13,8 @@ from dps.actors.system import Node
 from dps.protocol import Pull, Values
 from dps.ps.serving.pace import Rates
 from dps.ps.serving.room import Room
-from dps.ps.store.store import Lease, Store
+from dps.ps.store.hold import Hold
+from dps.ps.store.store import Store
 from dps.transport.wire import Array
 from dps.variables.plan import Plan, piece_size
 
@@ -39,15 +40,15 @@ class Sending:
         """Whether an answer to this request is being sent."""
         return (sender.route, sender.request) in self.under_way
 
-    def send(self, sender: Sender, pull: Pull, lease: Lease, over: Callable[[], None]) -> None:
-        """All pieces of one version at once; `over` is called when the last has left and the lease has ended."""
-        answer = Answer(self, sender, pull, lease, self._pieces(sender, pull), over)
+    def send(self, sender: Sender, pull: Pull, hold: Hold, over: Callable[[], None]) -> None:
+        """All pieces of one version at once; `over` is called when the last has left and the hold has ended."""
+        answer = Answer(self, sender, pull, hold, self._pieces(sender, pull), over)
         answer.send_all()
 
-    def begin(self, sender: Sender, pull: Pull, lease: Lease, over: Callable[[], None]) -> Answer:
+    def begin(self, sender: Sender, pull: Pull, hold: Hold, over: Callable[[], None]) -> Answer:
         """An answer of a whole version that is still being made."""
         most = max(self.layout.data_nbytes // self._tuning.early_pieces, self._smallest)
-        return Answer(self, sender, pull, lease, self._pieces(sender, pull, most), over)
+        return Answer(self, sender, pull, hold, self._pieces(sender, pull, most), over)
 
     def left(self, sender: Sender, nbytes: int, began: float, whole: bool) -> None:
         """An answer of so many bytes, of all of the shard or not, has left."""
@@ -71,12 +72,12 @@ class Sending:
 
 
 class Answer:
-    """One version for one session. The lease ends when all has left that is to be sent."""
+    """One version for one session. The hold ends when all has left that is to be sent."""
 
     def __init__(
-        self, sending: Sending, sender: Sender, pull: Pull, lease: Lease, pieces: list[Piece], over: Callable[[], None]
+        self, sending: Sending, sender: Sender, pull: Pull, hold: Hold, pieces: list[Piece], over: Callable[[], None]
     ) -> None:
-        self._sending, self._sender, self._lease, self._over = sending, sender, lease, over
+        self._sending, self._sender, self._hold, self._over = sending, sender, hold, over
         self._is_whole = not pull.parts
         self._nbytes = sum(n for piece in pieces for _, n in piece)
         self._pieces = pieces[::-1]
@@ -125,10 +126,10 @@ class Answer:
         return offset + nbytes <= self._made[arena]
 
     def _send(self, piece: Piece) -> None:
-        lease, sending = self._lease, self._sending
+        hold, sending = self._hold, self._sending
         arrays = tuple(self._bytes(offset, nbytes) for offset, nbytes in piece)
         offsets = [offset for offset, _ in piece]
-        values = Values(sending.epoch, lease.counter, lease.step, self._nbytes, offsets, self._number, arrays)
+        values = Values(sending.epoch, hold.counter, hold.step, self._nbytes, offsets, self._number, arrays)
         self._leaving += 1
         sending.node.answer(self._sender, values, partial(self._left, sum(nbytes for _, nbytes in piece)))
 
@@ -140,13 +141,13 @@ class Answer:
     def _end(self) -> None:
         if self._leaving or not self._complete:
             return
-        self._lease.release()
+        self._hold.release()
         if not self._dropped:
             self._sending.left(self._sender, self._nbytes, self._began, self._is_whole)
         self._over()
 
     def _bytes(self, offset: int, nbytes: int) -> Array:
-        for arena, values in zip(self._sending.layout.arenas, self._lease.arrays, strict=True):
+        for arena, values in zip(self._sending.layout.arenas, self._hold.arrays, strict=True):
             if arena.offset <= offset < arena.offset + arena.nbytes:
                 return values.view(np.uint8)[offset - arena.offset : offset - arena.offset + nbytes]
         raise AssertionError(f"no arena at byte {offset}")

@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 
 from dps.errors import Unavailable
-from dps.kernels import cpu, looking
 from dps.kernels import rows as row_kernels
 from dps.kernels.fused import MOST
 from dps.optim import Optimizer
 from dps.ps.store import optimizers
 from dps.ps.store.crew import Crew
 from dps.ps.store.gradients import Mean, is_finite, summed
-from dps.transport.dtypes import HALVES
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.tuning import ORDINARY, Tuning
 from dps.transport.wire import Array
@@ -43,13 +41,13 @@ class Buffer:
     abandoned: bool = False
     """A reader of another process that was given up may still read it: it is never written again."""
     missed: list[tuple[int, int]] = field(default_factory=list)
-    aside: bool = False
-    """The next version is being written to it, piece by piece: it is for no other update."""
+    drafted: bool = False
+    """A draft that may still be dropped is written to it: it is for no other update."""
 
     @property
     def free(self) -> bool:
         """Whether nobody reads or writes it."""
-        return self.leases == 0 and not self.aside
+        return self.leases == 0 and not self.drafted
 
 
 def rows_of(part: Part) -> int:
@@ -94,10 +92,9 @@ class ArenaMemory:
         """Whether rows must not be cut: an update of one needs all of it."""
         self.counts = self._bound is not None and self._bound.counts
         """Whether `applied` matters to an update."""
+        self.reversible = self._fused() and not self.slots
+        """Whether an update of all values may go to a spare buffer and be dropped: it changes nothing else."""
         self._scratch: Array | None = None
-        plain = arena.dtype not in HALVES and not self.on_device and not self.by_rows and self._fused()
-        self.small = plain and arena.nbytes < min(own.stream_nbytes, own.crew_nbytes, own.look_nbytes)
-        """Whether gradients of all of it may go the short way: see `update_small`."""
 
     def _initial_slots(self) -> dict[str, Array]:
         if self.optimizer is None:
@@ -160,45 +157,19 @@ class ArenaMemory:
             return len(self.buffers) - 1
         return None
 
-    def target(self, check: bool) -> int:
-        """The buffer that an update of all values goes to: the current one, or one that nobody reads.
-
-        `check`: the gradient has not been looked at; see `Tuning`.
-        """
-        # Two passes, the first of them shared, are faster; but with both of them shared one pass is faster still.
-        helped = self._crew is not None and not self._crew.waits
-        aside = check and self.looks() and self.arena.nbytes >= self._tuning.aside_nbytes and not helped
-        if not self.buffers or not (aside or self.is_still()):
+    def target(self) -> int:
+        """The buffer that an update goes to which cannot be dropped: the current one, unless somebody reads it."""
+        if not self.is_still():
             return self.current
         free = self.free_buffer()
         if free is None:
-            if self.is_still():
-                raise RuntimeError("every buffer is leased; a lease was granted that should not have been")
-            return self.current
+            raise RuntimeError("every buffer is leased; a lease was granted that should not have been")
         return free
 
-    def set_aside(self) -> int | None:
-        """A buffer for an update that comes piece by piece; None where it has to be one pass, or one buffer that is
-        free would not be left to others."""
+    def spare(self) -> int | None:
+        """A buffer for a draft that may be dropped; None if no other one would remain for further updates."""
         left = self._most - len(self.buffers) + sum(b.free for i, b in enumerate(self.buffers) if i != self.current)
-        if self.on_device or not self.looks() or left < 1 + self.is_still():
-            return None
-        index = self.free_buffer()
-        if index is not None:
-            self.buffers[index].aside, self.buffers[index].missed = True, [WHOLE]
-        return index
-
-    def looks(self) -> bool:
-        """Whether a pass over all values may find what is not finite while it updates."""
-        return self._bound is not None and self._bound.fused is not None and not self.slots
-
-    def looks_itself(self, index: int) -> bool:
-        """Whether `update` of all values into buffer `index` finds what is not finite, and leaves all else as it is."""
-        return index != self.current and self.looks() and self.arena.nbytes >= self._tuning.stream_nbytes
-
-    def spoilt(self, index: int) -> None:
-        """What was written to a buffer that is not current is of no use."""
-        self.buffers[index].missed = [WHOLE]
+        return None if not self.reversible or left < 1 + self.is_still() else self.free_buffer()
 
     def catch_up(self, index: int) -> None:
         """Copy into a free buffer the ranges that it missed."""
@@ -264,67 +235,49 @@ class ArenaMemory:
         """Whether no element is NaN or infinite."""
         if isinstance(gradient, Mean):
             return all(self.is_finite(array) for array in gradient.arrays)
-        if self.small:
-            return bool(cpu.all_finite(gradient))
-        crew = self._crew
-        if crew is None or crew.waits or gradient.nbytes < self._tuning.look_nbytes:
-            return self.shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
-        given = self._given(gradient)
-        shared = looking.meeting(given)
-        crew.beside(lambda: looking.finite_from_back(given, shared))
-        return bool(looking.finite_from_front(given, shared))
+        return self.shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
 
-    def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
-        """One pass over the elements that `gradient` is for, from the current values to buffer `index`.
-
-        False when the gradient is not finite; only where it `looks_itself`.
-        """
+    def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> None:
+        """One pass over the elements that `gradient` is for, from the current values to buffer `index`."""
         if self.by_rows:
-            return self._update_rows_of_parts(index, start, gradient, t, step, scale)
-        out, w = self._given(self.buffers[index].values), self._given(self.buffers[self.current].values)
-        gs, slots = self._gradients(gradient), self._ordered
-        n, size = len(gs), gs[0].size
-        if size != out.size:
-            stop = start + size
-            out, w, slots = out[start:stop], w[start:stop], [None if s is None else s[start:stop] for s in slots]
-        if n > MOST or (n > 1 and not self._fused()):
-            gs = self._reduced(gs)
-            n = n if len(gs) > 1 else 1
-        own = self._tuning
-        large = size * self._item >= (own.stream_nbytes if index != self.current else own.here_nbytes)
-        one_pass = n > 1 or (large and self._fused()) or self.looks_itself(index)
-        if not self._is_shared(size):
-            return self._pass(out, w, slots, gs, n if one_pass else 0, t, step, scale)
+            self._update_rows_of_parts(index, start, gradient, t, step, scale)
+            return
+        gs, n = self._summed(self._gradients(gradient))
+        size = gs[0].size
+        whole = slice(start, start + size)
+        out, w = self._given(self.buffers[index].values)[whole], self._given(self.values)[whole]
+        slots = [None if slot is None else slot[whole] for slot in self._ordered]
+        streams = index != self.current and self.arena.nbytes >= self._tuning.stream_nbytes and self._fused()
+        in_one = n if n > 1 or streams else 0
 
         def piece(begin: int, end: int) -> bool:
-            cut = [None if s is None else s[begin:end] for s in slots]
+            cut = [None if slot is None else slot[begin:end] for slot in slots]
             gradients = tuple(g[begin:end] for g in gs)
-            return self._pass(out[begin:end], w[begin:end], cut, gradients, n if one_pass else 0, t, step, scale)
+            self._pass(out[begin:end], w[begin:end], cut, gradients, in_one, t, step, scale)
+            return True
 
-        return self.shared(size, piece)
+        self.shared(size, piece)
+
+    def _summed(self, gs: tuple[Array, ...]) -> tuple[tuple[Array, ...], int]:
+        """As few gradients as one pass takes, and what their sum is divided by."""
+        n = len(gs)
+        if n > MOST or (n > 1 and not self._fused()):
+            gs = self._reduced(gs)
+        return gs, n if len(gs) > 1 else 1
+
+    @property
+    def takes_pieces(self) -> bool:
+        """Whether a gradient that came in pieces is applied as it is, and not put together before."""
+        return not (self.by_rows or self.on_device or self.counts_differ)
 
     @property
     def counts_differ(self) -> bool:
         """Whether the parts are to be updated with numbers of their own."""
         return self.counts and len(self.applied) > 1 and not (self.applied == self.applied[0]).all()
 
-    def update_small(self, index: int, gs: tuple[Array, ...], step: int, some: slice | None = None) -> None:
-        """`update` of all elements, or of `some`, by the mean of a few gradients, where that is nothing but a call of a
-        kernel."""
-        bound = self._bound
-        assert bound is not None
-        out, w, slots, t = self.buffers[index].values, self.values, self._ordered, int(self.applied[0]) + 1
-        if some is not None:
-            out, w, gs = out[some], w[some], tuple(g[some] for g in gs)
-            slots = [None if slot is None else slot[some] for slot in slots]
-        if len(gs) == 1:
-            bound.apply(out, w, slots, gs[0], t, step, 1.0)
-        else:
-            bound.apply_mean(out, w, slots, gs, len(gs), t, step, 1.0)
-
     def _update_rows_of_parts(
         self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float
-    ) -> bool:
+    ) -> None:
         """`update`, of whole parts, by an optimizer that takes all elements of a row together."""
         assert self._bound is not None
         g = self._reduced(self._gradients(gradient))[0]
@@ -335,7 +288,6 @@ class ArenaMemory:
             self._bound.apply(
                 new[at].reshape(shape), values[at].reshape(shape), self._tables(place), part_g, t, step, scale
             )
-        return True
 
     def _parts_within(self, start: int, stop: int) -> Iterator[tuple[int, Part, int]]:
         """The parts that lie whole between two elements: place, part and first element of each that has elements."""
@@ -356,14 +308,14 @@ class ArenaMemory:
     def _pass(
         self, out: Array, w: Array, slots: list[Array | None], gs: tuple[Array, ...], n: int,
         t: int, step: int, scale: float,
-    ) -> bool:  # fmt: skip
+    ) -> None:  # fmt: skip
         """Update a range; `n`: what the sum of `gs` is divided by where one pass does all, 0 for a plain update."""
         bound = self._bound
         assert bound is not None
         if n:
-            return bound.apply_mean(out, w, slots, gs, n, t, step, scale)
-        bound.apply(out, w, slots, gs[0], t, step, scale)
-        return True
+            bound.apply_mean(out, w, slots, gs, n, t, step, scale)
+        else:
+            bound.apply(out, w, slots, gs[0], t, step, scale)
 
     def _reduced(self, gs: tuple[Array, ...]) -> tuple[Array, ...]:
         """As many gradients as a pass takes, of the same sum in the same order; or their mean."""
@@ -376,12 +328,9 @@ class ArenaMemory:
             return (summed(gs[: 1 - MOST], scratch), *gs[1 - MOST :])
         return (Mean(gs).array(scratch),)
 
-    def _is_shared(self, size: int) -> bool:
-        return self._crew is not None and self._crew.waits and size * self._item >= self._tuning.crew_nbytes
-
     def shared(self, size: int, work: Callable[[int, int], bool]) -> bool:
         """`work(start, stop)` on all of `size` elements, by the crew where they are many."""
-        if self._crew is None or not self._is_shared(size):
+        if self._crew is None or size * self._item < self._tuning.crew_nbytes:
             return work(0, size)
         return self._crew.share(size, self._tuning.crew_piece_nbytes // self._item, work)
 

@@ -22,21 +22,14 @@ class Crew:
     """
 
     def __init__(
-        self,
-        threads: int,
-        waits: bool = True,
-        free: Callable[[], int] | None = None,
-        tuning: StoreTuning = ORDINARY.store,
+        self, threads: int, free: Callable[[], int] | None = None, tuning: StoreTuning = ORDINARY.store
     ) -> None:
         """`threads`: how many take part, the caller's own among them. The others start when they are first called.
-
-        `waits`: whether passes may be shared that the caller has to wait for. Without it helpers get only what the
-        caller can do itself meanwhile, so that none of them can hold it up: see `beside`.
 
         `free`: how many cores have nothing to do, as `free_cores` says it. It is asked before each piece: helpers are
         called while there are some, and go when others wait for theirs. None: all helpers take part in each pass.
         """
-        self.threads, self.waits, self._free, self._tuning = threads, waits, free, tuning
+        self.threads, self._free, self._tuning = threads, free, tuning
         self._orders: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._helpers: list[threading.Thread] = []
 
@@ -68,15 +61,6 @@ class Crew:
         for _ in range(wanted):
             shared.called()
             self._orders.put(lambda: shared.help(self._free))
-
-    def beside(self, work: Callable[[], object]) -> None:
-        """Have a helper call `work`, whenever it comes to it. Does not wait, nor does anybody learn when it has ended.
-
-        Where no helper has even come to the last such order, it is not given another one.
-        """
-        self._start()
-        if self._orders.empty():
-            self._orders.put(work)
 
     def _start(self) -> None:
         while len(self._helpers) < self.threads - 1:
@@ -171,8 +155,7 @@ class _Pass:
 def crew_of(threads: int, tuning: StoreTuning = ORDINARY.store) -> Crew | None:
     """The crew of a ps that was given so many threads, or AUTO; None where its own thread does all.
 
-    AUTO: up to `tuning.crew_threads`, while cores are free. Where the system cannot tell: a second thread that only
-    helps where nobody has to wait for it (`beside`).
+    AUTO: up to `tuning.crew_threads`, while cores are free; none if the system cannot tell how many are.
     """
     most = min(tuning.crew_threads, cores() if threads == AUTO else threads)
     if threads != AUTO:
@@ -180,4 +163,4 @@ def crew_of(threads: int, tuning: StoreTuning = ORDINARY.store) -> Crew | None:
     if most < 2:
         return None
     free = free_cores()
-    return Crew(2, waits=False, tuning=tuning) if free is None else Crew(most, free=free, tuning=tuning)
+    return None if free is None else Crew(most, free=free, tuning=tuning)

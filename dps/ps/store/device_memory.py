@@ -70,12 +70,6 @@ class DeviceMemory(ArenaMemory):
         """Readers have copies: what is on the GPU may always be written."""
         return False
 
-    def target(self, check: bool) -> int:
-        return self.current
-
-    def looks_itself(self, index: int) -> bool:
-        return False
-
     def wrote(self, index: int, ranges: list[tuple[int, int]]) -> None:
         self._stale = True
 
@@ -122,11 +116,11 @@ class DeviceMemory(ArenaMemory):
             cuda.gather(self._table(self._values, part, start), self._sent("rows", rows), found)
             return np.asarray(device.to_host(found) if out is None else device.to_host(found, out))
 
-    def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
+    def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> None:
         assert self._bound is not None
         g = self._reduced(self._gradients(gradient))[0]
         if not g.size:
-            return True
+            return
         with self._gpu:
             sent = self._sent("values", g) if isinstance(g, np.ndarray) else g
             if self.by_rows:
@@ -139,7 +133,6 @@ class DeviceMemory(ArenaMemory):
                 slots = [None if slot is None else slot[start:stop] for slot in self._ordered]
                 self._bound.apply(w, w, slots, sent, t, step, scale, cuda)
             device.wait()  # an error belongs to the push that made it, and its memory may be the session's
-        return True
 
     def _fused(self) -> bool:
         return False

@@ -107,6 +107,11 @@ def arrays_of(gradient: Array | Mean | Pieces) -> tuple[Array, ...]:
     return gradient.arrays if isinstance(gradient, Mean) else (gradient,)
 
 
+def size_of(gradient: Array | Mean) -> int:
+    """How many elements the gradient is for."""
+    return gradient.arrays[0].size if isinstance(gradient, Mean) else gradient.size
+
+
 def cut(gradient: Array | Mean, start: int, stop: int) -> Array | Mean:
     """Elements `start` to `stop`, as views."""
     if isinstance(gradient, Mean):

@@ -29,6 +29,6 @@ class HalvesMemory(ArenaMemory):
     def _pass(
         self, out: Array, w: Array, slots: list[Array | None], gs: tuple[Array, ...], n: int,
         t: int, step: int, scale: float,
-    ) -> bool:  # fmt: skip
+    ) -> None:  # fmt: skip
         """By the passes of `dps.kernels.fused`, also where other arenas have a plain update."""
-        return super()._pass(out, w, slots, gs, n or 1, t, step, scale)
+        super()._pass(out, w, slots, gs, n or 1, t, step, scale)

@@ -102,7 +102,7 @@ class Bound:
         self.by_rows = bool(optimizer.row_slots)
         """Whether arrays are of shape (rows, dim) in dense updates, too, and slots of shape (rows,)."""
         self.fused = getattr(fused, binding.kernel, None)
-        """The pass over several gradients, which for an optimizer without slots says what is not finite, too."""
+        """The pass over several gradients, or to another buffer."""
         self._scalars: tuple[tuple[float, int], list[Any]] = ((math.nan, 0), [])
 
     def ordered(self, slots: Mapping[str, Array]) -> list[Array | None]:
@@ -122,15 +122,14 @@ class Bound:
     def apply_mean(
         self, out: Array, w: Array, slots: Sequence[Array | None], gs: tuple[Array, ...], n: int,
         t: int, step: int, scale: float,
-    ) -> bool:  # fmt: skip
+    ) -> None:  # fmt: skip
         """The update with the sum of `gs` divided by `n`, for an optimizer that is `fused`: `dps.kernels.fused`."""
         assert self.fused is not None
         scalars = self._of(t, step, scale)
         if scalars:
-            return self.fused(out, w, *slots, gs, self._number(n), *scalars) is not False
-        if out is not w:
+            self.fused(out, w, *slots, gs, self._number(n), *scalars)
+        elif out is not w:
             np.copyto(out, w)
-        return True
 
     def apply_rows(
         self, w: Array, slots: Sequence[Array | None], rows: npt.NDArray[np.int64], g: Array,

@@ -1,0 +1,182 @@
+"""The next version of a shard in the making: it is written, and then published or dropped."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+from dps.ps.store.arena import WHOLE, ArenaMemory
+from dps.ps.store.gradients import Mean, Pieces, RowGradient, Update, cut, size_of
+from dps.transport.endpoint import Runtime
+from dps.transport.wire import Array
+from dps.variables.plan import ShardLayout
+
+
+class Listener(Protocol):
+    """Is told how far a draft is."""
+
+    def wrote(self, offset: int, nbytes: int) -> None:
+        """These bytes of the run have the values of the next version."""
+
+    def published(self) -> None:
+        """The draft is the current version."""
+
+    def dropped(self) -> None:
+        """The draft will never be a version."""
+
+
+@dataclass(slots=True)
+class Target:
+    """What a draft writes of one arena: to which buffer, which parts by their places, and which ranges of elements."""
+
+    index: int
+    places: slice | list[int]
+    ranges: list[tuple[int, int]]
+
+    @staticmethod
+    def whole() -> Target:
+        """All of an arena; the buffer is chosen later."""
+        return Target(-1, slice(None), [WHOLE])
+
+
+class Drafted(Protocol):
+    """What a draft needs of its store."""
+
+    layout: ShardLayout
+    runtime: Runtime
+    arenas: list[ArenaMemory]
+    counter: int
+    step: int
+
+    def make_current(self, draft: Draft) -> None:
+        """What it wrote is the current version."""
+
+    def forget(self, draft: Draft) -> None:
+        """Nothing comes of what it wrote."""
+
+
+class Draft:
+    """One version between `Store.open` and its publication. Used by the ps's thread.
+
+    A *reversible* draft is written to spare buffers and changes nothing else. So it may be written while its push still
+    arrives, and dropped. An *irreversible* one may be written in place and change slots. So its push is checked and
+    recorded first; then it is written and published without interruption, and nobody takes a hold in between. As a
+    context manager it is dropped at the end of the block, unless it was published.
+    """
+
+    def __init__(
+        self, store: Drafted, targets: Mapping[int, Target], step: int, scale: float, reversible: bool
+    ) -> None:
+        """By `Store.open`."""
+        self._store, self.targets, self.step, self._scale = store, targets, step, scale
+        self.reversible = reversible
+        self.counter = store.counter + 1
+        """The version that it will be."""
+        self.listener: Listener | None = None
+        self._before = store.counter, store.step
+        self._begun = self._closed = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether the shard still is what the draft is made from."""
+        return not self._closed and self._before == (self._store.counter, self._store.step)
+
+    def add(self, number: int, start: int, gradient: Array | Mean) -> None:
+        """Write a range of arena `number`, from element `start` on. The gradient was checked."""
+        memory = self._store.arenas[number]
+        self._pass(number, start, gradient, int(memory.applied[0]) + 1)
+        if self.listener is not None:
+            item = memory.arena.itemsize
+            self.listener.wrote(memory.arena.offset + start * item, size_of(gradient) * item)
+
+    def write(self, update: Update) -> None:
+        """Write all of an update, which was checked."""
+        if update.run is not None:
+            for number in self.targets:
+                self._write_arena(number, update.run[number])
+        else:
+            for part, gradient in update.parts.items():
+                self._write_part(part, gradient)
+
+    def publish(self) -> None:
+        """Make the draft the current version."""
+        self._closed = True
+        self._store.make_current(self)
+        if self.listener is not None:
+            self.listener.published()
+
+    def drop(self) -> None:
+        """Leave the shard as it is. An irreversible draft that was begun, and failed, is published as far as it is
+        written. After the draft was published or dropped this does nothing."""
+        if self._closed:
+            return
+        if self._begun and not self.reversible:
+            self.publish()
+            return
+        self._closed = True
+        self._store.forget(self)
+        if self.listener is not None:
+            self.listener.dropped()
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.drop()
+
+    def _write_arena(self, number: int, gradient: Array | Mean | Pieces) -> None:
+        memory = self._store.arenas[number]
+        if isinstance(gradient, Pieces):
+            self._write_pieces(number, gradient)
+        elif not memory.counts_differ:
+            self.add(number, 0, gradient)
+        else:
+            for part, start, t in zip(memory.arena.parts, memory.arena.starts, memory.applied, strict=True):
+                self._pass(number, start, cut(gradient, start, start + part.size), int(t) + 1)
+
+    def _write_pieces(self, number: int, gradient: Pieces) -> None:
+        memory, begin = self._store.arenas[number], 0
+        t = int(memory.applied[0]) + 1
+        for pieces in gradient.taken(self._store.runtime.tuning.store.group_nbytes):
+            starts = [*itertools.accumulate((piece.size for piece in pieces), initial=0)]
+
+            def work(
+                start: int, stop: int, begin: int = begin, pieces: list[Array] = pieces, starts: list[int] = starts
+            ) -> bool:
+                for piece, at in zip(pieces, starts, strict=False):
+                    part = piece[max(0, start - at) : max(0, stop - at)]
+                    if part.size:
+                        self._pass(number, begin + max(start, at), part, t)
+                return True
+
+            memory.shared(starts[-1], work)
+            begin += starts[-1]
+            pieces.clear()
+
+    def _write_part(self, number: int, gradient: Array | RowGradient) -> None:
+        a, start = self._store.layout.place[number]
+        memory = self._store.arenas[a]
+        place, _ = memory.places[number]
+        part, t = memory.arena.parts[place], int(memory.applied[place]) + 1
+        if isinstance(gradient, RowGradient):
+            self._begun, step = True, self.step - 1
+            index = self.targets[a].index
+            memory.update_rows(index, part, start, gradient.rows, gradient.values, t, step, self._scale)
+        else:
+            self._pass(a, start, gradient.reshape(-1), t)
+
+    def _pass(self, number: int, start: int, gradient: Array | Mean, t: int) -> None:
+        """The kernel over a range; in the simulator in blocks, so that readers come in between."""
+        self._begun = True
+        memory, index, runtime = self._store.arenas[number], self.targets[number].index, self._store.runtime
+        before = self.step - 1  # what a schedule is a function of: the first update takes its rate at 0
+        block = runtime.tuning.block_nbytes // 4
+        if not block or memory.by_rows:
+            memory.update(index, start, gradient, t, before, self._scale)
+            return
+        for at in range(0, size_of(gradient), block):
+            memory.update(index, start + at, cut(gradient, at, at + block), t, before, self._scale)
+            runtime.preempt()
