@@ -43,10 +43,11 @@ def test_memcpy(benchmark: BenchmarkFixture, size: str) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_update(benchmark: BenchmarkFixture, size: str, optimizer: optim.Optimizer, place: str) -> None:
     n = SIZES[size]
-    values, gradient, slots = ones(n), ones(n), optimizers.initial_slots(optimizer, n, np.float32)
+    bound, values, gradient = optimizers.Bound(optimizer, np.float32), ones(n), ones(n)
+    slots = bound.ordered(optimizers.initial_slots(optimizer, n, np.float32))
     out = values if place == "in place" else ones(n)
     rated(benchmark, values.nbytes)
-    benchmark(lambda: optimizers.apply(optimizer, out, values, slots, gradient, t=1, step=1))
+    benchmark(lambda: bound.apply(out, values, slots, gradient, 1, 1, 1.0))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -79,10 +80,11 @@ def test_gather_rows(benchmark: BenchmarkFixture) -> None:
 def test_update_rows(benchmark: BenchmarkFixture, optimizer: optim.Optimizer) -> None:
     table, rows = np.ones((TABLE_ROWS, DIM), np.float32), np.sort(drawn())
     flat = optimizers.initial_slots(optimizer, TABLE_ROWS * DIM, np.float32)
-    slots = {name: slot.reshape(TABLE_ROWS, DIM) for name, slot in flat.items()}
+    bound = optimizers.Bound(optimizer, np.float32)
+    slots = bound.ordered({name: slot.reshape(TABLE_ROWS, DIM) for name, slot in flat.items()})
     gradient = np.ones((TAKEN, DIM), np.float32)
     rated(benchmark, gradient.nbytes)
-    benchmark(lambda: optimizers.apply_rows(optimizer, table, slots, rows, gradient, t=1, step=1))
+    benchmark(lambda: bound.apply_rows(table, slots, rows, gradient, 1, 1, 1.0))
 
 
 @pytest.mark.parametrize("repeats", [1, 2, 8])

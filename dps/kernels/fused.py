@@ -1,11 +1,10 @@
-"""One CPU pass that averages some gradients, checks for NaN and infinity, and updates the variable.
+"""One CPU pass that averages some gradients and updates the variable.
 
 As the kernels of `dps.kernels.cpu`, but for `gs`, a tuple of one to four gradients, and `n`, what their sum, taken in
 their order, is divided by: the bits of `add`, `add_divide` and then the update. With one gradient `n` is not looked at.
 Variables and gradients may be halves, as `dps.kernels.widening` has them; slots and scalars are float32 then, and so is
 all that is computed. `out` is `w` itself, which is then updated in place, or memory that does not overlap it, and is
-then written past the caches; `out` may begin anywhere. `sgd` returns whether the mean was finite everywhere; where it
-was not, `out` was written all the same, so a caller who wants to refuse it has to be able to forget `out`.
+then written past the caches; `out` may begin anywhere.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from dps.kernels.rules import (
     rmsprop_rule,
     sgd_rule,
 )
-from dps.kernels.vectors import AHEAD, any_nan, ask, before_line, fence, lanes_of, load, store, stream, zeros
+from dps.kernels.vectors import AHEAD, ask, before_line, fence, lanes_of, load, store, stream
 
 Array: TypeAlias = npt.NDArray[Any]
 Gradients: TypeAlias = tuple[Array, ...]
@@ -113,25 +112,19 @@ def edge(k: int, start: int, end: int) -> int:
 
 
 @compiled
-def sgd(out: Array, w: Array, gs: Gradients, n: Scalar, lr: Scalar, weight_decay: Scalar) -> bool:
+def sgd(out: Array, w: Array, gs: Gradients, n: Scalar, lr: Scalar, weight_decay: Scalar) -> None:
     """`cpu.sgd`."""
     here = same(out, w)
     start, end = bounds(out, here)
-    bad, found = lr - lr, zeros(w)
     for k in range(start + w.size - end):
         i = edge(k, start, end)
-        g = mean_at(gs, i, n)
-        bad += g - g
-        put_number(out, i, sgd_rule(number(w, i), g, lr, weight_decay))
+        put_number(out, i, sgd_rule(number(w, i), mean_at(gs, i, n), lr, weight_decay))
     lanes, ahead = lanes_of(w), AHEAD * lanes_of(w)
     for i in range(start, end, lanes):
         ask(w, i + ahead)
         ask_all(gs, i + ahead)
-        gv = load_mean(gs, i, n)
-        found = found + (gv - gv)
-        put(out, i, sgd_rule(load(w, i), gv, lr, weight_decay), here)
+        put(out, i, sgd_rule(load(w, i), load_mean(gs, i, n), lr, weight_decay), here)
     fence()
-    return bad == 0 and not any_nan(found)
 
 
 @compiled

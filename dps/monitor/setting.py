@@ -246,10 +246,11 @@ def kernel(optimizer: str, nbytes: int) -> Call:
     """The update of `nbytes` of float32 in place, alone: what a ps cannot do without."""
     import numpy as np
 
-    from dps.ps.store.optimizers import apply, initial_slots
+    from dps.ps.store.optimizers import Bound, initial_slots
 
     # Arrays of a power of two right behind each other take 2.7 times as long; a ps has each in pages of its own.
     chosen, count, page = OPTIMIZERS[optimizer], nbytes // 4, 1 << 10
     values, gradient = np.zeros(count + page, np.float32)[:count], np.ones(count + page, np.float32)[:count]
-    slots = initial_slots(chosen, count, np.float32)
-    return lambda: apply(chosen, values, values, slots, gradient, t=1, step=1)
+    bound = Bound(chosen, np.float32)
+    slots = bound.ordered(initial_slots(chosen, count, np.float32))
+    return lambda: bound.apply(values, values, slots, gradient, 1, 1, 1.0)

@@ -1,4 +1,4 @@
-"""Passes that sum, look and update in one: the bits of the kernels that do one after the other."""
+"""Passes that sum and update in one: the bits of the kernels that do one after the other."""
 
 from __future__ import annotations
 
@@ -59,12 +59,11 @@ def test_the_bits_are_those_of_a_mean_and_then_an_update(
     getattr(cpu, name)(wanted, w, *wanted_slots, mean.astype(dtype), *numbers_of)
     before = w.tobytes()
     out = w if in_place else numbers(n, 2, dtype, offset)
-    good = getattr(fused, name)(out, w, *kept, gs, dtype(pushes), *numbers_of)
+    getattr(fused, name)(out, w, *kept, gs, dtype(pushes), *numbers_of)
     assert out.tobytes() == wanted.tobytes()
     for slot, wanted_slot in zip(kept, wanted_slots, strict=True):
         assert slot is wanted_slot is None or slot.tobytes() == wanted_slot.tobytes()
     assert in_place or w.tobytes() == before
-    assert good is (True if name == "sgd" else None)
 
 
 @pytest.mark.parametrize("half", list(HALVES))
@@ -91,36 +90,8 @@ def test_halves_are_updated_as_their_float32_numbers_and_rounded_once(
         assert slot is wanted_slot is None or slot.tobytes() == wanted_slot.tobytes()
 
 
-@pytest.mark.parametrize("half", list(HALVES))
-def test_one_bad_half_anywhere_is_told_of(half: str) -> None:
-    one, w, out = np.float32(1), *(halves.bits_in(np.ones(75, HALVES[half])) for _ in range(2))
-    for bad in (np.nan, np.inf, -np.inf):
-        for position in range(75):
-            g = np.ones(75, HALVES[half])
-            assert fused.sgd(out, w, (halves.bits_in(g),), one, one, np.float32(0))
-            g[position] = bad
-            assert not fused.sgd(out, w, (halves.bits_in(g),), one, one, np.float32(0))
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_one_bad_number_anywhere_is_told_of(bad: float, dtype: Any) -> None:
-    w, out = np.ones(75, dtype), np.empty(75, dtype)
-    for position in range(75):
-        g = np.ones(75, dtype)
-        g[position] = bad
-        assert not fused.sgd(out, w, (g,), dtype(1), dtype(0.1), dtype(0))
-        assert not fused.sgd(out[3:], w[3:], (g[3:],), dtype(1), dtype(0.1), dtype(0)) or position < 3
-
-
-def test_a_variable_that_is_infinite_is_not_the_gradients_fault() -> None:
-    w, out = np.full(40, np.inf, np.float32), np.empty(40, np.float32)
-    one = np.float32(1)
-    assert fused.sgd(out, w, (np.ones(40, np.float32),), one, one, np.float32(0)) and np.isinf(out).all()
-
-
 def test_memory_that_is_not_aligned_to_its_elements_is_written_all_the_same() -> None:
     raw = bytearray(4 * 101)
     out, w, g = np.frombuffer(raw, np.float32, 100, offset=1), np.ones(100, np.float32), np.ones(100, np.float32)
-    assert fused.sgd(out, w, (g,), np.float32(1), np.float32(0.5), np.float32(0))
+    fused.sgd(out, w, (g,), np.float32(1), np.float32(0.5), np.float32(0))
     assert out.tolist() == [0.5] * 100

@@ -15,6 +15,7 @@ from dps.ps.store.gradients import Mean
 from dps.ps.store.halves import HalvesMemory
 from dps.ps.store.memory import memory_of
 from dps.variables.plan import Arena, Part
+from tests.ps import bound
 
 DTYPES: dict[str, Any] = {"<f2": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 EVERY_DTYPE = pytest.mark.parametrize("dtype", list(DTYPES))
@@ -46,11 +47,11 @@ def by_hand(optimizer: Any, values: Any, slots: Any, g: Any, t: int, rows: Any =
     if rows is not None:
         tables = {n: s if n in optimizer.row_slots else s.reshape(ROWS, DIM) for n, s in slots.items()}
         w = w.reshape(ROWS, DIM)
-        optimizers.apply_rows(optimizer, w, tables, rows, g, t, t - 1)
+        bound.apply_rows(optimizer, w, tables, rows, g, t, t - 1)
     else:
         shape = (-1, DIM) if optimizer.row_slots else (-1,)
         w, g = w.reshape(shape), g.reshape(shape)
-        optimizers.apply(optimizer, w, w, slots, g, t, t - 1)
+        bound.apply(optimizer, w, w, slots, g, t, t - 1)
     return w.reshape(-1).astype(values.dtype)
 
 

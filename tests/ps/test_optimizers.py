@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dps import optim
-from dps.ps.store.optimizers import apply, apply_rows, initial_slots
+from dps.ps.store.optimizers import Bound, initial_slots
+from tests.ps.bound import apply, apply_rows
 
 STEPS = 20
 N = 103
@@ -242,43 +243,6 @@ def test_no_rows_are_an_update_that_changes_nothing():
     assert w.tobytes() == weights(70).tobytes()
 
 
-@pytest.mark.parametrize(
-    ("arrays", "said"),
-    [
-        ({"g": np.ones(4)}, r"g float64\[4\]"),
-        ({"out": np.ones(2)}, r"out float64\[2\]"),
-        ({"g": np.ones(3, np.float32)}, "g float32"),
-        ({"slots": {}}, r"got slots \[\], wanted \('accumulator',\)"),
-        ({"slots": {"accumulator": np.ones(2)}}, r"accumulator float64\[2\]"),
-        ({"w": np.ones(3, np.int64)}, "w int64"),
-        ({"t": 0}, "t=0, wanted 1 or more"),
-    ],
-)
-def test_arrays_that_do_not_fit_are_refused_and_nothing_is_written(arrays, said):
-    call = {
-        "out": np.zeros(3),
-        "w": np.ones(3),
-        "slots": {"accumulator": np.ones(3)},
-        "g": np.ones(3),
-        "t": 1,
-        "step": 0,
-    }
-    call |= arrays
-    before = call["out"].copy()
-    with pytest.raises(ValueError, match=said):
-        apply(optim.Adagrad(0.1), **call)
-    assert call["out"].tobytes() == before.tobytes()
-    assert all((slot == 1).all() for slot in call["slots"].values())
-
-
-@pytest.mark.parametrize("rows", [[-1, 3], [3, 10]])
-def test_rows_outside_the_variable_are_refused(rows):
-    w = np.ones((10, 7))
-    with pytest.raises(ValueError, match="of a variable of 10 rows"):
-        apply_rows(optim.SGD(0.1), w, {}, np.array(rows), np.ones((2, 7)), t=1, step=0)
-    assert (w == 1).all()
-
-
 def test_an_optimizer_without_kernels_is_refused():
     with pytest.raises(ValueError, match="try one of SGD, Momentum"):
-        apply(optim.Optimizer(), np.ones(1), np.ones(1), {}, np.ones(1), t=1, step=0)
+        Bound(optim.Optimizer(), np.float32)

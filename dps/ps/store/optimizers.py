@@ -38,43 +38,6 @@ def initial_slots(optimizer: Optimizer, n: int, dtype: npt.DTypeLike, rows: int 
     }
 
 
-def apply(
-    optimizer: Optimizer, out: Array, w: Array, slots: Mapping[str, Array], g: Array,
-    t: int, step: int, scale: float = 1.0, kernels: ModuleType = cpu,
-) -> None:  # fmt: skip
-    """One dense update: the new variable goes to `out`, slots change in place; all of shape (n,).
-
-    `out` is `w`, or memory that does not overlap it; `w` is then left as it was. `kernels`: those of where the arrays
-    are, `dps.kernels.cpu` or `dps.kernels.cuda`. Raises ValueError, before anything is written, for arrays that do not
-    fit each other.
-    """
-    bound = _bind(optimizer, w, slots, t)
-    fits = out.shape == w.shape == g.shape and out.dtype == w.dtype == g.dtype
-    if not fits or w.ndim != (2 if optimizer.row_slots else 1):
-        raise _misfit(optimizer, "one shape (n,), for row-wise slots (n, dim)", out=out, w=w, g=g)
-    bound.apply(out, w, bound.ordered(slots), g, t, step, scale, kernels)
-
-
-def apply_rows(
-    optimizer: Optimizer, w: Array, slots: Mapping[str, Array], rows: npt.NDArray[np.int64], g: Array,
-    t: int, step: int, scale: float = 1.0, kernels: ModuleType = cpu,
-) -> None:  # fmt: skip
-    """One sparse update in place: g[i] is the gradient of row rows[i]; other rows and their slots keep their bits.
-
-    `w` and slots have shape (n, dim), `g` has (len(rows), dim); `rows` rises without repeats (`sum_duplicate_rows`),
-    so its ends tell whether it is in range. Raises ValueError, before anything is written, for what does not fit.
-    """
-    bound = _bind(optimizer, w, slots, t)
-    if w.ndim != 2 or g.shape != (rows.size, w.shape[1]) or g.dtype != w.dtype:
-        raise _misfit(optimizer, "w (n, dim), rows (k,), g (k, dim)", w=w, rows=rows, g=g)
-    if rows.size == 0:
-        return
-    if rows[0] < 0 or rows[-1] >= w.shape[0]:
-        got = f"rows {rows[0]} to {rows[-1]} of a variable of {w.shape[0]} rows"
-        raise ValueError(f"{optimizer.name}: got {got}, wanted 0 to {w.shape[0] - 1}; try rows_in_range first")
-    bound.apply_rows(w, bound.ordered(slots), rows, g, t, step, scale, kernels)
-
-
 @dataclass(frozen=True)
 class _Binding:
     """The kernel of an optimizer (`sgd`, and `sgd_rows`), the slots that it takes, the scalars after the gradient."""
@@ -85,9 +48,12 @@ class _Binding:
 
 
 class Bound:
-    """An optimizer with its kernels, for arrays of one dtype that are known to fit: nothing is checked here.
+    """An optimizer with its kernels, for arrays of one dtype that are known to fit: nothing is checked here. A ps keeps
+    one for each arena.
 
-    `slots` are arrays in the order of `ordered`, the rest is as of `apply`. A ps keeps one for each arena.
+    `w`, `slots` (in the order of `ordered`) and `g` have one shape (n,); for row-wise optimizers (rows, dim), and slots
+    (rows,). The new variable goes to `out`, which is `w`, or memory that does not overlap it; `w` is then left as it
+    was. `kernels`: those of where the arrays are, `dps.kernels.cpu` or `dps.kernels.cuda`.
     """
 
     def __init__(self, optimizer: Optimizer, dtype: npt.DTypeLike) -> None:
@@ -113,6 +79,7 @@ class Bound:
         self, out: Array, w: Array, slots: Sequence[Array | None], g: Array, t: int, step: int, scale: float,
         kernels: ModuleType = cpu,
     ) -> None:  # fmt: skip
+        """One dense update; slots change in place."""
         scalars = self._of(t, step, scale)
         if scalars:
             getattr(kernels, self._binding.kernel)(out, w, *slots, g, *scalars, *self._dim(w))
@@ -135,6 +102,9 @@ class Bound:
         self, w: Array, slots: Sequence[Array | None], rows: npt.NDArray[np.int64], g: Array,
         t: int, step: int, scale: float, kernels: ModuleType = cpu,
     ) -> None:  # fmt: skip
+        """One sparse update in place: g[i] is the gradient of row rows[i]; other rows and their slots keep their bits.
+
+        `w` and slots have shape (n, dim), `g` has (len(rows), dim); `rows` is in range and rises without repeats."""
         scalars = self._of(t, step, scale)
         if scalars:
             getattr(kernels, f"{self._binding.kernel}_rows")(w, *slots, rows, g, *scalars, *self._dim(w))
@@ -187,27 +157,7 @@ _BINDINGS: dict[type[Optimizer], _Binding] = {
 }
 
 
-def _bind(optimizer: Optimizer, w: Array, slots: Mapping[str, Array], t: int) -> Bound:
-    """The optimizer with its kernels, once its slots are known to fit the variable."""
-    bound = Bound(optimizer, w.dtype)
-    if t < 1:
-        raise ValueError(f"{optimizer.name}: got update number t={t}, wanted 1 or more; try t=1 for the first update")
-    if slots.keys() != set(optimizer.slots):
-        raise ValueError(f"{optimizer.name}: got slots {sorted(slots)}, wanted {optimizer.slots}; try initial_slots")
-    if w.dtype.type not in (np.float32, np.float64) or any(
-        slot.shape != (w.shape[:1] if name in optimizer.row_slots else w.shape) or slot.dtype != w.dtype
-        for name, slot in slots.items()
-    ):
-        raise _misfit(optimizer, "one shape and one dtype, float32 or float64", w=w, **slots)
-    return bound
-
-
 def _cast(scalars: Scalars, dtype: Any) -> list[Any]:
     if any(scalar is True or scalar is False for scalar in scalars):
         return [scalar if isinstance(scalar, bool) else dtype(scalar) for scalar in scalars]
     return list(np.array(scalars, dtype))  # half the time of one after the other
-
-
-def _misfit(optimizer: Optimizer, wanted: str, **arrays: Array) -> ValueError:
-    got = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items())
-    return ValueError(f"{optimizer.name}: got {got}, wanted {wanted}; try slices of one range, of one dtype")

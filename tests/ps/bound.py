@@ -1,0 +1,18 @@
+"""One update by an optimizer whose kernels are bound for it alone; slots by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dps.optim import Optimizer
+from dps.ps.store.optimizers import Bound
+
+
+def apply(optimizer: Optimizer, out: Any, w: Any, slots: Any, g: Any, t: int, step: int, scale: float = 1.0) -> None:
+    bound = Bound(optimizer, w.dtype)
+    bound.apply(out, w, bound.ordered(slots), g, t, step, scale)
+
+
+def apply_rows(optimizer: Optimizer, w: Any, slots: Any, rows: Any, g: Any, t: int, step: int) -> None:
+    bound = Bound(optimizer, w.dtype)
+    bound.apply_rows(w, bound.ordered(slots), rows, g, t, step, 1.0)
