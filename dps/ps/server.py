@@ -83,10 +83,6 @@ class PsActor(Actor):
         """Sessions ask the chief what comes now: another epoch, or the end of the run."""
         return Aborted(f"{self.node.name} has stopped")
 
-    def local_shard(self) -> Shard | None:
-        """The shard, for readers in the same process."""
-        return self.shard
-
     # -- from the chief ---------------------------------------------------------------------------------------
 
     def on_Configure(self, message: Configure, sender: Sender) -> None:

@@ -11,7 +11,7 @@ from dps.transport.wire import Array
 
 
 class Hold:
-    """One version of a shard, for a reader: views, answers on their way, and readers on this machine use it.
+    """One version of a shard, for a reader: answers on their way, and readers on this machine who read in place.
 
     Nobody writes to its values until `release`, which any thread may call, as may the end of a `with` block.
     """
