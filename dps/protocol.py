@@ -177,7 +177,7 @@ DENSE, ROWS, LISTED, PACKED = 0, 1, 2, 3
 class Push(Message, kind=20):
     """One piece of a push. Form EMPTY: nothing for this shard; RUN: bytes of the dense run at `offsets`; PARTS:
     `parts` lists [part index, how, list, place]; SHARED: the dense run lies in the sender's memory, `parts` is that
-    memory's name and the offset in it; with `offsets` only these ranges are ready yet, each [offset, bytes], in turn.
+    memory's name and the offset in it.
 
     In PARTS `how` is DENSE, ROWS (an array of int64 row numbers comes first, kept as the session's list of that number,
     0: not kept) or LISTED (the list was sent before). The values are the next array, or where `place` says, which is

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -112,9 +112,9 @@ class RunCargo(Cargo):
         return self.memory is None
 
 
-def shared_message(layout: ShardLayout, memory: list[int], about: About, ready: Sequence[int] = ()) -> list[Push]:
-    """The message of a push whose run lies at the beginning of shared memory; `ready`: see `Push`."""
-    return [about.push(SHARED, layout.gradient_nbytes, list(ready), [memory, 0])]
+def shared_message(layout: ShardLayout, memory: list[int], about: About) -> list[Push]:
+    """The message of a push whose run lies at the beginning of shared memory."""
+    return [about.push(SHARED, layout.gradient_nbytes, [], [memory, 0])]
 
 
 def run_pieces(layout: ShardLayout, run: Array, piece_nbytes: int, about: About) -> list[Push]:

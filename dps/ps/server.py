@@ -10,9 +10,6 @@ from dps.actors.ref import Sender
 from dps.checkpoint import load
 from dps.errors import Aborted, DpsError, ProtocolError, Unavailable
 from dps.protocol import (
-    PARTS,
-    RUN,
-    SHARED,
     AskServing,
     AskStats,
     Configure,
@@ -39,8 +36,10 @@ from dps.protocol import (
     Stats,
     Step,
 )
+from dps.ps.intake.intake import State
 from dps.ps.intake.parts import unknown_list
-from dps.ps.intake.staging import Staged
+from dps.ps.intake.receiving import receive
+from dps.ps.intake.staged import Staged
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
 from dps.ps.modes.stepping import as_push
 from dps.ps.modes.sync import SyncMode
@@ -194,16 +193,20 @@ class PsActor(Actor):
         shard = self._shard(message.epoch)
         ledger = shard.ledger(sender, message.epoch)
         key = sender.incarnation, message.number
-        if key in shard.credits or ledger.is_here(message.number):
+        if key in shard.credits or ledger.is_complete(message.number):
             self.node.answer(sender)
             return
         shard.credits.wanted(key, sender)
         self._grant(shard)
         if shard.credits.waits(key):
-            self.node.answer(
-                sender,
-                Waiting(f"{self.node.name} takes {self.node.runtime.tuning.intake.credits} large pushes at a time"),
-            )
+            most = self.node.runtime.tuning.intake.credits
+            self.node.answer(sender, Waiting(f"{self.node.name} takes {most} large pushes at a time"))
+
+    def _needs_no_credit(self, shard: Shard, key: tuple[int, int]) -> None:
+        """The memory of a push has gone, or is on its way into a step."""
+        if key in shard.credits:
+            shard.credits.over(key, self.node.runtime.now())
+            self._grant(shard)
 
     def _grant(self, shard: Shard) -> None:
         """Give credit to whom it is due."""
@@ -222,66 +225,27 @@ class PsActor(Actor):
             return
         for incarnation, number in shard.credits.expire(self.node.runtime.now()):
             ledger = shard.ledgers.get(incarnation)
-            if ledger is not None and not ledger.is_here(number):
+            if ledger is not None and not ledger.is_complete(number):
                 ledger.discard(number)
         self._grant(shard)
 
     def on_Push(self, message: Push, sender: Sender) -> None:
         shard = self._shard(message.epoch)
-        ledger = shard.ledger(sender, message.epoch)
-        if message.released:
-            shard.released(sender.incarnation, message.released)
-        if message.lend:
-            shard.lending.want(sender.incarnation, sender.request)
-        if ledger.decided(message.number):
-            shard.mode.again(ledger, message.number, sender)
-            return
-        if not ledger.in_reach(message.number):
-            raise Aborted(
-                f"push {message.number} is out of reach: {ledger.done} are done, the window is {ledger.window}"
-            )
-        staged = ledger.staged.get(message.number)
-        session = shard.borrowed[sender.incarnation]
-        if message.form == PARTS and (missing := unknown_list(message, session)):
+        ledger, number = shard.ledger(sender, message.epoch), message.number
+        shard.hears(message, sender)
+        if ledger.is_complete(number):
+            shard.mode.again(ledger, number, sender)
+        elif missing := unknown_list(message, ledger.memory):
             self.node.answer(sender, RowsUnknown(missing))
-            return
-        borrowed = None
-        if message.form == SHARED:
-            if message.nbytes != shard.layout.gradient_nbytes:
-                raise ProtocolError(
-                    f"a dense push to this shard has {shard.layout.gradient_nbytes} bytes, got {message.nbytes}"
-                )
-            borrowed = session.run(message.parts, shard.layout.nbytes)
-        key = (sender.incarnation, message.number)
-        if staged is None:
-            staged = Staged(
-                ledger.task, sender.incarnation, message.number, message.step, message.counter, message.form,
-                message.nbytes, clock=message.clock,
-            )  # fmt: skip
-            ledger.staged[message.number] = staged
-            if message.form == RUN or (message.form == SHARED and message.offsets):
-                shard.mode.begun(ledger, staged)
-            if message.form == RUN and sum(array.nbytes for array in message.arrays) < message.nbytes:
-                shard.credits.begins(key, self.node.runtime.now())
-        elif staged.whole:
-            shard.mode.again(ledger, message.number, sender)
-            return
-        check_finite = shard.checks_finite
-        if borrowed is not None and message.offsets:
-            staged.lend(message, borrowed, shard.layout, check_finite)
-        elif borrowed is not None:
-            staged.borrow(borrowed, shard.layout, check_finite)
         else:
-            staged.add(message, shard.layout, check_finite, session)
-        shard.credits.heard(key, staged.here, self.node.runtime.now())
-        if staged.lost:
-            ledger.discard(message.number)
-            self.node.answer(sender, PushMissing(message.number))
-        elif staged.whole:
-            shard.mode.whole(staged, sender)
-            if key in shard.credits:  # not before its memory has gone, or is on its way into a step
-                shard.credits.over(key, self.node.runtime.now())
-                self._grant(shard)
+            came = receive(message, ledger, shard.layout, shard.checks_finite, shard.mode.begin)
+            if isinstance(came, Staged):
+                shard.mode.whole(came, sender)
+                self._needs_no_credit(shard, (sender.incarnation, number))
+            elif came.state is State.LOST:
+                self.node.answer(sender, PushMissing(number))
+            else:
+                shard.credits.heard((sender.incarnation, number), came.ranges.nbytes, self.node.runtime.now())
 
     def on_Step(self, message: Step, sender: Sender) -> None:
         shard = self._shard(message.epoch)
@@ -308,7 +272,7 @@ class PsActor(Actor):
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)
         ledger = shard.ledger(sender, message.epoch)
-        if ledger.is_here(message.number):
+        if ledger.is_complete(message.number):
             shard.mode.again(ledger, message.number, sender)
         else:
             self.node.answer(sender, PushMissing(message.number))

@@ -15,7 +15,6 @@ from dps.protocol import (
     NO_BASE,
     NOWHERE,
     REFUSED,
-    WINDOW,
     Changes,
     Look,
     Members,
@@ -32,8 +31,9 @@ from dps.protocol import (
 )
 from dps.ps.intake.borrowed import Borrowed
 from dps.ps.intake.credit import Credits
+from dps.ps.intake.intake import Intake
 from dps.ps.intake.ledger import Ledger
-from dps.ps.intake.staging import Staged
+from dps.ps.intake.staged import PushOf, Staged
 from dps.ps.serving.lending import Lending
 from dps.ps.serving.lookups import Lookups
 from dps.ps.serving.notices import Notices
@@ -60,11 +60,11 @@ class Mode(Protocol):
     def reached(self) -> int:
         """The highest step that anybody was told of, on the step ps."""
 
-    def begun(self, ledger: Ledger, staged: Staged) -> None:
-        """The first piece of a push is there: say what becomes of its pieces."""
+    def begin(self, push: PushOf) -> Intake:
+        """Open the intake of a push that comes in pieces."""
 
     def whole(self, staged: Staged, sender: Sender) -> None:
-        """A push is whole and checked (its `problem` is set when it is to be refused)."""
+        """A push is complete and, unless that is left to its pass, checked."""
 
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
         """A push that is whole or decided came again: answer what there is to say."""
@@ -120,7 +120,6 @@ class Shard:
         self.step_ps = plan.ps[0]
         self.ready = False
         self.ledgers: dict[int, Ledger] = {}
-        self.borrowed: dict[int, Borrowed] = {}
         self.members_version = -1
         self.notes: dict[str, Any] = {}
         """Of the newest Members, for another chief."""
@@ -175,8 +174,7 @@ class Shard:
         self.ready = True
         for incarnation, name, task, _ in message.live:
             if incarnation not in self.ledgers:
-                self.ledgers[incarnation] = Ledger(task, name, WINDOW)
-                self.borrowed[incarnation] = Borrowed(self.node.runtime)
+                self.ledgers[incarnation] = Ledger(task, incarnation, name, Borrowed(self.node.runtime))
         self.mode.members(message)
         self.wake_reads()
 
@@ -185,7 +183,6 @@ class Shard:
         ledger = self.ledgers.pop(incarnation, None)
         if ledger is not None:
             ledger.clear()
-        self.borrowed.pop(incarnation, None)
         self.lending.forget(incarnation)
         self.lookups.forget(incarnation)
         self._sending.rates.forget(incarnation)
@@ -356,7 +353,7 @@ class Shard:
     def gradients_of(self, step: Step, sender: Sender) -> list[Array]:
         """What a Step brings, by arena, where it lies. ProtocolError and Unavailable as of `Borrowed.run`."""
         name = step.process, step.descriptor, step.inode, step.nbytes
-        return self.borrowed[sender.incarnation].arrays(name, self.layout)
+        return self.ledgers[sender.incarnation].memory.arrays(name, self.layout)
 
     def look(self, sender: Sender, message: Look) -> None:
         """Answer who reads in place, if that goes at once."""
@@ -374,6 +371,13 @@ class Shard:
         store = self.store
         place = self.lend_all([sender]) if step.lend else NOWHERE
         self.node.answer(sender, Stepped(step.number, store.step, staleness, store.counter, *place))
+
+    def hears(self, message: Push, sender: Sender) -> None:
+        """What a push says of values that were lent, and of those that are wanted with its result."""
+        if message.released:
+            self.released(sender.incarnation, message.released)
+        if message.lend:
+            self.lending.want(sender.incarnation, sender.request)
 
     def answer_push(self, sender: Sender, result: Pushed) -> None:
         """Tell a push's result, with the values where its sender wants them and they can be lent."""

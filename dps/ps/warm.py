@@ -15,11 +15,9 @@ import numpy as np
 
 from dps import optim
 from dps.kernels import headers
-from dps.protocol import RUN
 from dps.ps.intake.rowlists import checked, row_gradient
-from dps.ps.intake.staging import Staged
 from dps.ps.modes.combine import mean
-from dps.ps.store.gradients import Update, is_finite
+from dps.ps.store.gradients import Gradient, is_finite
 from dps.ps.store.store import Store
 from dps.transport.real import real_runtime
 from dps.transport.tuning import ORDINARY
@@ -84,22 +82,16 @@ def _update_once(arena: Arena, together: int) -> None:
     """Update a shard of one small variable: by one push, by the mean of some, and by rows where it is sparse."""
     layout = ShardLayout((arena,), arena.nbytes)
     store = Store(layout, real_runtime())  # also in the simulator: nothing else runs in between
-    pushes = [_zeros(1 + number, layout) for number in range(together)]
-    store.apply(pushes[0].update(layout), 1, check=True)
+    gradients = [Gradient(layout.flats(np.zeros(layout.nbytes, np.uint8)), {}) for _ in range(together)]
+    store.apply(gradients[0], 1, check=True)
     hold = store.hold()
     assert hold is not None, "there is a spare buffer"
     with hold:  # so that the update goes to it
-        store.apply(pushes[0].update(layout), 2)
-    store.apply(mean(pushes, layout), 2)
+        store.apply(gradients[0], 2)
+    store.apply(mean(gradients, layout), 2)
     if arena.sparse:
         part = arena.parts[0]
         for rows in ([0, 1], [1, 0, 1]):  # in order, and with one twice
             gradient = row_gradient(checked(part, np.array(rows)), np.zeros((len(rows), DIM), arena.dtype))
-            store.apply(Update(None, {0: gradient}), 3)
+            store.apply(Gradient(None, {0: gradient}), 3)
         store.gather(part, np.array([1]))
-
-
-def _zeros(number: int, layout: ShardLayout) -> Staged:
-    staged = Staged(0, 1, number, 0, 0, RUN, layout.nbytes)
-    staged.borrow(np.zeros(layout.nbytes, np.uint8), layout, check_finite=True)
-    return staged

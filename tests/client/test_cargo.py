@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 
 from dps.client.cargo import About, ArraysCargo
-from dps.protocol import RUN, Push
-from dps.ps.intake.staging import Staged
+from dps.protocol import Push
+from dps.ps.intake.intake import Gathering, State
+from dps.ps.intake.staged import PushOf
 from dps.transport.tuning import ORDINARY
 from dps.variables.layout import split
 from dps.variables.plan import Plan, ShardLayout, VariableSpec, make_plan
@@ -46,14 +47,14 @@ def test_the_pieces_make_the_run_and_none_is_longer_than_it_may_be(plan: Plan, s
         pieces = own_pieces(plan, layout, gradients, size)
         if pieces is None:
             continue
-        staged = Staged(0, 1, 4, 2, 7, RUN, layout.gradient_nbytes)
+        intake = Gathering(PushOf(0, 1, 4, 2, 7), layout, True)
         for piece in pieces:
             assert (piece.epoch, piece.number, piece.step, piece.counter, piece.clock) == ABOUT[:5]
             assert 0 < sum(array.nbytes for array in piece.arrays) <= max(size, 64)
-            assert not staged.whole
-            staged.add(piece, layout, True)
-        assert staged.whole and staged.run is not None
-        for arena, got in zip(layout.arenas, layout.flats(staged.run), strict=True):
+            assert intake.state is State.ARRIVING
+            intake.take(piece)
+        assert intake.state is State.COMPLETE
+        for arena, got in zip(layout.arenas, intake.staged().sound().flats(), strict=True):
             for part, start in zip(arena.parts, arena.starts, strict=True):
                 if arena.optimizer is not None:
                     wanted = split(gradients[part.variable], part, len(plan.parts_of[part.variable]))

@@ -211,68 +211,16 @@ def test_the_more_often_others_come_in_between_the_more_pushes_are_left_alone() 
     assert worth.a_try()
 
 
-# -- runs in memory of the session's own, told of range by range ------------------------------------------------------
-
-
-def lent(number: int, value: float, bad: int = -1) -> tuple[list[Push], Push, Any]:
-    """The same push out of memory that is shared: its ranges one by one, all of it at once, and the memory."""
-    pieces = push(number, value, bad)
-    memory = runtime().share(LAYOUT.nbytes)
-    about = About(1, number, 0, -1)
+def test_all_of_the_push_in_shared_memory_may_follow_its_first_pieces() -> None:
+    ps = Ps(1)
+    pieces, memory = push(1, 2.0), runtime().share(LAYOUT.nbytes)
     for piece in pieces:
         for offset, data in zip(piece.offsets, piece.arrays, strict=True):
             memory.array[offset : offset + data.nbytes] = data
-    ranges = [[n for o, a in zip(p.offsets, p.arrays, strict=True) for n in (o, a.nbytes)] for p in pieces]
-    (whole,) = shared_message(LAYOUT, memory.name, about)
-    return [shared_message(LAYOUT, memory.name, about, ready)[0] for ready in ranges], whole, memory
-
-
-@pytest.mark.parametrize("last_first", [False, True])
-def test_ranges_of_shared_memory_are_applied_while_others_are_gathered(last_first: bool) -> None:
-    ps = Ps(1)
-    ranges, _, _kept = lent(1, 2.0)
-    *first, last = ranges[::-1] if last_first else ranges
-    assert ps.bring(1, *first, *first) == [] and ps.values == after() and ps.aside == 2
-    assert ps.bring(1, last) == [Pushed(1, APPLIED, 1, 0, 1, "")]
-    assert ps.values == after(2.0)
-
-
-def test_nan_in_the_last_range_means_that_nothing_is_applied() -> None:
-    ps = Ps(1)
-    ranges, _, _kept = lent(1, 2.0, bad=12)
-    assert ps.bring(1, *ranges)[0].status == REFUSED
-    assert ps.values == after() and ps.aside == 0
-
-
-def test_a_push_in_between_changes_nothing_for_ranges_of_shared_memory() -> None:
-    ps = Ps(1)
-    ranges, _, _kept = lent(1, 2.0)
-    ps.bring(1, *ranges[:2])
-    ps.members(1, 2)
-    ps.bring(2, *push(1, 8.0))
-    assert ps.bring(1, *ranges[2:]) == [Pushed(1, APPLIED, 2, 0, 2, "")]
-    assert ps.values == after(8.0, 2.0)
-
-
-def test_all_of_the_memory_at_once_or_pieces_over_the_socket_may_follow_its_first_ranges() -> None:
-    for rest in (lambda whole: [whole], lambda whole: push(1, 2.0)):
-        ps = Ps(1)
-        ranges, whole, _kept = lent(1, 2.0)
-        ps.bring(1, *ranges[:2])
-        assert [a.status for a in ps.bring(1, *rest(whole))] == [APPLIED]
-        assert ps.values == after(2.0) and ps.aside == 0
-
-
-@pytest.mark.parametrize(
-    "ready", [[0], [0, -8], [-8, 8], [0, 1 << 40], [0, True], ["0", 8], [64, 8], [4, 6], [None, 8]]
-)
-def test_ranges_that_are_none_are_refused(ready: list[Any]) -> None:
-    ps = Ps(1)
-    _, whole, memory = lent(1, 2.0)
-    (wrong,) = shared_message(LAYOUT, memory.name, About(1, 1, 0, -1), ready)
-    with pytest.raises(ProtocolError, match="no ranges of a run|no piece of a run"):
-        ps.bring(1, wrong)
-    assert ps.values == after() and ps.bring(1, whole)[0].status == APPLIED
+    ps.bring(1, *pieces[:2])
+    (whole,) = shared_message(LAYOUT, memory.name, About(1, 1, 0, -1))
+    assert [answer.status for answer in ps.bring(1, whole)] == [APPLIED]
+    assert ps.values == after(2.0) and ps.aside == 0
 
 
 @settings(max_examples=100, deadline=None)

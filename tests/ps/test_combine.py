@@ -8,11 +8,9 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from dps.protocol import EMPTY, PARTS, RUN
 from dps.ps.intake.rowlists import checked, row_gradient
-from dps.ps.intake.staging import Staged
 from dps.ps.modes.combine import mean
-from dps.ps.store.gradients import Mean, RowGradient
+from dps.ps.store.gradients import Gradient, Mean, RowGradient
 from dps.variables.plan import VariableSpec, make_plan
 from tests.variables.models import SGD
 
@@ -24,22 +22,21 @@ LAYOUT = PLAN.layouts[0]
 A, B = 0, 2
 
 
-def push(task: int, number: int = 1, a: Any = None, b: Any = None, run: bool = False) -> Staged:
+def push(a: Any = None, b: Any = None, run: bool = False) -> Gradient:
     """As a run, or in parts; `a` also as (rows, values)."""
     if run:
-        staged = Staged(task, 10 + task, number, 0, 0, RUN, LAYOUT.gradient_nbytes, whole=True)
-        staged.run = np.zeros(LAYOUT.nbytes, np.uint8)
-        views = LAYOUT.views(staged.run)
+        memory = np.zeros(LAYOUT.nbytes, np.uint8)
+        views = LAYOUT.views(memory)
         views[A][...], views[B][...] = a, b
-        return staged
-    staged = Staged(task, 10 + task, number, 0, 0, EMPTY if a is b is None else PARTS, 0, whole=True)
+        return Gradient(LAYOUT.flats(memory), {})
+    parts: dict[int, Any] = {}
     if isinstance(a, tuple):
-        staged.parts[A] = row_gradient(checked(PLAN.parts[A], np.array(a[0], np.int64)), np.asarray(a[1], np.float32))
+        parts[A] = row_gradient(checked(PLAN.parts[A], np.array(a[0], np.int64)), np.asarray(a[1], np.float32))
     elif a is not None:
-        staged.parts[A] = np.asarray(a, np.float32).copy()
+        parts[A] = np.asarray(a, np.float32).copy()
     if b is not None:
-        staged.parts[B] = np.asarray(b, np.float32).copy()
-    return staged
+        parts[B] = np.asarray(b, np.float32).copy()
+    return Gradient(None, parts)
 
 
 def dense(update: Any, part: int) -> Any:
@@ -62,8 +59,8 @@ def f4(*values: Any) -> Any:
 
 
 def test_whole_gradients_are_averaged() -> None:
-    one = push(0, a=np.ones((4, 2)), b=f4(1, 2, 3), run=True)
-    other = push(1, a=np.zeros((4, 2)), b=f4(3, 2, 1), run=True)
+    one = push(a=np.ones((4, 2)), b=f4(1, 2, 3), run=True)
+    other = push(a=np.zeros((4, 2)), b=f4(3, 2, 1), run=True)
     update = mean([one, other], LAYOUT)
     assert update.run is not None
     np.testing.assert_array_equal(dense(update, A), np.full((4, 2), 0.5))
@@ -71,34 +68,32 @@ def test_whole_gradients_are_averaged() -> None:
 
 
 def test_a_variable_is_divided_by_those_that_have_a_gradient_for_it() -> None:
-    update = mean([push(0, b=f4(2, 2, 2)), push(1), push(2, a=np.ones((4, 2)), b=f4(4, 4, 4), run=True)], LAYOUT)
+    update = mean([push(b=f4(2, 2, 2)), push(), push(a=np.ones((4, 2)), b=f4(4, 4, 4), run=True)], LAYOUT)
     np.testing.assert_array_equal(dense(update, B), [3, 3, 3])
     np.testing.assert_array_equal(dense(update, A), np.ones((4, 2)))
 
 
 def test_a_row_is_divided_by_those_that_touched_it() -> None:
-    update = mean([push(0, a=([0, 2, 0], [[1, 1], [2, 2], [3, 3]])), push(1, a=([2, 3], [[4, 4], [5, 5]]))], LAYOUT)
+    update = mean([push(a=([0, 2, 0], [[1, 1], [2, 2], [3, 3]])), push(a=([2, 3], [[4, 4], [5, 5]]))], LAYOUT)
     np.testing.assert_array_equal(dense(update, A)[:, 0], [4, 0, 3, 5])
 
 
 def test_rows_and_whole_gradients_of_one_variable_go_together() -> None:
-    update = mean([push(0, a=([1], [[3, 3]])), push(1, a=np.ones((4, 2)))], LAYOUT)
+    update = mean([push(a=([1], [[3, 3]])), push(a=np.ones((4, 2)))], LAYOUT)
     np.testing.assert_array_equal(dense(update, A)[:, 0], [1, 2, 1, 1])
 
 
 def test_nobody_has_a_gradient_here() -> None:
-    assert mean([push(0), push(1)], LAYOUT).empty and mean([], LAYOUT).empty
+    assert mean([push(), push()], LAYOUT).empty and mean([], LAYOUT).empty
 
 
-def test_the_sum_is_taken_by_task_incarnation_and_number_not_by_arrival() -> None:
+def test_the_sum_is_taken_in_the_order_that_is_given() -> None:
     large, small = np.float32(1e8), np.float32(3)
-    values = {0: large, 1: small, 2: -large, 3: small}
-    pushes = [push(task, a=np.full((4, 2), v), b=f4(v, v, v), run=True) for task, v in values.items()]
+    values = [large, small, -large, small]
     wanted = (((large + small) - large) + small) / np.float32(4)
     assert wanted != ((small + small) + large - large) / np.float32(4)  # the order can be seen
-    for order in ([0, 1, 2, 3], [3, 1, 2, 0], [2, 3, 0, 1]):
-        again = [push(p.task, a=np.full((4, 2), values[p.task]), b=f4(*[values[p.task]] * 3), run=True) for p in pushes]
-        assert dense(mean([again[i] for i in order], LAYOUT), B).tolist() == [wanted] * 3
+    pushes = [push(a=np.full((4, 2), v), b=f4(v, v, v), run=True) for v in values]
+    assert dense(mean(pushes, LAYOUT), B).tolist() == [wanted] * 3
 
 
 GRADIENT = st.one_of(
@@ -121,7 +116,7 @@ def test_the_mean_is_that_of_a_plain_loop(gradients: list[Any]) -> None:
         elif gradient is not None:
             total, count = total + gradient, count + 1
     wanted = total / np.maximum(count, 1)[:, None]
-    found = dense(mean([push(task, a=g) for task, g in enumerate(gradients)], LAYOUT), A)
+    found = dense(mean([push(a=g) for g in gradients], LAYOUT), A)
     if found is None:
         assert all(g is None for g in gradients)
     else:

@@ -198,7 +198,7 @@ def test_after_one_that_was_fast_the_next_is_waited_for_again() -> None:
 
 def test_a_push_that_begins_without_asking_counts() -> None:
     credits = Credits(100 * MB)
-    credits.begins(of(1), 0.0)
+    credits.heard(of(1), MB, 0.0)
     credits.wanted(of(2), sender(2))
     assert granted(credits, 0.1) == []
 

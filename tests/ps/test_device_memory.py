@@ -21,7 +21,7 @@ from dps.errors import ConfigError
 from dps.kernels import device
 from dps.ps.server import PsActor
 from dps.ps.store.device_memory import DeviceMemory
-from dps.ps.store.gradients import RowGradient, Update
+from dps.ps.store.gradients import Gradient, RowGradient
 from dps.ps.store.memory import gpu_index
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
@@ -62,17 +62,17 @@ def held(made: Store) -> list[bytes]:
     return [m.read(slot, 0, m.arena.size).tobytes() for m in made.arenas for slot in (None, *m.slots)]
 
 
-def updates() -> Iterator[Update]:
+def updates() -> Iterator[Gradient]:
     """Dense, of some parts, of rows, and dense again when the parts have been updated unequally often."""
     rng = np.random.default_rng(3)
     a, table = rng.standard_normal((4, 3)), rng.standard_normal((2, 2))
     layout = store(optim.SGD(0.1), CPU).layout
     run = [rng.standard_normal(arena.size).astype(arena.dtype) for arena in layout.arenas]
     rows = RowGradient(np.array([1, 4]), table.astype("<f4"))
-    yield Update(run, {})
-    yield Update(None, {0: a.astype("<f4"), 3: rows})
-    yield Update(None, {3: RowGradient(np.empty(0, np.int64), np.empty((0, 2), "<f4"))})
-    yield Update(run, {})
+    yield Gradient(run, {})
+    yield Gradient(None, {0: a.astype("<f4"), 3: rows})
+    yield Gradient(None, {3: RowGradient(np.empty(0, np.int64), np.empty((0, 2), "<f4"))})
+    yield Gradient(run, {})
 
 
 @pytest.mark.parametrize(
@@ -99,15 +99,15 @@ def test_gradients_that_are_on_the_gpu_stay_there_and_leave_the_same_bits(optimi
     rng = np.random.default_rng(8)
     for step in (1, 2):
         run = [rng.standard_normal(arena.size).astype(arena.dtype) for arena in there.layout.arenas]
-        assert there.apply(Update([device.to_device(g) for g in run], {}), step, check=True) == ""
-        assert here.apply(Update(run, {}), step, check=True) == ""
+        assert there.apply(Gradient([device.to_device(g) for g in run], {}), step, check=True) == ""
+        assert here.apply(Gradient(run, {}), step, check=True) == ""
         assert held(there) == held(here)
         for memory in there.arenas:
             assert isinstance(memory, DeviceMemory)
             assert device.to_host(memory.in_place).tobytes() == memory.values.tobytes()
     run[0][4] = np.nan
     before = held(there)
-    refused = there.apply(Update([device.to_device(g) for g in run], {}), 3, check=True)
+    refused = there.apply(Gradient([device.to_device(g) for g in run], {}), 3, check=True)
     assert refused == "the gradient of a has NaN or infinite values (first at element 4)"
     assert held(there) == before and there.counter == 2
 
@@ -120,7 +120,7 @@ def test_a_leased_version_stays_while_the_gpu_goes_on() -> None:
     made = filled(optim.SGD(1.0), GPU)
     first = leased(made)
     before = [array.copy() for array in first.arrays]
-    run = Update([np.ones(a.size, a.dtype) for a in made.layout.arenas], {})
+    run = Gradient([np.ones(a.size, a.dtype) for a in made.layout.arenas], {})
     made.apply(run, 1)
     assert made.hold() is None  # nobody has asked the GPU for this version
     second = leased(made)
@@ -134,7 +134,7 @@ def test_a_leased_version_stays_while_the_gpu_goes_on() -> None:
 
 def test_a_version_is_copied_out_once_whoever_reads_and_memory_of_readers_is_used_again() -> None:
     made = filled(optim.SGD(1.0), GPU)
-    run = Update([np.ones(a.size, a.dtype) for a in made.layout.arenas], {})
+    run = Gradient([np.ones(a.size, a.dtype) for a in made.layout.arenas], {})
     for _ in range(5):
         one, two = leased(made), leased(made)
         assert all(a.ctypes.data == b.ctypes.data for a, b in zip(one.arrays, two.arrays, strict=True))
@@ -146,7 +146,7 @@ def test_a_version_is_copied_out_once_whoever_reads_and_memory_of_readers_is_use
 
 def test_no_third_version_is_leased_so_that_the_next_one_finds_memory() -> None:
     made = filled(optim.SGD(1.0), GPU)
-    run = Update([np.ones(a.size, a.dtype) for a in made.layout.arenas], {})
+    run = Gradient([np.ones(a.size, a.dtype) for a in made.layout.arenas], {})
     kept = []
     for _ in range(2):
         kept.append(leased(made))

@@ -13,7 +13,8 @@ from dps.actors.ref import Sender
 from dps.client.cargo import About, run_pieces
 from dps.errors import Aborted
 from dps.protocol import APPLIED, DROPPED, REFUSED, Members, NotNewer, Pull, Pushed, Values
-from dps.ps.intake.staging import Staged
+from dps.ps.intake.receiving import receive
+from dps.ps.intake.staged import Staged
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
 from dps.ps.shard import Shard
 from dps.transport.current import runtime
@@ -79,9 +80,8 @@ class Ps:
         run = np.zeros(LAYOUT.nbytes, np.uint8)
         LAYOUT.views(run)[0][...] = value
         (piece,) = run_pieces(LAYOUT, run, 1000, About(1, number, step, counter))
-        staged = Staged(incarnation - 1, incarnation, number, step, counter, piece.form, piece.nbytes)
-        staged.add(piece, LAYOUT, True)
-        self.shard.ledgers[incarnation].staged[number] = staged
+        staged = receive(piece, self.shard.ledgers[incarnation], LAYOUT, True, self.mode.begin)
+        assert isinstance(staged, Staged)
         self.mode.whole(staged, sender(incarnation))
         return self.desk.take()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dps.ps.serving.room import Room, Wait
-from dps.ps.store.gradients import Update
+from dps.ps.store.gradients import Gradient
 from dps.ps.store.hold import Hold
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
@@ -129,5 +129,5 @@ def test_a_waiting_reader_never_sees_a_mixture(sent: Sent) -> None:
     first.release()
     second = sent.hold(wait)
     assert second is not None
-    sent.store.apply(Update([np.full(a.size, -1.0, a.dtype) for a in sent.store.layout.arenas], {}), 9)
+    sent.store.apply(Gradient([np.full(a.size, -1.0, a.dtype) for a in sent.store.layout.arenas], {}), 9)
     assert set(second.arrays[0].tolist()) == {2.0}

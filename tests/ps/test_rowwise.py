@@ -10,7 +10,7 @@ import pytest
 from dps import optim
 from dps.kernels import device
 from dps.ps.serving.saving import named
-from dps.ps.store.gradients import Mean, RowGradient, Update
+from dps.ps.store.gradients import Gradient, Mean, RowGradient
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
@@ -67,15 +67,15 @@ def test_updates_of_all_of_parts_and_of_rows_follow_the_formula(where: str) -> N
             p.index: run[a][s : s + p.size].reshape(p.shape) for p in PLAN.parts for a, s in [LAYOUT.place[p.index]]
         }
         if what == "part":
-            store.apply(Update(None, {2: views[2]}), step)
+            store.apply(Gradient(None, {2: views[2]}), step)
             model[2], kept[2] = rule(model[2], kept[2], views[2])
         elif what == "rows":
             rows = np.array([1, 4])
-            store.apply(Update(None, {3: RowGradient(rows, views[3][:2].copy())}), step)
+            store.apply(Gradient(None, {3: RowGradient(rows, views[3][:2].copy())}), step)
             model[3][rows], kept[3][rows] = rule(model[3][rows], kept[3][rows], views[3][:2])
         else:
             update = [Mean((g, h)) for g, h in zip(run, other, strict=True)] if what == "mean" else run
-            store.apply(Update(update, {}), step)
+            store.apply(Gradient(update, {}), step)
             for part in PLAN.parts:
                 a, start = LAYOUT.place[part.index]
                 flat = (run[a] + other[a]) / 2 if what == "mean" else run[a]
@@ -90,16 +90,16 @@ def test_a_version_that_is_leased_stays() -> None:
     store = Store(LAYOUT, runtime())
     held = store.hold()
     assert held is not None
-    assert store.apply(Update(run_of(1), {}), 1, check=True) == ""
+    assert store.apply(Gradient(run_of(1), {}), 1, check=True) == ""
     assert not any(array.any() for array in held.arrays)
     alone = Store(LAYOUT, runtime())
-    alone.apply(Update(run_of(1), {}), 1)
+    alone.apply(Gradient(run_of(1), {}), 1)
     assert [m.values.tobytes() for m in store.arenas] == [m.values.tobytes() for m in alone.arenas]
 
 
 def test_what_is_saved_of_a_slot_has_its_shape() -> None:
     store = Store(LAYOUT, runtime())
-    store.apply(Update(run_of(1), {}), 1)
+    store.apply(Gradient(run_of(1), {}), 1)
     runs = [named(PLAN, m, slot, m.read(slot, 0, None)) for m in store.arenas for slot in (None, *m.slots)]
     shapes = {name: shape for run in runs for name, shape in zip(run.names, run.shapes, strict=True)}
     assert shapes == {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from dps import optim
-from dps.ps.store.gradients import RowGradient, Update
+from dps.ps.store.gradients import Gradient, RowGradient
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import Plan, VariableSpec, make_plan
@@ -41,8 +41,8 @@ def values(held: Any, made: Store) -> dict[int, Any]:
     return found
 
 
-def run_of(made: Store, value: float) -> Update:
-    return Update([np.full(a.size, value, a.dtype) for a in made.layout.arenas], {})
+def run_of(made: Store, value: float) -> Gradient:
+    return Gradient([np.full(a.size, value, a.dtype) for a in made.layout.arenas], {})
 
 
 def test_arenas_hold_what_shares_dtype_and_optimizer_and_a_sparse_table_its_own() -> None:
@@ -110,12 +110,12 @@ def test_any_updates_and_leases_give_what_a_plain_model_gives(events: list[tuple
         elif what == "part":
             part = PARTS[detail]
             dtype = made.part(part).dtype
-            made.apply(Update(None, {detail: np.full(part.shape, -1, dtype)}), 1)
+            made.apply(Gradient(None, {detail: np.full(part.shape, -1, dtype)}), 1)
             model[detail] = model[detail] + 1
         elif what == "rows":
             rows = np.array(sorted(detail))
             for index, dim in ((0, 3), (4, 2)):
-                made.apply(Update(None, {index: RowGradient(rows, np.full((len(rows), dim), -1, np.float32))}), 1)
+                made.apply(Gradient(None, {index: RowGradient(rows, np.full((len(rows), dim), -1, np.float32))}), 1)
                 model[index] = model[index].copy()
                 model[index][rows] += 1
         elif what == "lease":

@@ -12,7 +12,7 @@ import dps
 from dps import config
 from dps.errors import ConfigError
 from dps.ps.store import crew
-from dps.ps.store.gradients import Pieces, Update
+from dps.ps.store.gradients import Gradient, Pieces
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
@@ -110,7 +110,7 @@ def test_the_bits_of_a_push_in_pieces_do_not_depend_on_threads_nor_on_how_it_was
         store = Store(layout, runtime(), threads=threads)
         for step, gradient in enumerate(gradients, 1):
             pieces = Pieces(np.split(gradient, cuts)) if cuts else gradient
-            assert store.apply(Update([pieces], {}), step) == ""
+            assert store.apply(Gradient([pieces], {}), step) == ""
         found.append((store.arenas[0].values.tobytes(), [slot.tobytes() for slot in store.arenas[0].slots.values()]))
         store.close()
     assert all(one == found[0] for one in found)

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from dps.errors import ProtocolError
 from dps.protocol import DENSE, PACKED, PARTS, Push
 from dps.ps.intake.borrowed import Borrowed
-from dps.ps.intake.staging import Staged
+from dps.ps.intake.ledger import Ledger
+from dps.ps.intake.receiving import receive
+from dps.ps.intake.staged import Staged
 from dps.ps.intake.unpacking import unpack
 from dps.transport.current import runtime
 from dps.variables.packed import Packed
@@ -116,22 +118,22 @@ def message(*described_and_array: Any) -> Push:
 
 
 def staged(piece: Push) -> Staged:
-    push = Staged(0, 1, 1, 0, 0, PARTS, piece.nbytes)
-    push.add(piece, LAYOUT, True, Borrowed(runtime()))
-    return push
+    found = receive(piece, Ledger(0, 1, "worker:0", Borrowed(runtime())), LAYOUT, True, None)  # type: ignore[arg-type]
+    assert isinstance(found, Staged)
+    return found
 
 
 def test_packed_and_whole_parts_come_in_one_push() -> None:
     packed = Packed(["top_k"], raw(places(1), values(1)))
     push = staged(message([0, PACKED, 0, packed.form], packed.data, [1, DENSE, 0, []], np.ones(2)))
-    assert push.whole and push.problem == ""
-    assert push.parts[0].tolist() == [[0, 1], [0, 0], [0, 0]] and push.parts[1].tolist() == [1, 1]  # type: ignore[union-attr]
+    assert push.problem == ""
+    assert [part.tolist() for part in push.sound().parts.values()] == [[[0, 1], [0, 0], [0, 0]], [1, 1]]  # type: ignore[union-attr]
 
 
 def test_a_packed_number_that_is_none_is_named_by_its_variable() -> None:
     packed = Packed(["float16"], raw(np.array([0, 1, np.inf, 3, 4, 5], "<f2")))
     push = staged(message([0, PACKED, 0, packed.form], packed.data))
-    assert push.whole and push.problem == "the gradient of w has NaN or infinite values"
+    assert push.problem == "the gradient of w has NaN or infinite values"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -158,11 +159,11 @@ def test_a_copy_for_which_there_is_no_memory_is_not_taken_for_one(monkeypatch: p
     ps = Ps()
     ps.push(1, 2.0)
     staged = ps.shard.ledgers[1].staged[1]
-    assert staged.run is not None
-    staged.run = staged.run.view(Full)
+    gradient = staged.sound()
+    staged.gradient = replace(gradient, run=[array.view(Full) for array in gradient.flats()])
     with pytest.raises(MemoryError):
         ps.desk.wait(1.0)
-    staged.run = staged.run.view(np.ndarray)
+    staged.gradient = gradient
     ps.actor.on_PushStatus(PushStatus(1, 1), sender(1))
     assert [type(answer) for _, answer in ps.desk.take()] == [PushHeld]
     ps.memories[1].array.view(np.float64)[:] = 1000.0
@@ -175,7 +176,7 @@ def test_a_shard_that_has_ended_says_nothing_more() -> None:
     ps = Ps()
     ps.push(1, 2.0)
     ps.shard.ended = True
-    assert ps.desk.wait(1.0) == [] and ps.shard.ledgers[1].staged[1].borrowed
+    assert ps.desk.wait(1.0) == [] and ps.shard.ledgers[1].staged[1].sound().borrowed
 
 
 def test_a_push_that_fell_out_of_the_window_long_ago_is_held() -> None:

@@ -13,7 +13,7 @@ from dps.chief.run import write_journal
 from dps.client import pushing, stepping, waiting
 from dps.errors import CheckpointError
 from dps.ps import server, shard
-from dps.ps.intake import ledger, rowlists, staging
+from dps.ps.intake import ledger, rowlists, staged
 from dps.ps.modes import asynchronous as modes
 from dps.ps.modes import clocks, quorum, sync, tokens
 from dps.ps.modes import stepping as ps_stepping
@@ -40,9 +40,9 @@ def caught(mode: str, words: str, first: int = 0, of: Callable[[str, int], Scena
 
 
 def test_a_ps_that_forgets_what_it_has_applied_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def apply_at_once(self: modes.AsyncMode, staged: staging.Staged, sender: Any) -> None:
-        found = self.shard.ledgers[staged.incarnation]
-        self.shard.node.answer(sender, self._apply(found, staged))
+    def apply_at_once(self: modes.AsyncMode, push: staged.Staged, sender: Any) -> None:
+        found = self.shard.ledgers[push.push.incarnation]
+        self.shard.node.answer(sender, self._apply(found, push))
         found.staged.clear()
         self.shard.wake_reads()
 
@@ -56,7 +56,7 @@ def test_a_set_that_is_not_frozen_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     def apply_what_is_there(self: sync.SyncMode, chosen: list[quorum.PushId], step: int) -> None:
         if self.quorum is None:
             ledgers = self.shard.ledgers.items()
-            chosen = [(g.task, i, n) for i, g in ledgers for n, s in g.staged.items() if s.whole]
+            chosen = [(g.task, i, n) for i, g in ledgers for n in g.staged]
         frozen(self, sorted(chosen), step)
 
     frozen: Callable[..., None] = sync.SyncMode._apply
@@ -98,7 +98,7 @@ def test_a_push_counted_before_it_is_whole_everywhere_is_caught(monkeypatch: pyt
 
     def apply_what_is_there(self: sync.SyncMode, chosen: list[quorum.PushId], step: int) -> None:
         ledgers = self.shard.ledgers
-        apply(self, [p for p in chosen if (s := ledgers[p[1]].staged.get(p[2])) is not None and s.whole], step)
+        apply(self, [p for p in chosen if p[2] in ledgers[p[1]].staged], step)
 
     report: Callable[..., list[Any]] = quorum.Quorum.report
     apply: Callable[..., None] = sync.SyncMode._apply
@@ -147,7 +147,7 @@ def test_a_list_of_rows_that_is_taken_for_another_is_caught(monkeypatch: pytest.
 
 
 def test_a_session_that_goes_on_before_its_rows_are_read_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging.Staged, "own", lambda self: None)
+    monkeypatch.setattr(staged.Staged, "own", lambda self: None)
     caught("sync", "differ")
 
 

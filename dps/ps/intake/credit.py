@@ -52,16 +52,13 @@ class Credits:
         """Whether it was not granted yet."""
         return key in self._wanted
 
-    def begins(self, key: Key, now: float) -> None:
-        """The first piece of a push is here; it may have had its credit with the result of another."""
+    def heard(self, key: Key, here: int, now: float) -> None:
+        """A piece of a push of several is here; `here`: bytes of it that have come. It may have had its credit with the
+        result of another push."""
         if key not in self._held:
             self._wanted.pop(key, None)
             self._hold(key, now)
-
-    def heard(self, key: Key, here: int, now: float) -> None:
-        """A piece has come; `here`: bytes of the push that have come."""
-        if (held := self._held.get(key)) is not None:
-            held.heard, held.here = now, here
+        self._held[key].heard, self._held[key].here = now, here
 
     def over(self, key: Key, now: float) -> None:
         """A push needs its credit no longer."""

@@ -1,9 +1,11 @@
-"""The pushes of one session on this shard: those that are staged, and the results of those that are decided."""
+"""The pushes of one session on this shard: those that arrive, those that are staged, and results."""
 
 from __future__ import annotations
 
-from dps.protocol import Pushed
-from dps.ps.intake.staging import Staged
+from dps.protocol import WINDOW, Pushed
+from dps.ps.intake.borrowed import Borrowed
+from dps.ps.intake.intake import Intake
+from dps.ps.intake.staged import Staged
 
 
 class Ledger:
@@ -12,9 +14,13 @@ class Ledger:
     again is answered and not applied again.
     """
 
-    def __init__(self, task: int, name: str, window: int) -> None:
-        self.task, self.name, self.window = task, name, window
+    def __init__(self, task: int, incarnation: int, name: str, memory: Borrowed, window: int = WINDOW) -> None:
+        self.task, self.incarnation, self.name, self.window = task, incarnation, name, window
+        self.memory = memory
+        """What the session's messages name."""
+        self.arriving: dict[int, Intake] = {}
         self.staged: dict[int, Staged] = {}
+        """The pushes that are complete."""
         self.results: dict[int, Pushed] = {}
         self.done = 0
         """All numbers up to this one have results."""
@@ -24,14 +30,19 @@ class Ledger:
     def decided(self, number: int) -> bool:
         return number <= self.done or number in self.results
 
-    def is_here(self, number: int) -> bool:
-        """Whether nothing more of a push is wanted: it is complete, or has its result."""
-        staged = self.staged.get(number)
-        return self.decided(number) or (staged is not None and staged.whole)
+    def is_complete(self, number: int) -> bool:
+        """Whether nothing more of a push is wanted: it is staged, or has its result."""
+        return number in self.staged or self.decided(number)
 
     def in_reach(self, number: int) -> bool:
         """Whether a push with this number may be staged now."""
         return self.done < number <= self.done + self.window
+
+    def stage(self, staged: Staged) -> Staged:
+        """Keep a push that is complete; what came of it in another way goes."""
+        self.discard(staged.push.number)
+        self.staged[staged.push.number] = staged
+        return staged
 
     def record(self, result: Pushed) -> None:
         """Keep a result; the push's memory goes."""
@@ -42,12 +53,12 @@ class Ledger:
             self.results.pop(self.done - self.window, None)
 
     def discard(self, number: int) -> None:
-        """Forget what is staged under a number."""
-        staged = self.staged.pop(number, None)
-        if staged is not None:
-            staged.stop()
+        """Forget what there is of a push."""
+        found = self.arriving.pop(number, None) or self.staged.pop(number, None)
+        if found is not None:
+            found.drop()
 
     def clear(self) -> None:
         """The session has ended."""
-        for number in list(self.staged):
+        for number in (*self.arriving, *self.staged):
             self.discard(number)

@@ -11,14 +11,16 @@ import numpy as np
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.kernels.halves import widened
-from dps.protocol import APPLIED, DROPPED, REFUSED, RUN, Members, Pull, Push, Pushed, Step, Token
+from dps.protocol import APPLIED, DROPPED, REFUSED, Members, Pull, Push, Pushed, Step, Token
+from dps.ps.intake.intake import Applying, Gathering, Intake, Keeping
 from dps.ps.intake.ledger import Ledger
-from dps.ps.intake.staging import FORGETS, KEEPS, Staged
+from dps.ps.intake.staged import PushOf, Staged
 from dps.ps.modes.ahead import Worth
 from dps.ps.modes.clocks import Clocks
 from dps.ps.serving.early import Early
 from dps.ps.shard import Shard
-from dps.ps.store.gradients import Mean, Pieces, RowGradient, Update
+from dps.ps.store.draft import Draft
+from dps.ps.store.gradients import Gradient, Mean, Pieces, RowGradient
 from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.update import Async, Bounded
@@ -42,33 +44,40 @@ class AsyncMode:
         self._plain = not stale and shard.takes_steps
 
     def whole(self, staged: Staged, sender: Sender) -> None:
-        ledger = self.shard.ledgers[staged.incarnation]
-        self._senders[staged.incarnation, staged.number] = sender
-        while (ready := ledger.staged.get(ledger.done + 1)) is not None and ready.whole:
+        incarnation = staged.push.incarnation
+        ledger = self.shard.ledgers[incarnation]
+        self._senders[incarnation, staged.push.number] = sender
+        while (ready := ledger.staged.get(ledger.done + 1)) is not None:
             result = self._apply(ledger, ready)
-            asker = self._senders.pop((staged.incarnation, ready.number), None)
+            asker = self._senders.pop((incarnation, ready.push.number), None)
             if asker is not None:
                 self.shard.answer_push(asker, result)
         self.shard.wake_reads()
 
-    def begun(self, ledger: Ledger, staged: Staged) -> None:
-        """The pieces stay as they come, and those of a session's next push are applied as they come where they can be.
+    def begin(self, push: PushOf) -> Intake:
+        """The pieces of a session's next push are applied as they come if they can be.
 
-        Where no other session can come in between, pieces that were applied are not kept (those in the session's own
-        memory are): in the seldom case that one does, this session is asked for them again.
+        If no other session can come in between, pieces that were applied are not kept: in the rare case that one does,
+        this session is asked for them again.
         """
-        store = self.shard.store
+        about = push, self.shard.layout, self.shard.checks_finite
         if self.settings.compensation:
-            return
-        staleness, limit = self._staleness(staged.counter), self.settings.max_staleness
-        if staged.number == ledger.done + 1 and (limit is None or staleness <= limit) and self._worth.a_try():
-            if store.layout.gradient_nbytes >= store.tuning.ahead_pieces * store.runtime.tuning.piece_nbytes:
-                staged.ahead = store.open(self._step(staged.step), self._scale(staleness), reversible=True)
-            staged.tried = staged.ahead is not None
-            if staged.ahead is not None and staged.form == RUN and self.sends_early:
-                staged.ahead.listener = Early(self.shard, staged.incarnation, staged.number, staged.ahead)
-        forgets = staged.ahead is not None and self._alone and staged.form == RUN
-        staged.keeps = FORGETS if forgets else KEEPS
+            return Gathering(*about)
+        draft = self._draft(push)
+        return Keeping(*about) if draft is None else Applying(*about, draft, lets_go=self._alone)
+
+    def _draft(self, push: PushOf) -> Draft | None:
+        """What a push is written to while it arrives; None if it is applied once it is complete."""
+        store, staleness, limit = self.shard.store, self._staleness(push.counter), self.settings.max_staleness
+        is_next = push.number == self.shard.ledgers[push.incarnation].done + 1
+        if not is_next or (limit is not None and staleness > limit) or not self._worth.a_try():
+            return None
+        if store.layout.gradient_nbytes < store.tuning.ahead_pieces * store.runtime.tuning.piece_nbytes:
+            return None
+        draft = store.open(self._step(push.step), self._scale(staleness), reversible=True)
+        if draft is not None and self.sends_early:
+            draft.listener = Early(self.shard, push.incarnation, push.number, draft)
+        return draft
 
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
         result = ledger.results.get(number)
@@ -92,8 +101,8 @@ class AsyncMode:
         if step.released:
             shard.released(sender.incarnation, step.released)
         result = Pushed(step.number, APPLIED, self._step(step.step), staleness, 0, "")
-        record = partial(self._record, ledger, sender.incarnation, result)
-        store.apply(Update([gradients[0]], {}), result.step, record=record)
+        record = partial(self._record, ledger, result)
+        store.apply(Gradient([gradients[0]], {}), result.step, record=record)
         shard.stepped(sender, step, staleness)
         shard.wake_reads()
         return True
@@ -109,8 +118,7 @@ class AsyncMode:
 
     def pulled(self, ledger: Ledger) -> None:
         if self.settings.compensation:
-            incarnation = next(i for i, found in self.shard.ledgers.items() if found is ledger)
-            self._backups[incarnation] = [a.values.copy() for a in self.shard.store.arenas]
+            self._backups[ledger.incarnation] = [a.values.copy() for a in self.shard.store.arenas]
 
     def members(self, message: Members) -> None:
         live = {member[0] for member in message.live}
@@ -130,53 +138,56 @@ class AsyncMode:
         return ""
 
     def _apply(self, ledger: Ledger, staged: Staged) -> Pushed:
-        staleness, limit = self._staleness(staged.counter), self.settings.max_staleness
+        number, store = staged.push.number, self.shard.store
+        staleness, limit = self._staleness(staged.push.counter), self.settings.max_staleness
         stale = limit is not None and staleness > limit
         if stale or self.settings.compensation:
-            staged.look(self.shard.store)
-        credit = staged.form == RUN and self._gives_credit
+            staged.look(store)
+        credit = staged.in_pieces and self._gives_credit
         if not stale and not staged.problem:
-            result = Pushed(staged.number, APPLIED, self._step(staged.step), staleness, 0, "", credit=credit)
+            result = Pushed(number, APPLIED, self._step(staged.push.step), staleness, 0, "", credit=credit)
             staged.problem = self._publish(ledger, staged, result)
             if not staged.problem:
-                return ledger.results[staged.number]
-        status, store = REFUSED if staged.problem else DROPPED, self.shard.store
-        result = Pushed(staged.number, status, store.step, staleness, store.counter, staged.problem, credit=credit)
+                return ledger.results[number]
+        status = REFUSED if staged.problem else DROPPED
+        result = Pushed(number, status, store.step, staleness, store.counter, staged.problem, credit=credit)
         return self.shard.decide(ledger, result)
 
     def _publish(self, ledger: Ledger, staged: Staged, result: Pushed) -> str:
         """Make a push the next version, and record its result; why it is refused, or ""."""
-        store = self.shard.store
-        draft = staged.take_draft()
-        if staged.tried:
-            self._worth.note(draft is not None)
+        draft, staged.draft = staged.draft, None
         if draft is not None:
-            self._record(ledger, staged.incarnation, result, draft.counter)
-            draft.publish()
-            return ""
-        record = partial(self._record, ledger, staged.incarnation, result)
-        if staged.pieces and store.is_large and not staged.unchecked:
-            record = partial(self._record_and_answer, ledger, staged.incarnation, result)
-        update, scale = self._compensated(staged), self._scale(result.staleness)
-        return store.apply(update, result.step, scale, staged.unchecked, record)
+            self._worth.note(draft.holds)
+            with draft:
+                if draft.holds:
+                    self._record(ledger, result, draft.counter)
+                    draft.publish()
+                    return ""
+        gradient = staged.sound()
+        record = partial(self._record, ledger, result)
+        if staged.in_pieces and self.shard.store.is_large and not self.settings.compensation:
+            record = partial(self._record_and_answer, ledger, result)
+        check, scale = not gradient.checked, self._scale(result.staleness)
+        gradient = self._compensated(gradient, staged.push.incarnation)
+        return self.shard.store.apply(gradient, result.step, scale, check, record)
 
-    def _record(self, ledger: Ledger, incarnation: int, result: Pushed, counter: int) -> None:
+    def _record(self, ledger: Ledger, result: Pushed, counter: int) -> None:
         """A push will be, or is, version `counter`."""
         shard = self.shard
         shard.decide(ledger, changed(result, counter=counter))
         shard.staleness[ledger.name] = result.staleness
         shard.node.runtime.record(
             "applied", epoch=shard.epoch, counter=counter, step=result.step,
-            pushes=((ledger.task, incarnation, result.number),),
+            pushes=((ledger.task, ledger.incarnation, result.number),),
         )  # fmt: skip
 
-    def _record_and_answer(self, ledger: Ledger, incarnation: int, result: Pushed, counter: int) -> None:
+    def _record_and_answer(self, ledger: Ledger, result: Pushed, counter: int) -> None:
         """Answer a large push before the pass that applies it: its memory is not the session's.
 
         Whatever the session asks then is handled after the pass. A ps that is lost meanwhile loses all that it applied.
         """
-        self._record(ledger, incarnation, result, counter)
-        asker = self._senders.get((incarnation, result.number))
+        self._record(ledger, result, counter)
+        asker = self._senders.get((ledger.incarnation, result.number))
         if asker is None or self.shard.lending.wants(asker.incarnation, asker.request):
             return
         try:
@@ -185,7 +196,7 @@ class AsyncMode:
         except OSError as error:
             log.warning("%s: an answer to %s waits for the pass: %s", self.shard.node.name, ledger.name, error)
         else:
-            del self._senders[incarnation, result.number]
+            del self._senders[ledger.incarnation, result.number]
 
     @property
     def _alone(self) -> bool:
@@ -211,9 +222,8 @@ class AsyncMode:
         damping = self.settings.damping
         return 1.0 if damping is None else 1.0 / (1.0 + staleness) ** damping
 
-    def _compensated(self, staged: Staged) -> Update:
-        update = staged.update(self.shard.layout)
-        backups = self._backups.get(staged.incarnation)
+    def _compensated(self, update: Gradient, incarnation: int) -> Gradient:
+        backups = self._backups.get(incarnation)
         if not self.settings.compensation or backups is None:
             return update
         if update.run is not None:
@@ -223,7 +233,7 @@ class AsyncMode:
                 else self._compensate(g, memory.values, backup)
                 for g, memory, backup in zip(update.run, self.shard.store.arenas, backups, strict=True)
             ]
-            return Update(runs, {})
+            return Gradient(runs, {})
         parts: dict[int, Any] = {}
         for index, gradient in update.parts.items():
             part = self.shard.plan.parts[index]
@@ -237,7 +247,7 @@ class AsyncMode:
                 parts[index] = RowGradient(gradient.rows, values)
             else:
                 parts[index] = self._compensate(gradient.reshape(part.shape), now, then)
-        return Update(None, parts)
+        return Gradient(None, parts)
 
     def _compensate(self, g: Array, w: Array, backup: Array) -> Array:
         g, w, backup = widened(g), widened(w), widened(backup)
@@ -294,7 +304,7 @@ class BoundedMode(AsyncMode):
         result = super()._apply(ledger, staged)
         if self.shard.is_step_ps:
             alone = len(self.shard.plan.ps) == 1
-            self.clocks.acknowledged(staged.incarnation, ledger.done if alone else staged.clock)
+            self.clocks.acknowledged(ledger.incarnation, ledger.done if alone else staged.push.clock)
         return result
 
     def members(self, message: Members) -> None:

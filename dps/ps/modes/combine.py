@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dps.kernels import rows as row_kernels
 from dps.kernels.halves import widened
-from dps.ps.intake.staging import Staged
-from dps.ps.store.gradients import Mean, RowGradient, Update
+from dps.ps.store.gradients import Gradient, Mean, RowGradient
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
 
-def mean(pushes: Sequence[Staged], layout: ShardLayout) -> Update:
-    """One update from all pushes of a step, which stay as they are: their memory may be the sessions' own.
+def mean(gradients: Sequence[Gradient], layout: ShardLayout) -> Gradient:
+    """One gradient from those of all pushes of a step, in their order. They stay as they are: their memory may be the
+    sessions' own.
 
     A variable is divided by the number of pushes that have a gradient for it, and a sparse row by the number of
-    pushes that touched it. Where all pushes are runs nothing is computed here: the pass that applies them sums.
+    pushes that touched it. If all are runs nothing is computed here: the pass that applies them sums.
     """
-    pushes = [p for p in sorted(pushes, key=lambda p: p.id) if p.run is not None or p.parts]
-    if pushes and all(p.run is not None for p in pushes):
-        runs = [layout.flats(p.run) for p in pushes if p.run is not None]
-        return Update(runs[0] if len(runs) == 1 else [Mean(gs) for gs in zip(*runs, strict=True)], {})
-    gradients: dict[int, list[Array | RowGradient]] = {}
-    for push in pushes:
-        for index, gradient in _parts(push, layout).items():
-            gradients.setdefault(index, []).append(_wide(gradient))
-    return Update(None, {index: _mean_of_part(gradients[index]) for index in sorted(gradients)})
+    gradients = [gradient for gradient in gradients if not gradient.empty]
+    if gradients and all(gradient.run is not None for gradient in gradients):
+        runs = [gradient.flats() for gradient in gradients]
+        return Gradient(runs[0] if len(runs) == 1 else [Mean(gs) for gs in zip(*runs, strict=True)], {})
+    parts: dict[int, list[Array | RowGradient]] = {}
+    for gradient in gradients:
+        for index, of_part in _parts(gradient, layout).items():
+            parts.setdefault(index, []).append(_wide(of_part))
+    return Gradient(None, {index: _mean_of_part(parts[index]) for index in sorted(parts)})
 
 
 def _wide(gradient: Array | RowGradient) -> Array | RowGradient:
@@ -38,10 +38,10 @@ def _wide(gradient: Array | RowGradient) -> Array | RowGradient:
     return widened(gradient)
 
 
-def _parts(push: Staged, layout: ShardLayout) -> dict[int, Array | RowGradient]:
-    if push.run is None:
-        return push.parts
-    arrays = layout.flats(push.run)
+def _parts(gradient: Gradient, layout: ShardLayout) -> Mapping[int, Array | RowGradient]:
+    if gradient.run is None:
+        return gradient.parts
+    arrays = gradient.flats()
     return {
         part.index: arrays[a][start : start + part.size]
         for a, arena in enumerate(layout.arenas)

@@ -16,7 +16,7 @@ from dps.actors.ref import Sender
 from dps.protocol import APPLIED, SHARED, Push, Pushed, Step, Stepped
 from dps.ps.modes.quorum import PushId, Quorum
 from dps.ps.shard import Shard
-from dps.ps.store.gradients import Mean, Update
+from dps.ps.store.gradients import Gradient, Mean
 from dps.transport.wire import Array
 
 _Kept = tuple[PushId, Step, Sender, list[Array]]
@@ -73,7 +73,7 @@ class Stepping:
         self._kept = {}
         pushes = [push for push, *_ in kept]
         number = self._quorum.step_at_once(pushes)
-        store.apply(Update([Mean(gradients)], {}), number, record=partial(self._record, pushes, number))
+        store.apply(Gradient([Mean(gradients)], {}), number, record=partial(self._record, pushes, number))
         try:
             self._answer(kept, number)
         finally:

@@ -22,8 +22,9 @@ from dps.protocol import (
     Step,
     Token,
 )
+from dps.ps.intake.intake import Gathering, Intake
 from dps.ps.intake.ledger import Ledger
-from dps.ps.intake.staging import Staged
+from dps.ps.intake.staged import PushOf, Staged
 from dps.ps.modes.combine import mean
 from dps.ps.modes.quorum import Decision, Grant, Member, PushId, Quorum
 from dps.ps.modes.stepping import Stepping
@@ -66,14 +67,16 @@ class SyncMode:
 
     # -- Mode -------------------------------------------------------------------------------------------------
 
-    def begun(self, ledger: Ledger, staged: Staged) -> None:
-        """Its pieces go into one run, for the pass that sums it with others."""
+    def begin(self, push: PushOf) -> Intake:
+        """Pieces go into one run, for the pass that sums it with others."""
+        return Gathering(push, self.shard.layout, self.shard.checks_finite)
 
     def whole(self, staged: Staged, sender: Sender) -> None:
         staged.look(self.shard.store)
-        key = staged.incarnation, staged.number
+        push = staged.push
+        key = push.incarnation, push.number
         self._askers[key] = sender
-        self._report([[staged.incarnation, staged.number, staged.step, staged.problem]])
+        self._report([[push.incarnation, push.number, push.step, staged.problem]])
         if self.quorum is None and self._goes_on:
             self._say_held(key)
         elif key in self._askers:
@@ -236,8 +239,8 @@ class SyncMode:
 
     def _apply(self, chosen: tuple[PushId, ...], step: int) -> None:
         shard = self.shard
-        staged = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in chosen]
-        shard.store.apply(mean(staged, shard.layout), step, record=partial(self._record, chosen, step))
+        gradients = [shard.ledgers[incarnation].staged[number].sound() for _, incarnation, number in sorted(chosen)]
+        shard.store.apply(mean(gradients, shard.layout), step, record=partial(self._record, chosen, step))
         for _, incarnation, number in chosen:
             self._tell(incarnation, shard.ledgers[incarnation].results[number])
 

@@ -10,7 +10,7 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.actors.system import Node
 from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
-from dps.ps.intake.borrowed import Borrowed
+from dps.ps.intake.ledger import Ledger
 from dps.ps.serving.answers import Answers
 from dps.ps.store.store import Store
 from dps.transport.wire import Array
@@ -25,9 +25,8 @@ class Served(Protocol):
     plan: Plan
     layout: ShardLayout
     store: Store
-    borrowed: dict[int, Borrowed]
 
-    def ledger(self, sender: Sender, epoch: int) -> object:
+    def ledger(self, sender: Sender, epoch: int) -> Ledger:
         """Raises Aborted for a session that is not admitted."""
 
     def waiting_for(self) -> str:
@@ -47,10 +46,9 @@ class Lookups:
 
         Raises ValueError for rows that are not here, Aborted for a session that is not."""
         shard = self._shard
-        shard.ledger(sender, message.epoch)
+        lists = shard.ledger(sender, message.epoch).memory.rows
         if message.part not in shard.layout.place or len(message.arrays) > 1:
             raise ValueError(f"part {message.part} is not on {shard.node.name}")
-        lists = shard.borrowed[sender.incarnation].rows
         if message.arrays:
             rows = lists.take(shard.plan.parts[message.part], message.listed, message.arrays[0])
         elif (found := lists.get(message.part, message.listed)) is not None:

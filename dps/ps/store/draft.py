@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol
 
 from dps.ps.store.arena import WHOLE, ArenaMemory
-from dps.ps.store.gradients import Mean, Pieces, RowGradient, Update, cut, size_of
+from dps.ps.store.gradients import Gradient, Mean, Pieces, RowGradient, cut, size_of
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
@@ -92,7 +92,7 @@ class Draft:
             item = memory.arena.itemsize
             self.listener.wrote(memory.arena.offset + start * item, size_of(gradient) * item)
 
-    def write(self, update: Update) -> None:
+    def write(self, update: Gradient) -> None:
         """Write all of an update, which was checked."""
         if update.run is not None:
             for number in self.targets:

@@ -68,18 +68,41 @@ class RowGradient:
 
 
 @dataclass(frozen=True)
-class Update:
-    """What one pass applies. Either `run` (per arena a flat gradient of all of it) or `parts`.
+class Gradient:
+    """What one push, or the mean of several, brings for a shard. Either `run` (per arena a flat gradient of all of it)
+    or `parts`.
 
     The gradient of an arena on a GPU may be there, too: an array of `dps.kernels.device`.
     """
 
     run: Sequence[Array | Mean | Pieces] | None
     parts: Mapping[int, Array | RowGradient]
+    borrowed: bool = False
+    """It lies in the session's own memory, which is as it is until the push is answered."""
+    checked: bool = True
+    """Nobody has to look for NaN and infinity any more."""
 
     @property
     def empty(self) -> bool:
         return self.run is None and not self.parts
+
+    def flats(self) -> list[Array]:
+        """The arrays of `run`, if it came neither in pieces nor as a mean."""
+        return [array for array in self.run or () if not isinstance(array, Mean | Pieces)]
+
+    def own(self) -> Gradient:
+        """The same in memory of its own; then the session's is free."""
+        if not self.borrowed:
+            return self
+        run = None if self.run is None else [array.copy() for array in self.flats()]
+        parts = {index: _copied(gradient) for index, gradient in self.parts.items()}
+        return Gradient(run, parts, checked=self.checked)
+
+
+def _copied(gradient: Array | RowGradient) -> Array | RowGradient:
+    if isinstance(gradient, RowGradient):
+        return RowGradient(gradient.rows, gradient.values.copy())
+    return gradient.copy()
 
 
 def is_finite(array: Array) -> bool:

@@ -11,7 +11,7 @@ from dps.kernels import rows as row_kernels
 from dps.ps.store.arena import WHOLE, ArenaMemory, Buffer
 from dps.ps.store.crew import crew_of
 from dps.ps.store.draft import Draft, Target
-from dps.ps.store.gradients import Pieces, RowGradient, Update, arrays_of, is_finite, not_finite
+from dps.ps.store.gradients import Gradient, Pieces, RowGradient, arrays_of, is_finite, not_finite
 from dps.ps.store.hold import Hold
 from dps.ps.store.memory import memory_of
 from dps.transport.endpoint import Runtime
@@ -151,7 +151,7 @@ class Store:
                 memory.write(None, (offset - arena.offset) // values.itemsize, values)
 
     def apply(
-        self, update: Update, step: int, scale: float = 1.0, check: bool = False,
+        self, update: Gradient, step: int, scale: float = 1.0, check: bool = False,
         record: Callable[[int], None] = lambda counter: None,
     ) -> str:  # fmt: skip
         """Make one update the next version, whole or not at all for every reader. "" when it was applied.
@@ -239,7 +239,7 @@ class Store:
         for a, target in draft.targets.items():
             self.arenas[a].buffers[target.index].drafted = False
 
-    def _together(self, update: Update) -> Update:
+    def _together(self, update: Gradient) -> Gradient:
         """Pieces put together for the arenas whose passes need that, before the update counts: memory may lack."""
         if update.run is None:
             return update
@@ -248,9 +248,9 @@ class Store:
             gradient = run[a]
             if isinstance(gradient, Pieces) and not memory.takes_pieces:
                 run[a] = gradient.array()
-        return Update(run, {})
+        return Gradient(run, {})
 
-    def problem(self, update: Update) -> str:
+    def problem(self, update: Gradient) -> str:
         """The first variable whose gradient is not finite, as a sentence; "" if there is none."""
         if update.run is not None:
             if all(memory.is_finite(g) for a, memory in self._trained for g in arrays_of(update.run[a])):

@@ -1,4 +1,4 @@
-"""Pushes on their way in: pieces in any order, doubled or wrong; and the ledger that remembers them."""
+"""Messages of a push: pieces in any order, doubled or wrong; parts and rows; and the ledger that remembers pushes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dps.client.cargo import About, run_pieces
-from dps.errors import ProtocolError
+from dps.client.cargo import About, run_pieces, shared_message
+from dps.errors import Aborted, ProtocolError
 from dps.protocol import APPLIED, DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, RUN, SHARED, WINDOW, Push, Pushed
 from dps.ps.intake import rowlists
 from dps.ps.intake.borrowed import Borrowed
+from dps.ps.intake.intake import Gathering, Intake, Keeping, State
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.parts import unknown_list
-from dps.ps.intake.staging import KEEPS, Staged
-from dps.ps.store.gradients import Pieces, RowGradient
+from dps.ps.intake.receiving import receive
+from dps.ps.intake.staged import PushOf, Staged
+from dps.ps.store.gradients import Gradient, Pieces, RowGradient
+from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.transport.tuning import ORDINARY
 from dps.variables.plan import VariableSpec, make_plan
@@ -46,15 +49,23 @@ def run_of(bad: Any = None) -> Any:
     return run
 
 
-def staged(form: int, nbytes: int) -> Staged:
-    return Staged(2, 7, 1, 0, 0, form, nbytes)
+def ledger() -> Ledger:
+    return Ledger(2, 7, "worker:2", SESSION)
 
 
-def take(pieces: list[Push], check_finite: bool = True) -> Staged:
-    push = staged(pieces[0].form, pieces[0].nbytes)
-    for piece in pieces:
-        push.add(piece, LAYOUT, check_finite, SESSION)
-    return push
+def took(session: Ledger, piece: Push, check: bool = True) -> Intake | Staged:
+    return receive(piece, session, LAYOUT, check, lambda push: Gathering(push, LAYOUT, check))
+
+
+def take(pieces: list[Push], check: bool = True) -> Staged:
+    """The push of these pieces, which are all of it."""
+    session = ledger()
+    *first, last = pieces
+    for piece in first:
+        assert isinstance(took(session, piece, check), Intake)
+    staged = took(session, last, check)
+    assert isinstance(staged, Staged) and session.staged == {1: staged} and not session.arriving
+    return staged
 
 
 def pieces(size: int, bad: Any = None) -> list[Push]:
@@ -63,24 +74,18 @@ def pieces(size: int, bad: Any = None) -> list[Push]:
 
 @settings(max_examples=50)
 @given(st.integers(8, 80), st.data())
-def test_a_dense_push_is_whole_when_every_piece_is_there_in_any_order_and_doubled(size: int, data: Any) -> None:
-    order = data.draw(st.permutations(pieces(size)))
-    push = staged(RUN, LAYOUT.gradient_nbytes)
+def test_a_dense_push_is_complete_when_every_piece_is_there_in_any_order_and_doubled(size: int, data: Any) -> None:
+    session, order = ledger(), data.draw(st.permutations(pieces(size)))
     for index, piece in enumerate(order):
-        assert not push.whole
+        assert not session.is_complete(1)
         doubled = data.draw(st.lists(st.sampled_from(order[:index]), max_size=2)) if index else []
         for again in [*doubled, piece]:
-            push.add(again, LAYOUT, True)
-    assert push.whole and push.problem == "" and push.run is not None
-    for got, wanted, arena in zip(LAYOUT.flats(push.run), LAYOUT.flats(run_of()), LAYOUT.arenas, strict=True):
+            took(session, again)
+    push = session.staged[1]
+    assert push.problem == "" and not push.sound().borrowed
+    for got, wanted, arena in zip(push.sound().flats(), LAYOUT.flats(run_of()), LAYOUT.arenas, strict=True):
         if arena.optimizer is not None:
             np.testing.assert_array_equal(got, wanted)
-
-
-def test_a_whole_push_takes_nothing_more() -> None:
-    push = take(pieces(1000))
-    push.add(pieces(1000, (A, 0, np.nan))[0], LAYOUT, True)
-    assert push.problem == ""
 
 
 @pytest.mark.parametrize(
@@ -94,9 +99,8 @@ def test_a_whole_push_takes_nothing_more() -> None:
 @pytest.mark.parametrize("size", [8, 1000])
 def test_a_number_that_is_none_is_named_by_its_variable_and_passes_by_a_switch(bad: Any, words: str, size: int) -> None:
     push = take(pieces(size, bad))
-    assert push.whole
-    assert re.search(words, push.problem)
-    assert take(pieces(size, bad), check_finite=False).problem == ""
+    assert push.gradient is None and re.search(words, push.problem)
+    assert take(pieces(size, bad), check=False).problem == ""
 
 
 def piece(form: int, nbytes: int, offsets: Any = (), parts: Any = (), arrays: Any = ()) -> Push:
@@ -115,9 +119,9 @@ BYTES = np.zeros(8, np.uint8)
         (piece(RUN, 60, [0], [], [BYTES]), piece(RUN, 60, [4], [], [BYTES]), "came before, cut otherwise"),
         (piece(RUN, 60, [8], [], [BYTES]), piece(RUN, 60, [4], [], [BYTES]), "came before, cut otherwise"),
         (piece(RUN, 60, [8], [], [BYTES]), piece(RUN, 60, [8], [], [BYTES[:4]]), "came before, cut otherwise"),
-        (piece(RUN, 60, [0], [], [BYTES]), piece(PARTS, 60), "this piece belongs to another push"),
         (piece(EMPTY, 0, arrays=[BYTES]), None, "has form 0; wanted 0"),
-        (piece(3, 0), None, "has form 3; wanted 0 .nothing., 1 .run. or 2 .parts."),
+        (piece(9, 0), None, "has form 9; wanted 0 .nothing., 1 .run., 2 .parts. or 3 .memory."),
+        (piece(SHARED, 60), None, "is no place in shared memory"),
         (piece(PARTS, 0, [], [[9, 0, 0, []]]), None, r"\[9, 0, 0, \[\]\] describes no part of this shard"),
         (piece(PARTS, 0, [], [[A, 4, 0, []]]), None, r"\[0, 4, 0, \[\]\] describes no part of this shard"),
         (piece(PARTS, 0, [], [[A, PACKED, 0, []]], [BYTES]), None, r"is packed as \[\]"),
@@ -134,11 +138,12 @@ BYTES = np.zeros(8, np.uint8)
     ],
 )
 def test_a_piece_that_does_not_belong_is_refused(first: Push, second: Push | None, words: str) -> None:
-    push = staged(first.form, first.nbytes)
+    session = ledger()
     if second is not None:
-        push.add(first, LAYOUT, True, SESSION)
+        took(session, first)
     with pytest.raises(ProtocolError, match=words):
-        push.add(second or first, LAYOUT, True, SESSION)
+        took(session, second or first)
+    assert not session.staged
 
 
 def message_of(gradients: list[tuple[int, Any]]) -> Push:
@@ -157,8 +162,8 @@ def parts(*described: tuple[int, Any]) -> Staged:
 def test_parts_come_as_arrays_or_rows_and_duplicates_are_summed() -> None:
     rows, values = np.array([3, 1, 3]), np.array([[1, 2], [3, 4], [10, 20]], np.float32)
     push = parts((B, np.ones(3)), (A, (rows, values)), (S, np.float32(2).reshape(())))
-    assert push.whole and push.problem == "" and list(push.parts) == [B, A, S]
-    gradient = push.parts[A]
+    assert push.problem == "" and list(push.sound().parts) == [B, A, S]
+    gradient = push.sound().parts[A]
     assert isinstance(gradient, RowGradient)
     assert gradient.rows.tolist() == [1, 3] and gradient.values.tolist() == [[3, 4], [11, 22]]
 
@@ -167,7 +172,7 @@ def test_what_is_staged_is_a_copy() -> None:
     gradient = np.ones(3)
     push = parts((B, gradient))
     gradient[:] = 9
-    kept = push.parts[B]
+    kept = push.sound().parts[B]
     assert isinstance(kept, np.ndarray) and kept.tolist() == [1, 1, 1]
 
 
@@ -191,32 +196,33 @@ def test_what_is_staged_is_a_copy() -> None:
 )
 def test_a_bad_gradient_is_whole_with_a_problem_that_names_the_variable(part: int, gradient: Any, words: str) -> None:
     push = parts((part, gradient), (B if part != B else S, np.zeros(3) if part != B else np.zeros((), np.float32)))
-    assert push.whole
-    assert re.search(words, push.problem)
+    assert push.gradient is None and re.search(words, push.problem)
 
 
-def test_an_empty_push_is_whole_at_once() -> None:
-    push = take([piece(EMPTY, 0)])
-    assert push.whole and push.update(LAYOUT).empty
+def test_an_empty_push_is_complete_at_once() -> None:
+    assert take([piece(EMPTY, 0)]).sound().empty
 
 
-def test_ranges_of_memory_are_checked_as_they_come() -> None:
-    run = run_of()
-    first, *others = [(arena.offset, arena.nbytes) for arena in LAYOUT.arenas if arena.optimizer is not None]
-    run[first[0] : first[0] + first[1]].view(LAYOUT.arenas[0].dtype)[1] = np.nan
-    push = staged(SHARED, LAYOUT.gradient_nbytes)
-    push.lend(piece(SHARED, LAYOUT.gradient_nbytes, first), run, LAYOUT, check_finite=True)
-    assert not push.whole and "has NaN or infinite values" in push.problem
-    for one in others:
-        push.lend(piece(SHARED, LAYOUT.gradient_nbytes, one), run, LAYOUT, check_finite=True)
-    assert push.whole and not push.unchecked
-    assert "has NaN or infinite values" in push.problem
+def test_a_number_that_is_out_of_reach_is_refused() -> None:
+    session = ledger()
+    with pytest.raises(Aborted, match=f"push {WINDOW + 1} is out of reach: 0 are done, the window is {WINDOW}"):
+        took(session, Push(1, WINDOW + 1, 0, 0, EMPTY, 0, [], []))
+
+
+def test_a_run_in_memory_is_looked_at_by_its_pass_or_on_request() -> None:
+    memory = runtime().share(LAYOUT.nbytes)
+    memory.array[:] = run_of((A, 1, np.nan))
+    (whole,) = shared_message(LAYOUT, memory.name, About(1, 1, 0, 0))
+    push = take([whole])
+    assert push.sound().borrowed and not push.sound().checked and push.problem == ""
+    push.look(Store(LAYOUT, runtime()))
+    assert push.sound().checked and "has NaN or infinite values" in push.problem
+    assert take([whole], check=False).sound().checked
 
 
 def test_the_order_of_summation_is_task_incarnation_number() -> None:
-    ids = [(1, 3, 2), (0, 9, 1), (1, 3, 1)]
-    found = [Staged(task, incarnation, number, 0, 0, EMPTY, 0) for task, incarnation, number in ids]
-    assert [push.id for push in sorted(found, key=lambda push: push.id)] == [(0, 9, 1), (1, 3, 1), (1, 3, 2)]
+    pushes = [PushOf(1, 3, 2, 9), PushOf(0, 9, 1, 9), PushOf(1, 3, 1, 9)]
+    assert [push[:3] for push in sorted(pushes)] == [(0, 9, 1), (1, 3, 1), (1, 3, 2)]
 
 
 # -- the ledger ---------------------------------------------------------------------------------------------------
@@ -228,22 +234,22 @@ def result(number: int) -> Pushed:
 
 @given(st.permutations(range(1, 6)))
 def test_done_is_the_highest_number_with_all_before_it(order: list[int]) -> None:
-    ledger = Ledger(0, "worker:0", WINDOW)
+    session = ledger()
     for count, number in enumerate(order, 1):
-        ledger.staged[number] = Staged(0, 1, number, 0, 0, EMPTY, 0)
-        ledger.record(result(number))
+        session.stage(Staged(PushOf(0, 1, number, 0)))
+        session.record(result(number))
         recorded = set(order[:count])
-        assert ledger.done == next(n for n in range(6) if n + 1 not in recorded)
-        assert [ledger.decided(n) for n in range(1, 6)] == [n in recorded for n in range(1, 6)]
-    assert ledger.staged == {}
+        assert session.done == next(n for n in range(6) if n + 1 not in recorded)
+        assert [session.decided(n) for n in range(1, 6)] == [n in recorded for n in range(1, 6)]
+    assert session.staged == {}
 
 
 def test_the_last_results_are_kept_and_what_is_older_counts_as_decided() -> None:
-    ledger = Ledger(0, "worker:0", window=3)
+    session = Ledger(0, 1, "worker:0", SESSION, window=3)
     for number in range(1, 11):
-        assert ledger.in_reach(number) and ledger.in_reach(number + 2) and not ledger.in_reach(number + 3)
-        ledger.record(result(number))
-    assert sorted(ledger.results) == [8, 9, 10] and ledger.decided(1) and not ledger.in_reach(10)
+        assert session.in_reach(number) and session.in_reach(number + 2) and not session.in_reach(number + 3)
+        session.record(result(number))
+    assert sorted(session.results) == [8, 9, 10] and session.decided(1) and not session.in_reach(10)
 
 
 # -- lists of rows ------------------------------------------------------------------------------------------------
@@ -256,27 +262,36 @@ def test_a_list_that_comes_pushes_none_out_that_the_same_message_names(monkeypat
     session.rows.take(PARTS_OF[B], 5, rows)
     message = piece(PARTS, 0, [], [[A, ROWS, 6, []], [B, LISTED, 5, []]], [rows, values[A], values[B]])
     assert unknown_list(message, session) == 0
-    push = staged(PARTS, 0)
-    push.add(message, LAYOUT, True, session)
-    gradients = [push.parts[index] for index in (A, B)]
-    assert push.problem == "" and [g.rows.tolist() for g in gradients if isinstance(g, RowGradient)] == [[0, 2]] * 2
+    push = took(Ledger(2, 7, "worker:2", session), message)
+    assert isinstance(push, Staged) and push.problem == ""
+    gradients = [push.sound().parts[index] for index in (A, B)]
+    assert [g.rows.tolist() for g in gradients if isinstance(g, RowGradient)] == [[0, 2]] * 2
     assert unknown_list(message, session) == 5 and len(session.rows) == 1
 
 
-def test_kept_pieces_are_handed_over_once_and_go_while_they_are_taken() -> None:
-    push = staged(RUN, LAYOUT.gradient_nbytes)
-    push.keeps = KEEPS
+def test_kept_pieces_go_while_they_are_taken() -> None:
+    push = Keeping(PushOf(2, 7, 1, 0), LAYOUT, True)
     for one in pieces(16):
-        push.add(one, LAYOUT, True)
-    assert push.whole and push.here == LAYOUT.gradient_nbytes
-    runs = push.update(LAYOUT).run
-    assert runs is not None and push.pieces == []
-    for run in runs:
+        assert push.state is State.ARRIVING
+        push.take(one)
+    assert push.state is State.COMPLETE and push.ranges.nbytes == LAYOUT.gradient_nbytes
+    for run in push.staged().sound().run or ():
         assert isinstance(run, Pieces)
         left = [len(run.arrays) for _ in run.taken(1)]
         assert left == list(range(len(left)))[::-1]
-    with pytest.raises(ProtocolError, match="have been applied"):
-        push.update(LAYOUT)
+
+
+def test_what_is_borrowed_is_copied_once_the_session_may_go_on() -> None:
+    values = np.ones(3)
+    of_parts = Gradient(None, {B: values, A: RowGradient(np.array([1]), values.reshape(1, 3))}, borrowed=True)
+    of_run, own = Gradient([values], {}, borrowed=True, checked=False), Gradient([values], {})
+    kept = [of_parts.own(), of_run.own()]
+    values[:] = 9
+    dense, rows = kept[0].parts[B], kept[0].parts[A]
+    assert isinstance(dense, np.ndarray) and isinstance(rows, RowGradient)
+    assert dense.tolist() == kept[1].flats()[0].tolist() == rows.values[0].tolist() == [1, 1, 1]
+    assert not any(each.borrowed for each in kept) and [each.checked for each in kept] == [True, False]
+    assert own.own() is own
 
 
 def test_lists_are_kept_up_to_a_number_and_a_size_and_by_their_part() -> None:

@@ -1,0 +1,50 @@
+"""What becomes of one message of a push: its intake takes it, and a push that is complete is staged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dps.errors import Aborted, ProtocolError
+from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push
+from dps.ps.intake.intake import Intake, State
+from dps.ps.intake.ledger import Ledger
+from dps.ps.intake.parts import Parts
+from dps.ps.intake.staged import PushOf, Staged
+from dps.ps.store.gradients import Gradient
+from dps.variables.plan import ShardLayout
+
+
+def receive(
+    message: Push, ledger: Ledger, layout: ShardLayout, check: bool, begin: Callable[[PushOf], Intake]
+) -> Intake | Staged:
+    """Take a message of a push that is not complete yet. Returns the push, once it is staged; until then its intake,
+    which `begin` opens.
+
+    Raises ProtocolError for a message that does not belong, Unavailable for memory out of reach, Aborted for a number
+    that is out of reach."""
+    number, form = message.number, message.form
+    if not ledger.in_reach(number):
+        raise Aborted(f"push {number} is out of reach: {ledger.done} are done, the window is {ledger.window}")
+    if form in (RUN, SHARED) and message.nbytes != layout.gradient_nbytes:
+        raise ProtocolError(f"a dense push to this shard has {layout.gradient_nbytes} bytes, got {message.nbytes}")
+    push = PushOf(ledger.task, ledger.incarnation, number, message.step, message.counter, message.clock)
+    if form == RUN:
+        intake = ledger.arriving.get(number)
+        if intake is None:
+            intake = ledger.arriving[number] = begin(push)
+        state = intake.take(message)
+        if state is State.ARRIVING:
+            return intake
+        del ledger.arriving[number]
+        return intake if state is State.LOST else ledger.stage(intake.staged())
+    if form == SHARED:
+        run = ledger.memory.run(message.parts, layout.nbytes)
+        return ledger.stage(Staged(push, Gradient(layout.flats(run), {}, borrowed=True, checked=not check)))
+    if form == PARTS:
+        parts = Parts(message, layout, ledger.memory, check)
+        gradient = None if parts.problem else Gradient(None, parts.gradients, parts.borrowed)
+        return ledger.stage(Staged(push, gradient, parts.problem))
+    if form != EMPTY or message.arrays or message.parts:
+        forms = "0 (nothing), 1 (run), 2 (parts) or 3 (memory)"
+        raise ProtocolError(f"push {number} has form {form}; wanted {forms}")
+    return ledger.stage(Staged(push, Gradient(None, {})))
