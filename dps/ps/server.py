@@ -41,10 +41,11 @@ from dps.ps.intake.parts import unknown_list
 from dps.ps.intake.receiving import receive
 from dps.ps.intake.staged import Staged
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
+from dps.ps.modes.mode import Mode
 from dps.ps.modes.stepping import as_push
 from dps.ps.modes.sync import SyncMode
 from dps.ps.serving.saving import restore
-from dps.ps.shard import Mode, Shard
+from dps.ps.shard import Shard
 from dps.ps.store.memory import check_device
 from dps.ps.warm import warm
 from dps.transport.endpoint import Memory
@@ -134,7 +135,8 @@ class PsActor(Actor):
             self.node.answer(sender, Serving(0, False, 0, {}, {}, "", "", {}))
             return
         what = told.plan, told.settings, told.checkpoint_dir, told.restore
-        self.node.answer(sender, Serving(shard.epoch, shard.ready, shard.store.step, *what, shard.notes))
+        notes = {} if shard.members is None else shard.members.notes
+        self.node.answer(sender, Serving(shard.epoch, shard.ready, shard.store.step, *what, notes))
 
     def on_SaveShard(self, message: SaveShard, sender: Sender) -> None:
         shard = self._shard(message.epoch)
@@ -161,12 +163,12 @@ class PsActor(Actor):
     # -- from sessions ----------------------------------------------------------------------------------------
 
     def on_Pull(self, message: Pull, sender: Sender) -> None:
-        self._shard(message.epoch).read(sender, message)
+        self._shard(message.epoch).reading.read(sender, message)
 
     # -- memory of this machine -------------------------------------------------------------------------------
 
     def on_Release(self, message: Release, sender: Sender) -> None:
-        self._shard(message.epoch).release(sender, message)
+        self._shard(message.epoch).reading.give_back(sender, message)
 
     def on_Probe(self, message: Probe, sender: Sender) -> None:
         """Whether each can read the other's memory."""
@@ -182,7 +184,7 @@ class PsActor(Actor):
         self.node.answer(sender, Probed(self._probe.name, self._probe.array.tobytes(), direct))
 
     def on_Lookup(self, message: Lookup, sender: Sender) -> None:
-        self._shard(message.epoch).lookups.ask(sender, message)
+        self._shard(message.epoch).reading.lookups.ask(sender, message)
 
     def on_Enter(self, message: Enter, sender: Sender) -> None:
         shard = self._shard(message.epoch)
@@ -232,7 +234,7 @@ class PsActor(Actor):
     def on_Push(self, message: Push, sender: Sender) -> None:
         shard = self._shard(message.epoch)
         ledger, number = shard.ledger(sender, message.epoch), message.number
-        shard.hears(message, sender)
+        shard.reading.heard(message, sender)
         if ledger.is_complete(number):
             shard.mode.again(ledger, number, sender)
         elif missing := unknown_list(message, ledger.memory):
@@ -267,7 +269,7 @@ class PsActor(Actor):
             self.node.handle(self.name, push, sender)
 
     def on_Look(self, message: Look, sender: Sender) -> None:
-        self._shard(message.epoch).look(sender, message)
+        self._shard(message.epoch).reading.look(sender, message)
 
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)

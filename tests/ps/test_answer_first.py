@@ -77,7 +77,7 @@ def test_a_pull_behind_the_push_has_its_values() -> None:
     ps = Ps(1)
     *first, last = push(1, 2.0)
     ps.bring(1, *first)
-    ps.shard.read(sender(1, 7), Pull(1, 0, 1, 0, NO_BASE, []))
+    ps.shard.reading.read(sender(1, 7), Pull(1, 0, 1, 0, NO_BASE, []))
     answer, values = ps.bring(1, last)
     assert answer == FIRST and isinstance(values, Values) and values.counter == 1
 
@@ -108,7 +108,7 @@ def test_where_the_pass_needs_memory_of_its_own_it_has_that_before_the_answer(mo
 
 def test_a_sender_that_wants_the_values_with_the_answer_waits_for_them() -> None:
     ps = Watched(1)
-    ps.shard.lending.want(1, sender(1).request)
+    ps.shard.reading.lending.want(1, sender(1).request)
     ps.bring(1, *push(1, 2.0))
     assert [counter for _, counter, _ in ps.said] == [1]
 

@@ -39,7 +39,7 @@ def test_a_push_is_applied_when_it_comes_and_tells_its_staleness() -> None:
     assert ps.shard.store.counter == 2
     ps.memories[1].array.view(np.float32)[:] = 3.0
     assert told(ps, step_of(ps, 2, counter=1)) == Stepped(2, 3, 1, 3, *NOWHERE)
-    assert ps.values == [-3.0] * 6 and ps.shard.lending.lent(1, 99) is None
+    assert ps.values == [-3.0] * 6 and ps.shard.reading.lending.lent(1, 99) is None
     ((_, answer),) = ps.step(2, 1.0, number=2)
     (memory,) = ps.shard.store.hold(shared=True).memories
     assert answer == Stepped(2, 4, 3, 4, *memory) and ps.values == [-4.0] * 6
@@ -100,7 +100,10 @@ def test_strangers_and_other_epochs_are_told_so_and_change_nothing() -> None:
         assert isinstance(told(ps, message, incarnation=7), Aborted)
     for message in (Step(9, 2, 0, 0, 0, 1, *ps.memories[1].name), Look(9, 0)):
         assert isinstance(told(ps, message), Aborted)
-    assert ps.shard.store.counter == 2 and ps.shard.lending.lent(1, 99) is ps.shard.lending.lent(7, 99) is None
+    assert (
+        ps.shard.store.counter == 2
+        and ps.shard.reading.lending.lent(1, 99) is ps.shard.reading.lending.lent(7, 99) is None
+    )
 
 
 def test_memory_out_of_reach_is_told_and_changes_nothing() -> None:
@@ -116,7 +119,7 @@ def test_who_looks_is_shown_the_version_of_now_until_it_says_that_it_has_read() 
     before, pulls = ps.shard.store.leased(), ps.shard.counts["pulls"]
     for request in (20, 30):
         answer = told(ps, Look(1, 0), request=request)
-        (memory,) = ps.shard.lending.lent(1, request).memories
+        (memory,) = ps.shard.reading.lending.lent(1, request).memories
         assert answer == Shown(2, 2, *memory)
     assert ps.shard.store.leased() == before + 2 and ps.shard.counts["pulls"] == pulls + 2
     told(ps, Look(1, 30), request=40)  # gives back what it has read under 20, and before that by its first push
@@ -128,7 +131,7 @@ def test_who_looks_is_shown_the_version_of_now_until_it_says_that_it_has_read() 
 def test_what_is_shown_stays_as_it_is_while_pushes_come() -> None:
     ps = Ps(Async())
     told(ps, Look(1, 0), request=10)
-    shown = ps.shard.lending.lent(1, 10)
+    shown = ps.shard.reading.lending.lent(1, 10)
     before = runtime().attach(shown.memories[0]).copy()
     for number in (2, 3, 4):
         ps.memories[1].array.view(np.float32)[:] = 1.0

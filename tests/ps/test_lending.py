@@ -69,14 +69,14 @@ def test_a_session_that_has_ended_holds_nothing() -> None:
 
 def test_a_push_that_wants_values_has_them_with_its_result_and_again_when_that_is_lost() -> None:
     ps = Ps(Async())
-    ps.shard.lending.want(1, 1)
+    ps.shard.reading.lending.want(1, 1)
     ((_, answer),) = ps.push(1, 1)
     assert answer.lent[:2] == [1, 1] and len(answer.lent[2]) == 1 and ps.shard.store.leased() == 1
     assert ps.shard.ledgers[1].pulled == 1 and ps.shard.ledgers[1].results[1].lent == []
     ps.push(2, 1)
     ps.mode.again(ps.shard.ledgers[1], 1, sender(1))
     assert ps.desk.take() == [(1, answer)] and ps.shard.store.leased() == 1  # the version of then, still held
-    ps.shard.lending.give_back_below(1, 2)
+    ps.shard.reading.lending.give_back_below(1, 2)
     ps.mode.again(ps.shard.ledgers[1], 1, sender(1))
     ((_, later),) = ps.desk.take()
     assert later.lent == [] and ps.shard.store.leased() == 0
@@ -84,7 +84,7 @@ def test_a_push_that_wants_values_has_them_with_its_result_and_again_when_that_i
 
 def test_a_refused_push_brings_no_values() -> None:
     ps = Ps(Async())
-    ps.shard.lending.want(1, 1)
-    ps.shard.answer_push(sender(1), Pushed(1, REFUSED, 0, 0, 0, "NaN"))
+    ps.shard.reading.lending.want(1, 1)
+    ps.shard.reading.answer_push(sender(1), Pushed(1, REFUSED, 0, 0, 0, "NaN"))
     ((_, answer),) = ps.desk.take()
     assert answer.lent == [] and ps.shard.store.leased() == 0

@@ -86,7 +86,7 @@ class Ps:
         return self.desk.take()
 
     def pull(self, incarnation: int, clock: int = 0, newer_than: int = -1, after: int = 0) -> list[Any]:
-        self.shard.read(sender(incarnation, 50), Pull(1, 0, after, clock, newer_than, []))
+        self.shard.reading.read(sender(incarnation, 50), Pull(1, 0, after, clock, newer_than, []))
         return self.desk.take()
 
     @property

@@ -83,7 +83,8 @@ class Ps:
 
     def members(self, *incarnations: int) -> None:
         live = [[i, f"worker:{i - 1}", i - 1, True] for i in incarnations]
-        version = 1 if self.actor.shard is None else self.actor.shard.members_version + 1
+        members = None if self.actor.shard is None else self.actor.shard.members
+        version = 1 if members is None else members.version + 1
         self.node.handle("ps", Members(1, version, live, [], [], 0), Sender("chief", 2, "chief", 0))
 
     def step(
@@ -168,7 +169,7 @@ def test_what_is_read_is_given_back_with_the_next_step() -> None:
     for _ in range(4):
         ps.steps({1: 1.0, 2: 1.0})
     held = ps.shard.store.leased()
-    assert [ps.shard.lending.is_over(i, 20) for i in (1, 2)] == [False, False]
+    assert [ps.shard.reading.lending.is_over(i, 20) for i in (1, 2)] == [False, False]
     for incarnation in (1, 2):
         ps.step(incarnation, 1.0, released=51)
     assert ps.shard.store.leased() == 2 and held > 2  # those of this step

@@ -246,3 +246,15 @@ def test_where_sessions_go_on_before_the_step_the_push_is_copied_at_once(mode: S
     ps.push(2, 4.0)
     assert ps.decide({1: 1, 2: 1}, 1) == []
     assert ps.value == -3.0
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2), (2, 3, 1)])
+def test_the_sum_is_taken_by_task_incarnation_and_number_not_by_arrival(order: tuple[int, ...]) -> None:
+    values = {1: 1e17, 2: 3.0, 3: -1e17}
+    wanted = ((values[1] + values[2]) + values[3]) / 3
+    assert wanted != ((values[1] + values[3]) + values[2]) / 3, "the order can be seen"
+    ps = Ps(3)
+    for incarnation in order:
+        ps.push(incarnation, values[incarnation])
+    ps.decide(dict.fromkeys(order, 1), 1)
+    assert ps.value == -wanted

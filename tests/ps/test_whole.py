@@ -35,7 +35,7 @@ class Timed(Ps):
 
     def pull(self, incarnation: int = 1, whole: bool = True) -> list[Values]:
         self.requests += 1
-        self.shard.read(sender(incarnation, self.requests), Pull(1, 0, 0, 0, NO_BASE, [], whole=whole))
+        self.shard.reading.read(sender(incarnation, self.requests), Pull(1, 0, 0, 0, NO_BASE, [], whole=whole))
         return [message for _, message in self.desk.take()]
 
 
@@ -77,10 +77,10 @@ def test_pieces_are_as_long_as_what_leaves_within_a_moment(monkeypatch: pytest.M
     ps = Timed(monkeypatch, 1)
     ps.pull()
     together = ps.pull()
-    monkeypatch.setattr(ps.shard._sending, "_tuning", ServingTuning(whole_nbytes=PIECE))
+    monkeypatch.setattr(ps.shard.reading._sending, "_tuning", ServingTuning(whole_nbytes=PIECE))
     apart = ps.pull()
     assert are_whole(together) and are_whole(apart) and len(together) < len(apart)
-    monkeypatch.setattr(ps.shard._sending, "_tuning", ServingTuning(longest_nbytes=LAYOUT.longest_part - 1))
+    monkeypatch.setattr(ps.shard.reading._sending, "_tuning", ServingTuning(longest_nbytes=LAYOUT.longest_part - 1))
     assert not are_whole(ps.pull())
 
 

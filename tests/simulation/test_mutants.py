@@ -44,7 +44,7 @@ def test_a_ps_that_forgets_what_it_has_applied_is_caught(monkeypatch: pytest.Mon
         found = self.shard.ledgers[push.push.incarnation]
         self.shard.node.answer(sender, self._apply(found, push))
         found.staged.clear()
-        self.shard.wake_reads()
+        self.shard.reading.wake()
 
     monkeypatch.setattr(ledger.Ledger, "decided", lambda self, number: False)
     monkeypatch.setattr(ledger.Ledger, "in_reach", lambda self, number: True)

@@ -51,8 +51,8 @@ class AsyncMode:
             result = self._apply(ledger, ready)
             asker = self._senders.pop((incarnation, ready.push.number), None)
             if asker is not None:
-                self.shard.answer_push(asker, result)
-        self.shard.wake_reads()
+                self.shard.reading.answer_push(asker, result)
+        self.shard.reading.wake()
 
     def begin(self, push: PushOf) -> Intake:
         """The pieces of a session's next push are applied as they come if they can be.
@@ -82,7 +82,7 @@ class AsyncMode:
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
         result = ledger.results.get(number)
         if result is not None:
-            self.shard.answer_push(sender, result)
+            self.shard.reading.answer_push(sender, result)
             return
         self._senders[sender.incarnation, number] = sender
         self.shard.node.answer(sender, Waiting(f"push {number} waits for push {ledger.done + 1} of {ledger.name}"))
@@ -99,12 +99,12 @@ class AsyncMode:
             return False
         staleness = self._staleness(step.counter)
         if step.released:
-            shard.released(sender.incarnation, step.released)
+            shard.reading.released(sender.incarnation, step.released)
         result = Pushed(step.number, APPLIED, self._step(step.step), staleness, 0, "")
         record = partial(self._record, ledger, result)
         store.apply(Gradient([gradients[0]], {}), result.step, record=record)
-        shard.stepped(sender, step, staleness)
-        shard.wake_reads()
+        shard.reading.stepped(sender, step, staleness)
+        shard.reading.wake()
         return True
 
     def taken_back(self) -> list[tuple[Push, Sender]]:
@@ -188,7 +188,7 @@ class AsyncMode:
         """
         self._record(ledger, result, counter)
         asker = self._senders.get((ledger.incarnation, result.number))
-        if asker is None or self.shard.lending.wants(asker.incarnation, asker.request):
+        if asker is None or self.shard.reading.lending.wants(asker.incarnation, asker.request):
             return
         try:
             self.shard.node.answer(asker, ledger.results[result.number])
@@ -272,7 +272,7 @@ class BoundedMode(AsyncMode):
         before = self.clocks.lowest()
         self.clocks.acknowledged(sender.incarnation, pull.clock)
         if self.clocks.lowest() != before:
-            self.shard.node.post(self.shard.wake_reads)
+            self.shard.node.post(self.shard.reading.wake)
         if self.clocks.may_read(sender.incarnation):
             return ""
         self._set_deadline(sender, pull)
@@ -287,7 +287,7 @@ class BoundedMode(AsyncMode):
 
         def passed() -> None:
             self._timed.discard(key)
-            if self.shard.ended or not self.shard.waits(sender):
+            if self.shard.ended or not self.shard.reading.waits(sender):
                 return
             late = self.clocks.deadline(sender.incarnation)
             if late:
@@ -295,7 +295,7 @@ class BoundedMode(AsyncMode):
                     "%s: %s waited for %s until its deadline; the others go on without", self.shard.node.name,
                     sender.name, ", ".join(late),
                 )  # fmt: skip
-            self.shard.wake_reads()
+            self.shard.reading.wake()
 
         self.shard.node.after(pull.patience_ms / 1000 * self.shard.node.runtime.tuning.modes.patience, passed)
 

@@ -48,7 +48,7 @@ class Stepping:
             return False
         arrays = shard.gradients_of(step, sender)
         if step.released:
-            shard.released(incarnation, step.released)
+            shard.reading.released(incarnation, step.released)
         self._kept[incarnation] = (ledger.task, incarnation, step.number), step, sender, arrays
         if len(self._kept) == wanted and not self._make():
             kept = self._kept.pop(incarnation)
@@ -77,7 +77,7 @@ class Stepping:
         try:
             self._answer(kept, number)
         finally:
-            shard.wake_reads()
+            shard.reading.wake()
         return True
 
     def _record(self, pushes: list[PushId], number: int, counter: int) -> None:
@@ -92,7 +92,7 @@ class Stepping:
     def _answer(self, kept: list[_Kept], number: int) -> None:
         """Lend the values to all and tell them at once."""
         shard, node = self._shard, self._shard.node
-        place = shard.lend_all([sender for _, _, sender, _ in kept])
+        place = shard.reading.lend_all([sender for _, _, sender, _ in kept])
         for (_, _, push), _, sender, _ in kept:  # one by one: the first are at work again while the last are told
             node.answer(sender, Stepped(push, number, 0, shard.store.counter, *place))
             node.flush()

@@ -54,7 +54,7 @@ class SyncMode:
         quota = settings.replicas_to_aggregate or settings.total_num_replicas
         self._goes_on = quota is not None or bool(settings.initial_tokens)
         """Whether a session may usually go on before its push is part of a step."""
-        self._notices = shard.notices if self.quorum is not None else Notices(shard.node, self._tuning.held_s)
+        self._notices = shard.reading.notices if self.quorum is not None else Notices(shard.node, self._tuning.held_s)
         self._decisions: dict[int, Decide] = {}
         self._next = 1
         self._issued = 0
@@ -97,7 +97,7 @@ class SyncMode:
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
         result = self._granted.get((sender.incarnation, number)) if self.quorum else ledger.results.get(number)
         if result is not None:
-            self.shard.answer_push(sender, result)
+            self.shard.reading.answer_push(sender, result)
             return
         self._askers[sender.incarnation, number] = sender
         self._say_held((sender.incarnation, number))
@@ -166,7 +166,7 @@ class SyncMode:
         while (decision := self._decisions.pop(self._next, None)) is not None:
             self._next += 1
             self._carry_out_one(_decided(decision), decision.cut)
-        self.shard.wake_reads()
+        self.shard.reading.wake()
 
     def cut(self, name: str) -> None:
         """Copy the shard between two steps, the same two on every ps: the step ps numbers the cut as a decision."""
@@ -201,7 +201,7 @@ class SyncMode:
                 self._grant(action)
         if actions:
             self._say_accepted()
-            self.shard.wake_reads()
+            self.shard.reading.wake()
 
     def _say_accepted(self) -> None:
         """To those whose push counts and whose token is yet to come."""
@@ -263,7 +263,7 @@ class SyncMode:
         asker = self._askers.get((incarnation, result.number))
         if self.quorum is None and asker is not None:
             del self._askers[incarnation, result.number]
-            self.shard.answer_push(asker, result)
+            self.shard.reading.answer_push(asker, result)
         elif result.status == APPLIED and asker is not None:
             self._accepted.append((incarnation, result.number))
 
@@ -280,7 +280,7 @@ class SyncMode:
         self.shard.node.runtime.record("token", epoch=self.shard.epoch, incarnation=grant.incarnation, step=grant.step)
         self._note(grant.incarnation, result)
         if asker is not None:
-            self.shard.answer_push(asker, result)
+            self.shard.reading.answer_push(asker, result)
 
     def _note(self, incarnation: int, result: Pushed) -> None:
         """Keep what a session was granted: it may ask again."""

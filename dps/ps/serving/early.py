@@ -54,7 +54,7 @@ class Early:
         """Begin the answer if the push comes slowly."""
         runtime, self._decided = self._shard.node.runtime, True
         if self._nbytes <= runtime.tuning.serving.fast_nbytes_s * (runtime.now() - self._began):
-            found = self._shard.answer_draft(*self._push, self._draft)
+            found = self._shard.reading.answer_draft(*self._push, self._draft)
             if found is not None:
                 self._answer, self._over = found
                 for offset, nbytes in self._written:

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
-from dps.actors.system import Node
 from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
-from dps.ps.intake.ledger import Ledger
 from dps.ps.serving.answers import Answers
-from dps.ps.store.store import Store
+from dps.ps.serving.served import Served
 from dps.transport.wire import Array
-from dps.variables.plan import Plan, ShardLayout
-
-
-class Served(Protocol):
-    """What lookups need of their shard."""
-
-    node: Node
-    epoch: int
-    plan: Plan
-    layout: ShardLayout
-    store: Store
-
-    def ledger(self, sender: Sender, epoch: int) -> Ledger:
-        """Raises Aborted for a session that is not admitted."""
-
-    def waiting_for(self) -> str:
-        """Who is waited for now."""
 
 
 class Lookups:
@@ -61,7 +42,7 @@ class Lookups:
             if len(waiting) < shard.node.runtime.tuning.serving.waiting_lookups:
                 waiting[sender.route, sender.request] = sender, message, rows.rows
             reason = f"{shard.node.name} is at step {shard.store.step}, step {message.min_step} is wanted: "
-            shard.node.answer(sender, Waiting(reason + shard.waiting_for()))
+            shard.node.answer(sender, Waiting(reason + shard.mode.waiting_for()))
             return
         self._answer(sender, message, rows.rows)
 

@@ -1,0 +1,55 @@
+"""What a shard needs of an update mode."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dps.actors.ref import Sender
+from dps.protocol import Members, Pull, Push, Step
+from dps.ps.intake.intake import Intake
+from dps.ps.intake.ledger import Ledger
+from dps.ps.intake.staged import PushOf, Staged
+
+
+class Mode(Protocol):
+    """An update mode on one shard."""
+
+    frees: bool
+    """Whether the memory of a push goes piece by piece while it is applied."""
+
+    @property
+    def reached(self) -> int:
+        """The highest step that anybody was told of, on the step ps."""
+
+    def begin(self, push: PushOf) -> Intake:
+        """Open the intake of a push that comes in pieces."""
+
+    def whole(self, staged: Staged, sender: Sender) -> None:
+        """A push is complete and, unless that is left to its pass, checked."""
+
+    def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
+        """A push that is whole or decided came again: answer what there is to say."""
+
+    def enter(self, sender: Sender) -> None:
+        """A session wants to take part in synchronous steps."""
+
+    def may_read(self, sender: Sender, pull: Pull) -> str:
+        """ "" when the session may read now, else who it waits for."""
+
+    def pulled(self, ledger: Ledger) -> None:
+        """A session has pulled the current version."""
+
+    def members(self, message: Members) -> None:
+        """Who takes part has changed; the ledgers of new sessions are there."""
+
+    def cut(self, name: str) -> None:
+        """A checkpoint is wanted: have `shard.saving.cut(name)` called at the right moment."""
+
+    def waiting_for(self) -> str:
+        """Who is waited for now, for errors and status; "" when nobody is."""
+
+    def step(self, step: Step, sender: Sender) -> bool:
+        """Take a push that may be part of a step at once; False where it is for the ordinary way."""
+
+    def taken_back(self) -> list[tuple[Push, Sender]]:
+        """The pushes that `step` took and that have no answer yet: they are for the ordinary way now."""
