@@ -114,7 +114,7 @@ def test_a_missing_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_lease_is_caught_where_pushes_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.Store, "leases_on", False)
-    caught("at once", "differ", 200)
+    caught("at once", "differ", 40)
 
 
 def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
