@@ -33,7 +33,7 @@ import dps
 from dps import optim
 from dps.kernels import cuda, device, layers_cuda
 from dps.ps.store.device_memory import DeviceMemory
-from dps.ps.store.gradients import Update
+from dps.ps.store.gradients import Gradient
 from dps.ps.store.optimizers import Bound, initial_slots
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
@@ -191,7 +191,7 @@ def steps(sizes: Sizes, session: dps.Session) -> Iterator[Work]:
     yield adagrad(w, accumulator, g)
 
     def there() -> None:
-        if problem := store.apply(Update([g], {}), next(numbers), check=True):
+        if problem := store.apply(Gradient([g], {}), next(numbers), check=True):
             raise RuntimeError(problem)
         cuda.scale(g, memory.in_place, F(1e-3))  # the worker reads the values, and makes the next gradient
 
