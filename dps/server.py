@@ -145,14 +145,14 @@ class Server:
             own = Identity.joining(job, task, chief, bind)
         self.job, self.task, self._chief = own.job, own.task, own.chief
         self._start(own, workers, ps, owned, restarted)
-        if not self.runtime.simulated:
+        if not self.runtime.simulated:  # real threads, which a real exit has to end
             _open.add(self)
 
     # -- construction -----------------------------------------------------------------------------------------
 
     def _start(self, own: Identity, workers: int | None, ps: int | None, owned: bool, restarted: bool) -> None:
         expected = own.expected("ps", ps), own.expected("worker", workers)
-        if not self.runtime.simulated:
+        if not self.runtime.simulated:  # real descriptors
             jobs = {self.job} | ({"chief"} if own.hosts_chief else set())
             counts = len(expected[0]), len(expected[1])
             from dps import descriptors
@@ -347,7 +347,7 @@ class Server:
             self._node.post(self._chief_actor.stop_run)
 
     def _pause(self, seconds: float) -> None:
-        if self.runtime.simulated:
+        if self.runtime.simulated:  # an event is for real threads
             self.runtime.sleep(seconds)
         else:
             self._over.wait(seconds)
@@ -361,7 +361,7 @@ class Server:
                 raise DeadlineExceeded(
                     f"{self.name}: the chief at {self._chief} did not answer; is it started, and is the address right?"
                 )
-            if self.runtime.simulated:
+            if self.runtime.simulated:  # as above
                 self.runtime.sleep(0.01)
             else:
                 self._joined.wait(0.05)

@@ -157,7 +157,7 @@ class Connection:
 
     def tell(self, patience: Patience, text: str) -> None:
         """Say whom the chief waits for, unless the chief's own log comes to the same eyes."""
-        told = config.launched.is_set() or self.runtime.simulated
+        told = config.launched.is_set() or self.runtime.simulated  # all tasks of a simulation write to one log
         told = told or local_actor(self.runtime, self.chief.address, CHIEF) is not None
         if not told and patience.due(self.caller.now()):
             log.warning("%s: %s", self.name, text)

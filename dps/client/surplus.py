@@ -34,6 +34,7 @@ class Surplus:
 def surplus_of(values: Iterable[Array], runtime: Runtime) -> Surplus | None:
     """What to look after; None where all is small, or where malloc gives memory back by itself. Called when the
     session is open: memory that is free already is given back now."""
+    # Simulated: real memory is trimmed here, and the program of a test has it.
     if runtime.simulated or not runtime.keeps_blocks:
         return None
     large = [owner for owner in map(_owner, values) if owner.nbytes >= runtime.tuning.client.surplus_nbytes]

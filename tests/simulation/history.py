@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +11,14 @@ import numpy as np
 
 import dps
 from dps.errors import DpsError
+from dps.transport.dtypes import dtype_of
 from tests.simulation.rows import Marks, tables
+from tests.simulation.varied import Variety
 
 NAMES = ("a", "b", "c", "d")
 DIR = "run"
+FIXED = "fixed"
+"""A variable that is not trained."""
 
 
 @dataclass
@@ -41,9 +46,10 @@ class History:
     next_cell: dict[int, int] = field(default_factory=dict)
     plan: Any = None
     names: tuple[str, ...] = NAMES
+    """The variables."""
     steps: bool = False
     """Nearly all pushes are steps, else every second one."""
-    """The variables."""
+    variety: Variety = field(default_factory=Variety)
 
     @property
     def cells(self) -> int:
@@ -77,9 +83,12 @@ def train(
     `view`: values are also read in place, and gradients written where the ps reads them. `rows`: two of the variables
     are tables, read and pushed by rows; `parts`: of each variable.
     """
-    params: dict[str, Any] = {name: np.zeros(history.cells, np.float32) for name in history.names}
+    variety, dtype = history.variety, dtype_of(history.variety.dtype)
+    params: dict[str, Any] = {name: np.zeros(history.cells, dtype) for name in history.names}
     if rows:
         params = {**{name: params[name] for name in NAMES[:2]}, **tables(history.cells)}
+    if variety.fixed:
+        params[FIXED] = dps.Variable(np.arange(9), trainable=False)
     dense = [name for name in history.names if name in params]
     notes = Notes(history)
     hooks: list[dps.Hook] = [notes]
@@ -87,7 +96,7 @@ def train(
         hooks.append(dps.CheckpointSaver(steps=4))
     seen = Seen(history)
     with dps.Session(
-        server, params, optimizer=dps.optim.SGD(1.0), checkpoint_dir=DIR if checkpointed else None, hooks=hooks,
+        server, params, optimizer=variety.optimizer, checkpoint_dir=DIR if checkpointed else None, hooks=hooks,
         keep_checkpoints=1000, timeout=400, compression=compression, pull_deltas=deltas,
         partitioner=dps.partition.Fixed(parts),
     ) as session:  # fmt: skip
@@ -105,23 +114,50 @@ def train(
                 marks.read(k, values if session.version.epoch == connection.epoch else None)
             history.next_cell[server.task] = k + 1
             cell = server.task * history.pushes + k
-            gradient = np.zeros(history.cells, np.float32)
+            gradient = np.zeros(history.cells, dtype)
             gradient[cell] = -1.0
+            if variety.some and k % 4 == 1:
+                aside(session, {} if connection.sync else {dense[0]: np.zeros(history.cells, dtype)})
+            if variety.spoils and k % 3 == 1:
+                aside(session, spoilt(history, dense, gradient, marks, k, cell))
             server.runtime.record("sending", incarnation=connection.caller.incarnation, cell=cell)
             notes.cell = cell
             for name in dense if own else ():
                 own[name][...] = gradient
             given = {name: own.get(name, gradient) for name in dense}
-            gradients = {**given, **({} if marks is None else marks.gradient(k, cell))}
+            gradients = {**given, **({} if marks is None else marks.gradient(k, cell, variety.dense_tables))}
             if k % 6 if history.steps else k % 2:
                 values = session.step(gradients)
                 # with quotas of their own a token may come before the push's step is made
                 seen.take(session, values, dense if session._pulls.may_follow_a_push else (), cell)
             else:
                 session.push(gradients)
+            if history.variety.tuning and k % 5 == 2:
+                session.stats()
             for array in given.values():
                 array[...] = 1000.0  # ours again: whatever of it is still on its way counts no more
     return server.task
+
+
+def aside(session: Any, gradients: Any) -> None:
+    """A push that changes no value: it takes a number of its own where it is sent."""
+    connection, numbers = session._connection, dict(session._pushes.numbers)
+    with contextlib.suppress(ValueError):
+        session.push(gradients)
+    if session._pushes.numbers != numbers:
+        connection.runtime.record("sending", incarnation=connection.caller.incarnation, cell=-1)
+
+
+def spoilt(history: History, dense: list[str], gradient: Any, marks: Marks | None, k: int, cell: int) -> dict[str, Any]:
+    """The gradients of a push of which nothing may count: NaN in one variable, in a dense one or in rows."""
+    bad = gradient.copy()
+    bad[-1 - k] = np.nan
+    given = dict.fromkeys(dense, gradient if k % 2 else bad)
+    for name, rows in ({} if marks is None else marks.gradient(k, cell)).items():
+        values = rows.values.copy()
+        values[0] = np.nan if k % 2 else values[0]
+        given[name] = dps.Rows(rows.indices, values)
+    return given if marks is not None else {**given, dense[0]: bad}
 
 
 class Seen:
@@ -153,6 +189,9 @@ def look(history: History, plan: Any, values: Any) -> None:
     seen: dict[tuple[int, int], tuple[str, Any]] = {}
     for part in plan.parts:
         name = plan.variables[part.variable].name
+        if name == FIXED:
+            assert values[name].tolist() == [*range(9)]
+            continue
         rows = np.array(values[name])[part.row0 : part.row0 + part.shape[0]].reshape(part.shape[0], -1)
         other, first = seen.setdefault((part.ps, part.row0), (name, rows[:, 0]))
         for column in rows.T:

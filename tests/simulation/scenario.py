@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dps import compress
 from dps.launch.simulate import SimulatedCluster
 from dps.transport.sim import Compute, Kill, Network, Partition, Pause
 from dps.transport.sim.faults import DiskFull, Fault, SlowDisk
@@ -13,10 +14,16 @@ from dps.transport.tuning import Tuning
 from dps.update import Async, Bounded, SyncReplicas, Update
 from tests.simulation.checker import violations
 from tests.simulation.history import NAMES, History, train
+from tests.simulation.varied import Variety, options, variety
 
 BOUND = 1
 AT_ONCE = {"steps": "sync", "at once": "async"}
 """Modes in which pushes go at once, one ps and all: the update mode of each."""
+
+COMPRESSORS: list[Any] = [
+    compress.TopK(0.01), {"a": compress.TopK(0.3), "b": None, "*": compress.Bfloat16()},
+    {"[ct]": compress.RandomK(1.0), "*": compress.Float16()},
+]  # fmt: skip
 
 
 @dataclass
@@ -33,6 +40,7 @@ class Scenario:
     killed: set[str]
     checkpointed: bool
     update: Update
+    variety: Variety | None = None
     patience_s: float | None = None
     """How long workers wait for a step at once. None: some pushes are steps, and few of these may be made at once."""
 
@@ -46,6 +54,8 @@ class Scenario:
     @property
     def replay(self) -> str:
         """The call that runs it again."""
+        if self.variety is not None:
+            return f"run(varied({self.name!r}, {self.seed}))"
         made = f"crowded({self.seed // 20})" if self.network.links else f"scenario({self.name!r}, {self.seed})"
         return f"run({made})"
 
@@ -108,7 +118,8 @@ def scenario(mode: str, seed: int, stops: bool = True) -> Scenario:
         faults += stopped(tasks, checkpointed, random.Random(f"stops {mode} {seed}"))
     if mode in AT_ONCE:
         patience_s, update = draw.choice([0.02, 0.3, 3.0]), SyncReplicas() if mode == "steps" else Async()
-        return Scenario(AT_ONCE[mode], seed, ps, workers, 6, network, faults, killed, checkpointed, update, patience_s)
+        made = Scenario(AT_ONCE[mode], seed, ps, workers, 6, network, faults, killed, checkpointed, update)
+        return replace(made, patience_s=patience_s)
     update = update_of(mode, workers, draw)
     mode = "sync" if mode == "tokens" else mode
     return Scenario(mode, seed, ps, workers, 6, network, faults, killed, checkpointed, update)
@@ -160,6 +171,18 @@ def with_a_killed_chief(mode: str, seed: int) -> Scenario:
     return replace(chosen, faults=[f for f in faults if f.at > 0.2], killed=killed, checkpointed=True, pushes=10)
 
 
+def varied(mode: str, seed: int) -> Scenario:
+    """No faults but those of the network; optimizers, dtypes, gradients and the tuning vary instead."""
+    chosen = scenario(mode, seed, stops=False)
+    chosen = replace(chosen, faults=[], killed=set(), checkpointed=True, update=options(chosen.update, seed))
+    return replace(chosen, variety=variety(chosen.mode, seed, chosen.ps))
+
+
+def compressed(seed: int) -> dict[str, Any]:
+    """What `run` takes to have pushes compressed, and half of the seeds' pulls as what changed."""
+    return {"compression": COMPRESSORS[seed % len(COMPRESSORS)], "deltas": seed % 2 == 1}
+
+
 def tuned(chosen: Scenario) -> Tuning:
     """The sizes and times of a seed: odd ones apply pushes of any size ahead, others none; half of all worlds send
     messages one by one, and lose and reorder them one by one."""
@@ -186,6 +209,8 @@ def run(
     comes with them. With fewer `variables` than ps, some ps hold none."""
     at_once = chosen.patience_s is not None
     history = History(chosen.workers, chosen.pushes, names=NAMES[:variables], steps=at_once)
+    history.variety = chosen.variety or history.variety
+    compression = compression or history.variety.compression
     rows, parts = variables == len(NAMES) and chosen.seed % 8 in (1, 5, 6), 2 if chosen.seed % 8 == 5 else 1
     slow = chosen.mode == "async" and chosen.seed % 4 == 3
     crowd = bool(chosen.network.links)
@@ -193,7 +218,8 @@ def run(
     cluster = SimulatedCluster(
         train, history, chosen.checkpointed, chosen.seed % 5 == 0, compression, deltas, rows, parts, ps=chosen.ps,
         workers=chosen.workers, seed=chosen.seed, update=chosen.update, network=network, faults=chosen.faults,
-        compute=Compute(0.1, 0.5), tuning=tuned(chosen),
+        compute=Compute(0.1, 0.5), tuning=tuned(chosen).where(**history.variety.tuning),
+        memory_faults=history.variety.memory_faults,
         shared_memory=at_once or chosen.seed % 5 in (0, 2, 4), datagrams=chosen.seed % 7 not in (3, 6),
     )  # fmt: skip
     with cluster:

@@ -10,17 +10,11 @@ import os
 
 import pytest
 
-from dps import compress
-from tests.simulation.scenario import run, scenario
-
-COMPRESSORS = [
-    compress.TopK(0.01), {"a": compress.TopK(0.3), "b": None, "*": compress.Bfloat16()},
-    {"[ct]": compress.RandomK(1.0), "*": compress.Float16()},
-]  # fmt: skip
+from tests.simulation.scenario import compressed, run, scenario
 
 
 @pytest.mark.parametrize("mode", ["async", "sync", "bounded"])
 def test_no_promise_is_broken_when_pushes_are_compressed(mode: str) -> None:
     for seed in range(int(os.environ.get("DPS_COMPRESSED_SEEDS", "12"))):
-        found = run(scenario(mode, seed), compression=COMPRESSORS[seed % len(COMPRESSORS)], deltas=seed % 2 == 1)
+        found = run(scenario(mode, seed), **compressed(seed))
         assert not found, "\n".join(found)

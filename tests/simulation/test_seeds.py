@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.scenario import Scenario, crowded, run, scenario, with_a_killed_chief, with_a_lost_ps
+from tests.simulation.scenario import Scenario, crowded, run, scenario, varied, with_a_killed_chief, with_a_lost_ps
 
 SEEDS = int(os.environ.get("DPS_SEEDS", "200"))
 QUICK = SEEDS if "DPS_SEEDS" in os.environ else SEEDS // 2
@@ -74,11 +74,25 @@ def test_no_promise_is_broken_where_a_chief_or_a_ps_is_killed(
         assert not found, "\n".join(found)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seeds", chunks(2 * FEW, 2 * QUICK_FEW, CHUNK))
+@pytest.mark.parametrize("mode", ["async", "at once", "sync", "steps", "bounded", "tokens"])
+def test_no_promise_is_broken_whatever_optimizer_dtype_gradients_and_tuning_there_are(mode: str, seeds: range) -> None:
+    for seed in seeds:
+        found = run(varied(mode, seed))
+        assert not found, "\n".join(found)
+
+
 def test_a_seed_replays_exactly() -> None:
-    for mode, seed in (("async", 5), ("sync", 35), ("bounded", 58)):
+    for of, mode, seed in (
+        (scenario, "async", 5),
+        (scenario, "sync", 35),
+        (scenario, "bounded", 58),
+        (varied, "async", 3),
+    ):
         kept: list[object] = []
         for _ in range(2):
-            run(scenario(mode, seed), keep=kept)  # type: ignore[arg-type]
+            run(of(mode, seed), keep=kept)  # type: ignore[arg-type]
         first, second = ([str(event) for event in cluster.world.trace] for cluster in kept)  # type: ignore[attr-defined]
         assert first == second
         assert len(first) > 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -22,8 +23,9 @@ class SimMemory:
 class Machine:
     """What is shared in one world; `shares` False stands for processes that are on machines of their own."""
 
-    def __init__(self, shares: bool) -> None:
-        self.shares = shares
+    def __init__(self, shares: bool, faults: float = 0.0, seed: int | str = 0) -> None:
+        """`faults`: the probability that memory cannot be had, or not be reached."""
+        self.shares, self._faults, self._random = shares, faults, Random(f"{seed}/memory")
         self._made = 0
         self._memories: WeakValueDictionary[int, SimMemory] = WeakValueDictionary()
 
@@ -31,6 +33,7 @@ class Machine:
         """New memory of a process; Unavailable where nothing is shared."""
         if not self.shares:
             raise Unavailable("the simulated machines share no memory")
+        self._fail("no memory is left")
         self._made += 1
         memory = SimMemory(owner, [0, 0, self._made, nbytes], nbytes)
         self._memories[self._made] = memory
@@ -40,9 +43,14 @@ class Machine:
         """As `dps.transport.shared.attach`: a process that has gone has no memory to reach any more."""
         if not (isinstance(name, list) and len(name) == 4 and all(type(part) is int for part in name)):
             raise ProtocolError(f"{name!r:.100} does not name shared memory")
+        self._fail("no file can be opened")
         memory = self._memories.get(name[2])
         if memory is None or not memory.owner.alive or memory.name != name:
             raise Unavailable(f"there is no memory {name}")
         view = memory.array.view()
         view.flags.writeable = False
         return view
+
+    def _fail(self, reason: str) -> None:
+        if self._faults and self._random.random() < self._faults:
+            raise Unavailable(f"simulated fault: {reason}")

@@ -43,6 +43,7 @@ class World:
         preempt_s: For how long at most, in virtual seconds.
         clock_offsets: Whether the processes' monotonic clocks differ.
         shared_memory: Whether all processes are on one machine and one user's. Else each is on its own.
+        memory_faults: The probability that shared memory cannot be had, or not be reached.
         datagrams: Whether, on one machine, small messages travel as datagrams between tasks that know each other.
         machines: The cores that computing and messages need. None: there are always cores enough.
         steps_at_one_instant: How much may happen while the clock stands still, before `run` raises SimulationError.
@@ -72,6 +73,7 @@ class World:
         preempt_s: float = 100e-6,
         clock_offsets: bool = True,
         shared_memory: bool = False,
+        memory_faults: float = 0.0,
         datagrams: bool = True,
         machines: Machines | None = None,
         steps_at_one_instant: int = 1_000_000,
@@ -88,7 +90,7 @@ class World:
         setting = Setting(
             seed, self._scheduler, self._fabric, self._trace, self.storage, compute or Compute(),
             tuning or _tuning(seed, piece_nbytes, rack is not None), preempt, preempt_s, clock_offsets,
-            Machine(shared_memory), sockets, rack,
+            Machine(shared_memory, memory_faults, seed), sockets, rack,
         )  # fmt: skip
         self._supervisor = Supervisor(setting)
         self._unchecked = list(faults)

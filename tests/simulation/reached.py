@@ -1,0 +1,153 @@
+"""Which lines of cargo, intake, modes and store the simulator's seeds reach: `python -m tests.simulation.reached`.
+
+Lines that only raise do not count. What no seed can reach is in `not_reached.txt`, one line of source each, with the
+reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import coverage
+
+from tests.simulation import scenario as scenarios
+from tests.simulation.scenario import Scenario, crowded, run, scenario, varied, with_a_killed_chief, with_a_lost_ps
+
+ROOT = Path(__file__).parents[2]
+LISTED = Path(__file__).with_name("not_reached.txt")
+ROOMS = {
+    "cargo": ["client/cargo.py", "client/loading.py", "client/partial.py", "client/dense.py", "client/pushing.py"],
+    "intake": ["ps/intake/*.py"],
+    "modes": ["ps/modes/*.py"],
+    "store": ["ps/store/*.py"],
+}
+ELSEWHERE = {"crew.py", "free_cores.py", "device_memory.py"}
+"""Of the store: threads and the memory of GPUs, which have property tests."""
+
+
+def files() -> Iterator[tuple[str, Path]]:
+    """Each file that counts, with its room."""
+    for room, patterns in ROOMS.items():
+        for pattern in patterns:
+            for path in sorted((ROOT / "dps").glob(pattern)):
+                if path.name not in ELSEWHERE | {"__init__.py"}:
+                    yield room, path
+
+
+def all_seeds(seeds: int) -> Iterator[tuple[Scenario, dict[str, object]]]:
+    """So many seeds of each kind of scenario, with what `run` takes beside each."""
+    for seed in range(seeds):
+        for mode in ("async", "at once", "sync", "steps", "bounded", "tokens"):
+            yield scenario(mode, seed), {}
+        for mode in ("async", "at once", "sync", "steps", "bounded", "tokens"):
+            yield varied(mode, seed), {}
+        for mode in ("async", "sync", "bounded"):
+            yield scenario(mode, seed), scenarios.compressed(seed)
+    few: list[Callable[[str, int], Scenario]] = [with_a_killed_chief, with_a_lost_ps]
+    for seed in range(max(1, seeds // 5)):
+        yield crowded(seed), {}
+        for of in few:
+            for mode in ("async", "at once", "sync", "steps", "bounded"):
+                yield of(mode, seed), {}
+
+
+@dataclass
+class Reached:
+    """Of one file: how many lines count, and those that no seed came to."""
+
+    room: str
+    path: Path
+    lines: int
+    missed: list[tuple[int, str]]
+
+    @property
+    def name(self) -> str:
+        """Its path in the repository."""
+        return str(self.path.relative_to(ROOT))
+
+
+def reached(seeds: int) -> list[Reached]:
+    """Run them all in this process; raises AssertionError for a promise that is broken."""
+    measured = coverage.Coverage(data_file=None, include=[str(path) for _, path in files()], concurrency=["greenlet"])
+    measured.set_option("report:exclude_also", ["if TYPE_CHECKING:", r"^\s*\.\.\.$", r"-> .*: \.\.\.$"])
+    with measured.collect():
+        for chosen, more in all_seeds(seeds):
+            broken = run(chosen, **more)  # type: ignore[arg-type]
+            assert not broken, "\n".join(broken)
+    found = []
+    for room, path in files():
+        _, statements, _, missing, _ = measured.analysis2(str(path))
+        source = path.read_text().splitlines()
+        beside = only_raising(path) | at_import(path)
+        counted = [line for line in statements if line not in beside]
+        missed = [(line, source[line - 1].strip()) for line in missing if line in counted]
+        found.append(Reached(room, path, len(counted), missed))
+    return found
+
+
+def only_raising(path: Path) -> set[int]:
+    """The lines of blocks that end with `raise`."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list) and block and isinstance(block[-1], ast.Raise):
+                lines.update(range(block[0].lineno, (block[-1].end_lineno or block[-1].lineno) + 1))
+    return lines
+
+
+def at_import(path: Path) -> set[int]:
+    """The lines that run when the module is loaded, which may be before anything is measured."""
+    inside: set[int] = set()
+    every: set[int] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.stmt):
+            every.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        if isinstance(node, ast.FunctionDef):
+            inside.update(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
+    return every - inside
+
+
+def listed() -> dict[tuple[str, str], str]:
+    """What no seed reaches: the reason for each file and line of source."""
+    found: dict[tuple[str, str], str] = {}
+    reason = ""
+    for line in LISTED.read_text().splitlines():
+        if line.startswith("# "):
+            reason = line[2:]
+        elif line.strip():
+            name, _, text = line.partition(": ")
+            found[name, text.strip()] = reason
+    return found
+
+
+def main() -> None:
+    """Print each file's lines that are not reached, and the rooms' shares."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=25, help="of each kind of scenario")
+    parser.add_argument("--all", action="store_true", help="also those that are listed")
+    options = parser.parse_args()
+    known = {} if options.all else listed()
+    found = reached(options.seeds)
+    for file in found:
+        missed = [(line, text) for line, text in file.missed if (file.name, text) not in known]
+        print(f"{file.name}: {file.lines - len(file.missed)} of {file.lines}, {len(missed)} not listed")
+        for line, text in missed:
+            print(f"    {line}: {text}")
+    for room in ROOMS:
+        print(f"{room}: {share(found, room, listed()):.1%}")
+
+
+def share(found: list[Reached], room: str, known: dict[tuple[str, str], str]) -> float:
+    """The part of a room's lines that is reached or listed."""
+    own = [file for file in found if file.room == room]
+    missed = sum((file.name, text) not in known for file in own for _, text in file.missed)
+    return 1.0 - missed / sum(file.lines for file in own)
+
+
+if __name__ == "__main__":
+    main()
