@@ -36,8 +36,8 @@ class Caller:
         self.runtime, self.name, self.incarnation = runtime, name, 0
         self._endpoint = runtime.endpoint(None)
         self._time = OwnTime(runtime)
-        self._outbox = Outbox(self._endpoint, runtime.tuning.together)
-        self._requests = Requests()
+        self._outbox = Outbox(self._endpoint, runtime.tuning)
+        self._requests = Requests(runtime.tuning.nodes)
         self.away: dict[str, float] = {}
         """Addresses whose connection is broken, and since when, on the clock of `now`."""
         self._posted = 0

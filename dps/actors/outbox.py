@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dps.transport.endpoint import Endpoint, Route
+from dps.transport.tuning import Tuning
 from dps.transport.wire import Array, Envelope, bundle, encode
-
-TOGETHER_NBYTES = 16 * 1024
-"""Messages with longer arrays are sent alone."""
 
 _Letter = tuple[bytes, tuple[Array, ...], Callable[[], None] | None]
 
@@ -19,9 +17,8 @@ _Letter = tuple[bytes, tuple[Array, ...], Callable[[], None] | None]
 class Outbox:
     """The messages that one endpoint sends at the next `flush`, in the order of `put` for each route."""
 
-    def __init__(self, endpoint: Endpoint, together: int) -> None:
-        """`together`: the most messages in one bundle."""
-        self._endpoint, self._together = endpoint, together
+    def __init__(self, endpoint: Endpoint, tuning: Tuning) -> None:
+        self._endpoint, self._together, self._alone_nbytes = endpoint, tuning.together, tuning.nodes.together_nbytes
         self._waiting: dict[Route, list[_Letter]] = {}
 
     def put(self, route: Route, envelope: Envelope, done: Callable[[], None] | None = None) -> None:
@@ -41,7 +38,7 @@ class Outbox:
             nbytes += array.nbytes
             if not array.flags.c_contiguous:
                 raise ValueError(f"a frame of shape {array.shape} is not C-contiguous; send ascontiguousarray(array)")
-        if nbytes > TOGETHER_NBYTES:
+        if nbytes > self._alone_nbytes:
             self._send(route, waiting)
             self._endpoint.send(route, header, arrays, done)
             return

@@ -13,15 +13,7 @@ from collections.abc import Callable
 
 from dps.actors.ref import Ref
 from dps.transport.message import Message
-
-FIRST_RESEND_S = 0.25
-LAST_RESEND_S = 2.0
-TIMES = 3
-"""A request is not sent again before this many times the usual delay of its node's first answers. Otherwise a busy node
-would get every request two or three times and become slower still. (Like TCP's retransmission timer, RFC 6298, but any
-first answer is a sample, because it carries the request's number.)"""
-SMOOTHING = 8
-"""A longer delay becomes the usual one at once; a shorter delay lowers it by an eighth of the difference."""
+from dps.transport.tuning import ORDINARY, NodeTuning
 
 Feed = Callable[[Message], bool]
 """Takes one answer; returns True when the request is complete."""
@@ -68,8 +60,8 @@ class Question(Request):
 class Requests:
     """All open requests of one asker, numbered from 1 without gaps."""
 
-    def __init__(self, first_resend_s: float = FIRST_RESEND_S) -> None:
-        self.first_resend_s = first_resend_s
+    def __init__(self, tuning: NodeTuning = ORDINARY.nodes) -> None:
+        self._tuning = tuning
         self._last = 0
         self._open: dict[int, Request] = {}
         self._timers: list[tuple[float, int]] = []
@@ -95,7 +87,8 @@ class Requests:
         heapq.heappush(self._timers, (min(request.next_at, deadline), request.number))
 
     def _first_resend_s(self, address: str) -> float:
-        return max(self.first_resend_s, min(TIMES * self._usual_s.get(address, 0.0), LAST_RESEND_S))
+        own, usual_s = self._tuning, self._usual_s.get(address, 0.0)
+        return max(own.first_resend_s, min(own.resend_delays * usual_s, own.last_resend_s))
 
     def numbered(self) -> int:
         """Take a number for a request that is not kept here."""
@@ -109,7 +102,7 @@ class Requests:
             return
         if request.asked_at >= 0:
             usual, took = self._usual_s.get(request.to.address, 0.0), now - request.asked_at
-            self._usual_s[request.to.address] = max(took, usual + (took - usual) / SMOOTHING)
+            self._usual_s[request.to.address] = max(took, usual + (took - usual) / self._tuning.resend_smoothing)
             request.asked_at = -1.0
         if request.feed(message):
             request.complete = True
@@ -134,7 +127,7 @@ class Requests:
                 request.expired()
                 continue
             if now >= request.next_at:
-                request.resend_s = min(request.resend_s * 2, max(LAST_RESEND_S, request.resend_s))
+                request.resend_s = min(request.resend_s * 2, max(self._tuning.last_resend_s, request.resend_s))
                 request.next_at = now + request.resend_s
                 message = request.again()
                 if message is not None:

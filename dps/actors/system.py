@@ -26,11 +26,7 @@ log = logging.getLogger("dps")
 
 Then = Callable[[Message | Exception], None]
 
-HELD_UP_S = 0.2
-"""If a turn of a node's thread took longer than this, its time does not count against absent peers."""
 NEVER = float("inf")
-DRAINED = 1000
-"""The most events that a node reads before it decides who is late."""
 
 _local: WeakKeyDictionary[Runtime, dict[str, Node]] = WeakKeyDictionary()
 
@@ -67,12 +63,13 @@ class Node:
         """Binds at once. Raises Unavailable, with the address, if it is taken."""
         self.runtime, self.name, self.incarnation = runtime, name, incarnation
         self._endpoint: Endpoint = runtime.endpoint(bind)
-        self._outbox = Outbox(self._endpoint, runtime.tuning.together)
+        self._outbox = Outbox(self._endpoint, runtime.tuning)
         self.address = self._endpoint.address
         self.actors: dict[str, Actor] = {}
         self.refused_messages = 0
         self._time = OwnTime(runtime)
-        self._requests = Requests()
+        self._tuning = runtime.tuning.nodes
+        self._requests = Requests(self._tuning)
         self._watch = Watch(runtime.silence_s)
         self._broken: set[str] = set()
         self._up: set[str] = set()
@@ -234,7 +231,7 @@ class Node:
         if judges <= now:
             now, judges = self._drain(now)
         took_s, self._turned_at = now - self._turned_at, now
-        if took_s - wait_s > HELD_UP_S:
+        if took_s - wait_s > self._tuning.held_up_s:
             self._watch.forgive(took_s, now)
         while self._posted and not self._stop_asked:
             self._guard(self._posted.popleft())
@@ -246,7 +243,7 @@ class Node:
         """Read waiting events before judging who is late: after a long turn, live nodes would else count as lost.
 
         Returns the current time, and when `_judges_at` is next."""
-        for _ in range(DRAINED):
+        for _ in range(self._tuning.drained):
             judges = self._judges_at()
             if judges > now or (event := self._endpoint.receive(0)) is None:
                 break

@@ -181,6 +181,27 @@ class ServingTuning:
 
 
 @record
+class NodeTuning:
+    """How nodes and callers send, and send again."""
+
+    first_resend_s: float = 0.25
+    last_resend_s: float = 2.0
+    """When a request without an answer is sent again, at first and at last, s."""
+    resend_delays: int = 3
+    """A request is not sent again before this many times the usual delay of its node's first answers. Otherwise a busy
+    node would get every request two or three times and become slower still. (Like TCP's retransmission timer, RFC 6298,
+    but any first answer is a sample, because it carries the request's number.)"""
+    resend_smoothing: int = 8
+    """A longer delay becomes the usual one at once; a shorter delay lowers it by an eighth of the difference."""
+    together_nbytes: int = 16 * 1024
+    """Messages with longer arrays are sent alone."""
+    held_up_s: float = 0.2
+    """If a turn of a node's thread took longer than this, s, its time does not count against absent peers."""
+    drained: int = 1000
+    """The most events that a node reads before it judges who is late."""
+
+
+@record
 class Tuning:
     """What one process decides by."""
 
@@ -197,6 +218,7 @@ class Tuning:
     block_nbytes: int = 0
     """Long passes over memory are made in blocks of so many bytes, between which the runtime may let other tasks run
     (`Runtime.preempt`). 0: in one go."""
+    nodes: NodeTuning = _default(NodeTuning)
     client: ClientTuning = _default(ClientTuning)
     rows: RowListTuning = _default(RowListTuning)
     intake: IntakeTuning = _default(IntakeTuning)

@@ -9,9 +9,12 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dps.actors.ref import Ref
-from dps.actors.requests import FIRST_RESEND_S, LAST_RESEND_S, Question, Request, Requests
+from dps.actors.requests import Question, Request, Requests
 from dps.protocol import Enter, Token
 from dps.transport.message import Message
+from dps.transport.tuning import ORDINARY
+
+FIRST_RESEND_S, LAST_RESEND_S = ORDINARY.nodes.first_resend_s, ORDINARY.nodes.last_resend_s
 
 PS = Ref("127.0.0.1:1", "ps")
 
