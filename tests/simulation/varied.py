@@ -55,7 +55,6 @@ def variety(mode: str, seed: int, ps: int) -> Variety:
             "together": draw.choice([1, 64]), "rows__least": draw.choice([1, 512]),
             "rows__kept_nbytes": draw.choice([0, 8 << 20]), "intake__attached": draw.choice([1, 32]),
             "intake__credits": draw.choice([1, 2]), "store__stream_nbytes": draw.choice([0, 1 << 19]),
-            "store__aside_nbytes": draw.choice([0, 24 << 20]), "store__here_nbytes": draw.choice([0, 1 << 20]),
             "store__group_nbytes": draw.choice([64, 24 << 20]), "store__ahead_pieces": draw.choice([0, 3, 1000]),
             "store__large_pieces": draw.choice([0, 8]), "store__most_skipped": draw.choice([0, 63]),
             "serving__answers": draw.choice([1, 4]), "serving__fast_nbytes_s": draw.choice([0.0, 1e9, 1e12]),
