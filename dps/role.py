@@ -19,6 +19,7 @@ from dps.errors import ConfigError, DpsError
 from dps.launch.outcome import TEARDOWN
 
 if TYPE_CHECKING:
+    from dps.data.dataset import Dataset
     from dps.server import Server
 
 EXIT_CODES = (
@@ -68,7 +69,7 @@ def parser() -> Parser:
     """The flags of a task; the reference trainer's spellings are aliases."""
     made = Parser(prog="python -m dps.role", description=__doc__, epilog=EXIT_CODES)
     add = made.add_argument
-    add("--job", "--job_name", help="chief, ps or worker")
+    add("--job", "--job_name", help="chief, ps, worker or dataset")
     add("--task", "--task_index", type=int, help="index within the job; left out: the only one, or given by the chief")
     add("--cluster", help="JSON text, or a .json, .toml or .yaml file: {'ps': ['host:port'], 'worker': [...]}")
     add("--ps_hosts", default="", help="comma-separated host:port of the ps")
@@ -84,7 +85,8 @@ def parser() -> Parser:
     add("--cpus", help="keep this task on these processors, as 0,2-3")
     add(
         "--program",
-        help="a worker's program: FILE, package.module, or either with :function; then -- and its arguments",
+        help="a worker's program: FILE, package.module, or either with :function; then -- and its arguments. Of a "
+        "dataset task, FILE:NAME or package.module:NAME: a dataset, or a function that returns one",
     )
     add("--owned", action="store_true", help="on the chief: do not end when the workers have left")
     add("--restarted", action="store_true", help="on the chief: it takes the place of one that died")
@@ -150,8 +152,10 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     environ = task_environment(args)
     if environ["DPS_JOB"] == "evaluator":
         raise ConfigError("the evaluator job is not there yet; read with dps.Session(target) instead")
-    if environ["DPS_JOB"] not in ("chief", "ps", "worker"):
-        raise ConfigError(f"--job {environ['DPS_JOB']} cannot be run; wanted chief, ps or worker")
+    if environ["DPS_JOB"] not in ("chief", "ps", "worker", "dataset"):
+        raise ConfigError(f"--job {environ['DPS_JOB']} cannot be run; wanted chief, ps, worker or dataset")
+    if environ["DPS_JOB"] == "dataset":
+        return serve(environ, args, load_dataset(args.program))
     if environ["DPS_JOB"] != "worker":
         if args.program and args.job:  # with jobs from the environment, all tasks have the same command line
             raise ConfigError(f"a {environ['DPS_JOB']} runs no program; leave --program out")
@@ -219,7 +223,7 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
     job = args.job or (own.job if isinstance(own, Task) else os.environ.get("DPS_JOB"))
     task = args.task if args.task is not None else (own.index if isinstance(own, Task) else None)
     if job is None:
-        raise ConfigError("which job is this task of? Give --job chief, ps or worker (or TF_CONFIG)")
+        raise ConfigError("which job is this task of? Give --job chief, ps, worker or dataset (or TF_CONFIG)")
     job = "chief" if job == "master" else job
     environ = {"DPS_JOB": job, "DPS_TASK": "" if task is None else str(task)}
     if cluster:
@@ -238,8 +242,24 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
     return environ | {name: str(value) for name, value in settings.items() if value is not None}
 
 
-def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
-    """Run a chief or ps until the run ends, or a signal ends it."""
+def load_dataset(program: str | None) -> Dataset:
+    """What a dataset task serves. ConfigError where the program names no dataset."""
+    from dps.data.dataset import Dataset
+    from dps.launch.functions import find
+
+    if not program or ":" not in program:
+        got = f"--program {program}" if program else "no --program"
+        raise ConfigError(f"a dataset task serves the dataset of a program; got {got}, wanted --program FILE:NAME")
+    found = find(program)
+    if callable(found) and not isinstance(found, Dataset):
+        found = found()
+    if not isinstance(found, Dataset):
+        raise ConfigError(f"--program {program}: got a {type(found).__name__}, wanted a dps.data.Dataset")
+    return found
+
+
+def serve(environ: dict[str, str], args: argparse.Namespace, dataset: Dataset | None = None) -> int:
+    """Run a chief, ps or dataset task until the run ends, or a signal ends it."""
     with config.loading():
         from dps.server import Server
 
@@ -250,7 +270,11 @@ def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
         if server.job == "ps":
             from dps.ps.warm import start
 
-            start()  # meanwhile the node answers on its own thread
+            start()  # the node answers meanwhile on its thread
+        if dataset is not None:
+            from dps.data.serving import serve as serve_dataset
+
+            serving = serve_dataset(dataset, server)
     heard = 0
     while (code := server.join(0.2)) is None:
         if name != server.name:  # the chief has assigned the ps's index
@@ -261,6 +285,9 @@ def serve(environ: dict[str, str], args: argparse.Namespace) -> int:
             end(server, signals)
     if code and server.reason:
         print(f"dps: {server.reason}", file=sys.stderr)
+    if dataset is not None and serving.error is not None:
+        print(f"dps: {serving.error}", file=sys.stderr)
+        return code or 1
     return code or 0
 
 

@@ -26,6 +26,7 @@ from dps.transport.endpoint import Runtime
 from dps.worker.agent import Agent
 
 if TYPE_CHECKING:
+    from dps.actors.actor import Actor
     from dps.chief.server import ChiefActor
     from dps.ps.server import PsActor
 
@@ -171,6 +172,7 @@ class Server:
         if own.hosts_chief:
             from dps.chief.server import ChiefActor
             from dps.queues.actor import QueuesActor
+            from dps.queues.directory import DIRECTORY, Directory
             from dps.queues.messages import QUEUES
 
             self._chief_actor = ChiefActor(
@@ -178,6 +180,7 @@ class Server:
             )
             self._node.host(CHIEF, self._chief_actor)
             self._node.host(QUEUES, QueuesActor())
+            self._node.host(DIRECTORY, Directory())
         if self.job == "ps":
             from dps.ps.server import PsActor  # imports numba, which only a ps needs
 
@@ -345,6 +348,15 @@ class Server:
         else:
             self._ends_with = code
             self._node.post(self._chief_actor.stop_run)
+
+    def host(self, name: str, actor: Actor) -> None:
+        """Give a further actor a name on this task's node, which runs already."""
+
+        def begin() -> None:
+            self._node.host(name, actor)
+            actor.started()
+
+        self._node.post(begin)
 
     def _pause(self, seconds: float) -> None:
         if self.runtime.simulated:  # an event is for real threads

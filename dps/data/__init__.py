@@ -12,12 +12,18 @@ if TYPE_CHECKING:
     from dps.data.dataset import from_arrays as from_arrays
     from dps.data.dataset import from_files as from_files
     from dps.data.dataset import from_generator as from_generator
+    from dps.data.remote_dataset import RemoteDataset as RemoteDataset
+    from dps.data.remote_dataset import RemotePass as RemotePass
+    from dps.data.remote_dataset import remote as remote
+    from dps.data.serving import Serving as Serving
+    from dps.data.serving import serve as serve
     from dps.data.shared_queue import Queue as Queue
     from dps.data.shared_queue import queue as queue
 
 _NAMES = {
     "Dataset": "dataset", "Iterator": "dataset", "from_arrays": "dataset", "from_files": "dataset",
-    "from_generator": "dataset", "Queue": "shared_queue", "queue": "shared_queue",
+    "from_generator": "dataset", "Queue": "shared_queue", "queue": "shared_queue", "RemoteDataset": "remote_dataset",
+    "RemotePass": "remote_dataset", "remote": "remote_dataset", "Serving": "serving", "serve": "serving",
 }  # fmt: skip
 
 __all__ = [*_NAMES]  # noqa: PLE0604

@@ -23,12 +23,13 @@ class Handover:
         self._changed = threading.Condition()
         self.closed = False
 
-    def put(self, item: Any) -> bool:
-        """Wait for room; False when nobody wants it any more."""
+    def put(self, item: Any, tell: Callable[[], None] = lambda: None) -> bool:
+        """Wait for room, put the item there and `tell`; False when nobody wants it any more."""
         self._wait(lambda: self.closed or len(self._line) < self._capacity)
         with self._changed:
             self._line.append(item)
             self._changed.notify_all()
+        tell()
         return not self.closed
 
     def get(self) -> Any:
@@ -36,6 +37,13 @@ class Handover:
         self._wait(lambda: bool(self._line))
         with self._changed:
             item = self._line.popleft()
+            self._changed.notify_all()
+        return item
+
+    def poll(self) -> Any:
+        """The next item, or None while there is none. Does not wait."""
+        with self._changed:
+            item = self._line.popleft() if self._line else None
             self._changed.notify_all()
         return item
 

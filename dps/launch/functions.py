@@ -23,16 +23,22 @@ def loading() -> str:
 
 def load(path: str) -> Callable[..., Any]:
     """A function by its path, "package.module:function" or "folder/file.py:function". ConfigError if it is missing."""
+    found: Callable[..., Any] | None = find(path)
+    if not callable(found):
+        target, _, name = path.rpartition(":")
+        raise ConfigError(f"{path}: {target} has no function {name!r}; {_WANTED}")
+    return found
+
+
+def find(path: str) -> Any:
+    """What has this name in this module or file; None where nothing has, ConfigError for no such module or file."""
     target, _, name = path.rpartition(":")
     _loading.append(path)
     try:
         module = _file(path, target) if target.endswith(".py") else _module(path, target)
     finally:
         _loading.pop()
-    found: Callable[..., Any] | None = getattr(module, name, None)
-    if not callable(found):
-        raise ConfigError(f"{path}: {target} has no function {name!r}; {_WANTED}")
-    return found
+    return getattr(module, name, None)
 
 
 _WANTED = "wanted package.module:function or folder/file.py:function"

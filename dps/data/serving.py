@@ -1,0 +1,80 @@
+"""Serves a dataset from this task to the workers of the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dps.data.dataset import Dataset
+from dps.data.feeder import DatasetActor
+from dps.data.messages import feed_name
+from dps.errors import ConfigError
+from dps.server import Server
+
+
+class Serving:
+    """A dataset that this task serves, until the task ends.
+
+    Made by `dps.data.serve`.
+
+    Args:
+        actor: Who serves it.
+
+    Example:
+        ```pycon
+        >>> numbers = dps.data.from_arrays(np.arange(4)).batch(2)
+        >>> serving = dps.data.serve(numbers, server, "more numbers")
+        >>> serving.position["finished"], serving.error
+        ([], None)
+        ```
+    """
+
+    def __init__(self, actor: DatasetActor) -> None:
+        self._actor = actor
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Which batches are finished: `serve(position=...)` gives the others. As of `remote.position()`."""
+        return self._actor.feed.position
+
+    @property
+    def error(self) -> Exception | None:
+        """What ended the reading; workers get it as a `dps.DataError`."""
+        return self._actor.error
+
+
+def serve(
+    dataset: Dataset, server: Server, name: str = "dataset", ahead: int = 8, position: dict[str, Any] | None = None
+) -> Serving:
+    """Read a dataset once, in this process, and feed all workers of the run. Returns at once.
+
+    A thread reads and prepares batches ahead of the workers; the task's node gives them out. At most `ahead` batches
+    are kept ready, beside two in the reader's hands and those that workers have asked for, so memory is bounded.
+
+    Args:
+        dataset: What is served: its elements are whole batches, as a rule.
+        server: This task. Its job may be any; `--job dataset` has one of its own.
+        name: The name under which workers find it. Several tasks may serve under one name, each its own part.
+        ahead: How many batches are kept ready.
+        position: Where an earlier run was, as `remote.position()` said of this task.
+
+    Returns:
+        A handle, to be read.
+
+    Raises:
+        ConfigError: No dataset, or a position of another one.
+
+    Example:
+        ```pycon
+        >>> dataset = dps.data.from_arrays(np.arange(6)).batch(2)
+        >>> serving = dps.data.serve(dataset, server, "six")
+        >>> [batch.tolist() for batch in dps.data.remote(server, "six")]
+        [[0, 1], [2, 3], [4, 5]]
+        ```
+    """
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(f"serve: got a {type(dataset).__name__}, wanted a dataset, as dps.data.from_arrays makes it")
+    if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
+        raise ConfigError(f"serve: ahead: got {ahead!r}, wanted a whole number from 1 on")
+    actor = DatasetActor(dataset, name, ahead, position, server.target)
+    server.host(feed_name(name), actor)
+    return Serving(actor)

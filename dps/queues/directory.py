@@ -1,0 +1,58 @@
+"""Which tasks serve something under a name, such as a dataset: an actor on the chief's node."""
+
+from __future__ import annotations
+
+from dps.actors.actor import Actor
+from dps.actors.ref import Ref, Sender
+from dps.protocol import AGENT, StopTask
+from dps.transport.message import Message
+
+DIRECTORY = "directory"
+"""The actor's name, on the chief's node."""
+ANNOUNCE_S = 2.0
+"""How often a task announces itself anew, so that a restarted chief learns of it."""
+GRACE_S = 1.0
+"""How long a task may be disconnected before it is taken out."""
+
+
+class Announce(Message, kind=95):
+    """The node at an address serves something under a name. Answered with Done."""
+
+    name: str
+    address: str
+
+
+class Find(Message, kind=96):
+    """Answered with Found."""
+
+    name: str
+
+
+class Found(Message, kind=97):
+    """The addresses under a name, sorted."""
+
+    addresses: list[str]
+
+
+class Directory(Actor):
+    """Names and addresses, as long as their nodes are there. Those nodes end with the run."""
+
+    def __init__(self) -> None:
+        self._addresses: dict[str, set[str]] = {}
+
+    def on_Announce(self, message: Announce, sender: Sender) -> None:
+        self._addresses.setdefault(message.name, set()).add(message.address)
+        self.node.watch(message.address, GRACE_S)
+        self.node.answer(sender)
+
+    def on_Find(self, message: Find, sender: Sender) -> None:
+        self.node.answer(sender, Found(sorted(self._addresses.get(message.name, ()))))
+
+    def lost(self, address: str, silent_s: float) -> None:
+        for addresses in self._addresses.values():
+            addresses.discard(address)
+        self.node.unwatch(address)
+
+    def stopping(self) -> None:
+        for address in sorted(set().union(*self._addresses.values())):
+            self.node.tell(Ref(address, AGENT), StopTask(0, "the run has ended"))

@@ -1,0 +1,80 @@
+"""A dataset that is served over sockets, and the dataset task as a process."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dps
+from dps import role
+from dps.data.messages import feed_name
+from dps.data.prefetching import Handover
+
+
+def test_workers_share_each_epoch_of_a_served_dataset() -> None:
+    with dps.Server.create_local_server() as server:
+        x = np.arange(200, dtype=np.float32).reshape(100, 2)
+        dps.data.serve(dps.data.from_arrays({"x": x, "n": np.arange(100)}).shuffle(100, seed=1).batch(5), server)
+        found: list[list[int]] = [[], []]
+
+        def work(place: int) -> None:
+            for _ in range(2):
+                for batch in remotes[place]:
+                    assert batch["x"].flags.writeable
+                    assert (batch["x"][:, 0] == 2 * batch["n"]).all()
+                    found[place].extend(batch["n"].tolist())
+
+        remotes = [dps.data.remote(server, prefetch=place) for place in range(2)]
+        threads = [threading.Thread(target=work, args=(place,)) for place in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert sorted(found[0] + found[1]) == sorted([*range(100)] * 2)
+
+
+def test_a_pass_that_is_broken_off_gives_back_what_it_has_not_finished() -> None:
+    with dps.Server.create_local_server() as server:
+        serving = dps.data.serve(dps.data.from_arrays(np.arange(10)), server)
+        first = iter(dps.data.remote(server))
+        assert [int(next(first)) for _ in range(3)] == [0, 1, 2]
+        first.close()
+        assert serving.position["finished"] == []
+        assert [int(n) for n in dps.data.remote(server)] == list(range(2, 10))
+
+
+def test_bad_use_of_serving_is_told_in_one_line() -> None:
+    with dps.Server.create_local_server() as server:
+        dataset = dps.data.from_arrays(np.arange(10))
+        with pytest.raises(dps.ConfigError, match="serve: got a list, wanted a dataset"):
+            dps.data.serve([1, 2], server)  # type: ignore[arg-type]
+        with pytest.raises(dps.ConfigError, match="ahead: got 0, wanted a whole number from 1 on"):
+            dps.data.serve(dataset, server, ahead=0)
+        with pytest.raises(dps.ConfigError, match="prefetch: got 99, wanted 0 to 32"):
+            dps.data.remote(server, prefetch=99)
+        with pytest.raises(dps.ConfigError, match="wanted the position of a dataset that is served"):
+            dps.data.serve(dataset, server, position={"epoch": 0})
+        assert feed_name("x") == "feed/x"
+
+
+def test_a_dataset_task_says_what_it_was_to_serve(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "feed_of_none.py").write_text("number = 3\n\ndef dataset():\n    return [1]\n")
+    for program, text in (
+        ([], "got no --program, wanted --program FILE:NAME"),
+        (["--program", "feed.py"], "got --program feed.py, wanted --program FILE:NAME"),
+        (["--program", f"{tmp_path}/feed_of_none.py:number"], "got a int, wanted a dps.data.Dataset"),
+        (["--program", f"{tmp_path}/feed_of_none.py:dataset"], "got a list, wanted a dps.data.Dataset"),
+        (["--program", f"{tmp_path}/feed_of_none.py:other"], "got a NoneType, wanted a dps.data.Dataset"),
+    ):
+        assert role.main(["--job", "dataset", "--chief", "127.0.0.1:1", *program]) == 2
+        assert text in capfd.readouterr().err
+
+
+def test_a_handover_that_is_looked_at_does_not_wait() -> None:
+    line = Handover(1)
+    assert line.poll() is None
+    line.put("item")
+    assert line.poll() == "item"
