@@ -270,7 +270,7 @@ def serve(environ: dict[str, str], args: argparse.Namespace, dataset: Dataset | 
         if server.job == "ps":
             from dps.ps.warm import start
 
-            start()  # the node answers meanwhile on its thread
+            start()  # meanwhile the node answers on its own thread
         if dataset is not None:
             from dps.data.serving import serve as serve_dataset
 
