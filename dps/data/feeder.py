@@ -124,7 +124,7 @@ class DatasetActor(Actor):
         self.node.answer(sender)
 
     def on_AskPosition(self, message: AskPosition, sender: Sender) -> None:
-        self.node.answer(sender, PositionIs(self.feed.position))
+        self.node.answer(sender, PositionIs(self.node.name, self.feed.position))
 
     def lost(self, address: str, silent_s: float) -> None:
         self._carry_out(self.feed.lost(address))

@@ -73,4 +73,6 @@ class AskPosition(Message, kind=106):
 class PositionIs(Message, kind=107):
     """Which batches are finished, for a restart that gives the others."""
 
+    task: str
+    """Who serves."""
     position: dict[str, Any]

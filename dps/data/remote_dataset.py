@@ -144,14 +144,21 @@ class RemotePass:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:
-        if self._closed:
-            raise StopIteration
-        if self._using is not None:
+    def done(self) -> None:
+        """The batch in use is finished, as asking for the next one says, too. Does not wait.
+
+        Call it when the push of the batch was accepted, where much is done before the next batch.
+        """
+        if self._using is not None and not self._closed:
             stream, number = self._using
             self._using = None
             stream.finish(number)
-            self._caller.poll()
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        self.done()
+        self._caller.poll()
         while True:
             for stream in self._streams:
                 found = stream.take()
@@ -262,7 +269,7 @@ class RemoteDataset:
         """Which batches are finished, for `dps.data.serve(position=...)` after a restart. Blocks.
 
         Returns:
-            The position of each task that serves, by its address: numbers, text, lists and dicts.
+            The position of each task that serves, by its name, such as "dataset:0": numbers, text, lists and dicts.
 
         Raises:
             DeadlineExceeded: A task does not answer.
@@ -273,7 +280,7 @@ class RemoteDataset:
             for to in self._find(caller):
                 answer = caller.ask(to, AskPosition(), self.timeout)
                 assert isinstance(answer, PositionIs), answer
-                found[to.address] = answer.position
+                found[answer.task] = answer.position
             return found
         finally:
             caller.close()

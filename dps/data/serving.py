@@ -55,7 +55,7 @@ def serve(
         server: This task. Its job may be any; `--job dataset` has one of its own.
         name: The name under which workers find it. Several tasks may serve under one name, each its own part.
         ahead: How many batches are kept ready.
-        position: Where an earlier run was, as `remote.position()` said of this task.
+        position: Where an earlier run was: what `remote.position()` or `dps.data.saved_position` said.
 
     Returns:
         A handle, to be read.
@@ -75,6 +75,8 @@ def serve(
         raise ConfigError(f"serve: got a {type(dataset).__name__}, wanted a dataset, as dps.data.from_arrays makes it")
     if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
         raise ConfigError(f"serve: ahead: got {ahead!r}, wanted a whole number from 1 on")
+    if isinstance(position, dict) and server.name in position:
+        position = position[server.name]
     actor = DatasetActor(dataset, name, ahead, position, server.target)
     server.host(feed_name(name), actor)
     return Serving(actor)

@@ -165,6 +165,7 @@ def read(limit: int, position: dict[str, Any] | None = None, books: list[int] | 
         process = world.process("worker:0", works)
         world.run(60.0, stop=lambda: process.state == "ended")
         assert process.error is None
+    assert list(found[0]) == ["dataset:0"]
     return next(iter(found[0].values()))  # type: ignore[no-any-return]
 
 

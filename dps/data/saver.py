@@ -1,0 +1,107 @@
+"""Positions of datasets in checkpoints: saved beside the variables, and found again."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dps.checkpoint.folder import candidates
+from dps.checkpoint.names import MANIFEST_FILE, join
+from dps.data.dataset import Iterator
+from dps.data.remote_dataset import RemoteDataset
+from dps.errors import CheckpointError, ConfigError
+from dps.hooks.saver import CheckpointSaver
+from dps.transport.current import runtime
+
+if TYPE_CHECKING:
+    from dps.hooks.loop import Loop
+
+log = logging.getLogger("dps")
+
+POSITION_FILE = "input.json"
+
+
+class InputSaver(CheckpointSaver):
+    """Save checkpoints as `dps.CheckpointSaver` does, with the position of a dataset in each.
+
+    The position is read before the variables are: what it counts as finished, the checkpoint has.
+
+    Args:
+        source: An iterator of this worker, or a remote dataset.
+        steps: Save every so many global steps.
+        seconds: Save every so many seconds; 600 when neither is given.
+
+    Raises:
+        ConfigError: Neither an iterator nor a remote dataset; or as of `dps.CheckpointSaver`.
+
+    Example:
+        ```python
+        dataset = dps.data.from_arrays(np.arange(12.0)).shuffle(12, seed=1).batch(3)
+        batches = dataset.iterator(dps.data.saved_position("run"))
+        with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
+                         checkpoint_dir="run",
+                         hooks=[dps.data.InputSaver(batches, steps=2)]) as session:
+            for batch in batches:
+                session.push({"w": batch})
+        assert list(dataset.iterator(dps.data.saved_position("run"))) == []
+        ```
+    """
+
+    def __init__(
+        self, source: Iterator | RemoteDataset, steps: int | None = None, seconds: float | None = None
+    ) -> None:
+        if not isinstance(source, Iterator | RemoteDataset):
+            raise ConfigError(
+                f"InputSaver: got a {type(source).__name__}, wanted an iterator of a dataset, or a remote dataset"
+            )
+        super().__init__(steps, seconds)
+        self._source = source
+
+    def _save(self, session: Loop) -> None:
+        if not session.is_chief or session.checkpoint_dir is None:
+            return
+        source = self._source
+        position = source.position() if isinstance(source, RemoteDataset) else source.position
+        try:
+            name = session.save()
+            path = join(join(session.checkpoint_dir, name), POSITION_FILE)
+            session.runtime.storage.write(path, [json.dumps(position).encode()])
+        except (CheckpointError, OSError) as error:
+            log.error("%s: no checkpoint at step %d: %s", session.name, session.global_step, error)
+
+
+def saved_position(checkpoint_dir: str, name: str | None = None) -> dict[str, Any] | None:
+    """The position that `InputSaver` saved with a checkpoint.
+
+    Args:
+        checkpoint_dir: The run's checkpoint_dir.
+        name: The checkpoint. None: the newest.
+
+    Returns:
+        The position, for `dataset.iterator(position)` or `dps.data.serve(position=...)`; None where there is no
+        checkpoint, or none with a position.
+
+    Raises:
+        CheckpointError: It cannot be read.
+
+    Example:
+        ```pycon
+        >>> dps.data.saved_position("no-run") is None
+        True
+        ```
+    """
+    storage = runtime().storage
+    for found in [name] if name is not None else candidates(storage, checkpoint_dir):
+        folder = join(checkpoint_dir, found)
+        path = join(folder, POSITION_FILE)
+        if not storage.exists(join(folder, MANIFEST_FILE)):
+            continue
+        if not storage.exists(path):
+            return None
+        try:
+            position: dict[str, Any] = json.loads(bytes(storage.read(path)))
+            return position
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from None
+    return None
