@@ -7,25 +7,13 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from dps.actors.caller import Caller
-from dps.actors.messages import Failed, Waiting
 from dps.actors.ref import Ref
-from dps.actors.requests import Request
 from dps.data.items import unpack
-from dps.data.messages import (
-    AskPosition,
-    Batch,
-    EpochEnded,
-    FeedIs,
-    JoinFeed,
-    LeaveFeed,
-    PositionIs,
-    Want,
-    feed_name,
-)  # fmt: skip
+from dps.data.messages import AskPosition, PositionIs, feed_name
+from dps.data.stream import Stream
 from dps.errors import Aborted, ConfigError, DeadlineExceeded, TaskLost
 from dps.queues.directory import DIRECTORY, Find, Found
 from dps.server import Server
-from dps.transport.message import Message
 
 log = logging.getLogger("dps")
 
@@ -33,79 +21,6 @@ LEAVE_S = 2.0
 LOOK_S = 0.2
 REPORT_S = 10.0
 MOST_AHEAD = 32
-
-
-class Stream:
-    """What comes from one task in one pass: batches wanted, here, in use and finished."""
-
-    def __init__(self, caller: Caller, to: Ref, server: Server, window: int) -> None:
-        self.to, self._caller, self._server, self._window = to, caller, server, window
-        self.reason, self.ended = "", False
-        self.error: Exception | None = None
-
-    def join(self, timeout_s: float, epoch: int) -> None:
-        """Begin an epoch, or that of a task that was started again and is not as far. Blocks."""
-        self._client = self._server.runtime.random.getrandbits(61)
-        joined = JoinFeed(self._client, self._server.name, self._server.address)
-        answer = self._caller.ask(self.to, joined, timeout_s)
-        assert isinstance(answer, FeedIs), answer
-        self.epoch, self.task = min(epoch, answer.epoch), answer.task
-        self._next = self._floor = 1
-        self._finished: set[int] = set()
-        self.open: dict[int, Request] = {}
-        self.came: dict[int, Batch] = {}
-        self.error = None
-        for _ in range(self._window):
-            self.want()
-
-    def want(self) -> None:
-        """Ask for another batch, and tell what is finished."""
-        number, self._next = self._next, self._next + 1
-        epoch, client = self.epoch, self._client
-
-        def message() -> Message:
-            return Want(client, epoch, number, self._floor, sorted(self._finished))
-
-        def feed(answer: Message) -> bool:
-            if client == self._client:
-                self._take(number, answer)
-            return not isinstance(answer, Waiting)
-
-        self.open[number] = self._caller.start(self.to, message(), feed, message)
-
-    def _take(self, number: int, answer: Message) -> None:
-        if isinstance(answer, Waiting):
-            self.reason = answer.reason
-            return
-        self.open.pop(number, None)
-        if isinstance(answer, Batch):
-            self.came[number] = answer
-        elif isinstance(answer, EpochEnded):
-            self.ended = True
-        elif isinstance(answer, Failed):
-            self.error = answer.exception()
-
-    def take(self) -> tuple[int, Batch] | None:
-        """The first batch that is here, if one is."""
-        if not self.came:
-            return None
-        number = min(self.came)
-        return number, self.came.pop(number)
-
-    def finish(self, number: int) -> None:
-        """The batch is finished; another one takes its place under the credit."""
-        self._finished.add(number)
-        while self._floor in self._finished:
-            self._finished.discard(self._floor)
-            self._floor += 1
-        if not self.ended:
-            self.want()
-
-    def leave(self) -> LeaveFeed:
-        """The message that ends the stream."""
-        for request in self.open.values():
-            self._caller.drop(request)
-        return LeaveFeed(self._client, self.epoch, self._floor, sorted(self._finished))
 
 
 class RemotePass:

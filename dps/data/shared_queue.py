@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from dps.actors.caller import Caller
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.ref import Ref
+from dps.actors.requests import Request
 from dps.data.items import pack, unpack
 from dps.errors import ConfigError, DeadlineExceeded, QueueClosed, TaskLost
 from dps.queues.messages import (
@@ -216,18 +217,7 @@ class Queue:
         self._busy = True
         request = self._caller.start(self._to, message, feed, again)
         try:
-            began = self._caller.now()
-            while not answers:
-                left = seconds - (self._caller.now() - began)
-                if self._caller.wait([request], max(0.0, min(left, REPORT_S)), self._over):
-                    break
-                if self._server.exit_code is not None:
-                    raise TaskLost(f"queue {self.name!r}: {self._server.reason or 'the run has ended'}")
-                waited_s = self._caller.now() - began
-                text = f"{what}: {self._reason or f'the chief at {self._to.address} does not answer'}"
-                if waited_s >= seconds:
-                    raise DeadlineExceeded(f"{self._server.name}: {text}; waited {waited_s:.1f} s")
-                log.warning("%s: %s; waits since %.0f s", self._server.name, text, waited_s)
+            self._wait(request, what, seconds)
         finally:
             self._caller.drop(request)
             self._busy = False
@@ -236,6 +226,21 @@ class Queue:
             raise answer.exception()
         assert isinstance(answer, wanted), answer
         return answer
+
+    def _wait(self, request: Request, what: str, seconds: float) -> None:
+        """Wait for the answer. Raises DeadlineExceeded, which says why it is not there, and TaskLost when the run ends."""
+        began = self._caller.now()
+        while True:
+            left = seconds - (self._caller.now() - began)
+            if self._caller.wait([request], max(0.0, min(left, REPORT_S)), self._over):
+                return
+            if self._server.exit_code is not None:
+                raise TaskLost(f"queue {self.name!r}: {self._server.reason or 'the run has ended'}")
+            waited_s = self._caller.now() - began
+            text = f"{what}: {self._reason or f'the chief at {self._to.address} does not answer'}"
+            if waited_s >= seconds:
+                raise DeadlineExceeded(f"{self._server.name}: {text}; waited {waited_s:.1f} s")
+            log.warning("%s: %s; waits since %.0f s", self._server.name, text, waited_s)
 
     def _over(self) -> bool:
         return self._server.exit_code is not None
