@@ -228,7 +228,7 @@ class Queue:
         return answer
 
     def _wait(self, request: Request, what: str, seconds: float) -> None:
-        """Wait for the answer. Raises DeadlineExceeded, which says why it is not there, and TaskLost when the run ends."""
+        """Wait for the answer. Raises DeadlineExceeded, which says why it is not there, or TaskLost."""
         began = self._caller.now()
         while True:
             left = seconds - (self._caller.now() - began)
