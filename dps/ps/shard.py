@@ -1,4 +1,4 @@
-"""One shard in one run epoch: its store, the sessions' ledgers, the reads that wait, and the update mode."""
+"""One shard in one run epoch: its store, the sessions' ledgers, what they read, and the update mode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from dps.variables.plan import Plan, ShardLayout
 
 
 class Shard:
-    """What a ps holds between two Configure messages. All methods run on the node's thread."""
+    """What a ps holds between two Configure messages. All methods run on the node's thread.
+
+    It has more than 12 attributes, since the rooms of a ps meet here: each is a part with a writer of its own.
+    """
 
     def __init__(
         self, node: Node, epoch: int, plan: Plan, ps: int, addresses: dict[int, str], settings: dict[str, Any],
