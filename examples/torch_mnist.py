@@ -17,6 +17,7 @@ from mnist import images_and_labels, images_file  # first: it sets numpy's and P
 
 import dps
 
+images_file()  # says what to install, before the library takes its time to load
 try:
     import torch
 except ImportError:
@@ -53,7 +54,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="global steps to train for (default %(default)s)")
     parser.add_argument("--batch", type=int, default=100, help="images in a worker's batch (default %(default)s)")
     args = parser.parse_args()
-    images_file()
     with dps.Server.from_env(local=True) as server:
         step, accuracy = train(server, args.steps, args.batch)
     print(f"done at step {step}, test accuracy {accuracy:.3f}")

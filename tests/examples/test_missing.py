@@ -17,14 +17,26 @@ def distribution(name):
     return found(name)
 metadata.distribution = distribution
 """
+LIBRARIES = "import sys\nsys.modules['torch'] = sys.modules['jax'] = None\n"
+"""They are not there either: the images are missed before a library is loaded."""
 TRAINER = ("--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:2", "--job_name=ps")
 
 
 @pytest.mark.parametrize(
-    "command", [("mnist.py",), ("gpu.py",), ("reader.py",), ("demo.py",), ("trainer.py", *TRAINER)], ids=lambda c: c[0]
+    "command",
+    [
+        ("mnist.py",),
+        ("gpu.py",),
+        ("reader.py",),
+        ("demo.py",),
+        ("trainer.py", *TRAINER),
+        ("torch_mnist.py",),
+        ("jax_mnist.py",),
+    ],
+    ids=lambda c: c[0],
 )
 def test_a_program_without_its_images_says_what_to_install(command: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(HIDDEN)
+    (tmp_path / "sitecustomize.py").write_text(LIBRARIES + HIDDEN)
     with Terminals(tmp_path) as terminals:
         terminals.start("alone", str(EXAMPLES / command[0]), *command[1:], PYTHONPATH=str(tmp_path))
         codes, said = terminals.ended()
