@@ -113,7 +113,7 @@ class Caller:
         request = self.start(to, message, feed)
         if not self.wait([request], timeout_s):
             self.drop(request)
-            raise DeadlineExceeded(f"{to} did not answer {type(message).__name__} for {timeout_s:.1f} s")
+            raise DeadlineExceeded(f"{to} did not answer within {timeout_s:.1f} s ({type(message).__name__})")
         if isinstance(answers[0], Failed):
             raise answers[0].exception()
         return answers[0]

@@ -129,7 +129,7 @@ class Node:
             return True
 
         def expired() -> None:
-            error = DeadlineExceeded(f"{to} did not answer {type(message).__name__} for {timeout_s:.1f} s")
+            error = DeadlineExceeded(f"{to} did not answer within {timeout_s:.1f} s ({type(message).__name__})")
             self._guard(lambda: then(error))
 
         request = Question(feed, lambda: message, expired)
@@ -203,7 +203,9 @@ class Node:
             log.critical("%s: %s", self.name, error)
             self.failed(error)
         except Exception as error:
-            log.critical("%s: the node failed\n%s", self.name, traceback.format_exc())
+            log.critical(
+                "%s: an error inside dps ends this task; please report it\n%s", self.name, traceback.format_exc()
+            )
             self.failed(error)
         finally:
             _local.get(self.runtime, {}).pop(self.address, None)
@@ -320,7 +322,13 @@ class Node:
             self.answer(sender, error)
         except Exception as error:
             text = traceback.format_exc()
-            log.error("%s: %s failed on %s\n%s", self.name, actor.name, type(message).__name__, text)
+            log.error(
+                "%s: an error inside dps, where %s handles %s; please report it\n%s",
+                self.name,
+                actor.name,
+                type(message).__name__,
+                text,
+            )
             self.answer(sender, Failed.of(error, self.name, text))
 
     def _envelopes(self, event: Delivery) -> list[Envelope]:
@@ -349,7 +357,11 @@ class Node:
         except OutOfDescriptors:
             raise
         except Exception:
-            log.error("%s: a timer, an answer's handler or an end failed\n%s", self.name, traceback.format_exc())
+            log.error(
+                "%s: an error inside dps, in a timer or in the handler of an answer; please report it\n%s",
+                self.name,
+                traceback.format_exc(),
+            )
 
     def _answer_mailbox(self) -> None:
         while (event := self._endpoint.receive(0)) is not None:

@@ -38,4 +38,4 @@ def check_fits(name: str, plan: dict[str, Any], settings: dict[str, Any], run_pl
         wanted, has = settings.get(key), run.get(key)
         if wanted and wanted != has:
             texts = [update.describe(v) if key == "update" and v else repr(v) for v in (wanted, has)]
-            raise ConfigError(f"{name} wants {key} {texts[0]}; the run has {texts[1]}")
+            raise ConfigError(f"{name} wants {key} {texts[0]}; the run has {texts[1]}: give the same, or leave it out")

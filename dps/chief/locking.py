@@ -123,5 +123,6 @@ class Locking:
     def _note(self, problem: str) -> None:
         """Log one line when heartbeats begin to fail, and no more, because the disk may be full for long."""
         if problem and not self._failing:
-            log.error("%s: the lock of the checkpoint_dir could not be refreshed: %s", self._node.name, problem)
+            text = "the lock of the checkpoint_dir could not be refreshed, training goes on; it is tried again every"
+            log.error("%s: %s %.0f s: %s", self._node.name, text, BEAT_S, problem)
         self._failing = bool(problem)

@@ -72,7 +72,8 @@ class Run:
     def begins(self, lost: int, wall_s: float) -> str:
         """A text for people: from which checkpoint the run epoch begins, and how to lose fewer steps next time."""
         age = f", saved {ago(wall_s - self.saved_at)}" if self.saved_at else ""
-        return f"{self.restore}{age}" + (f", at least {lost} steps lost; {LOSE_LESS}" if lost > 0 else "")
+        steps = "step" if lost == 1 else "steps"
+        return f"{self.restore}{age}" + (f", at least {lost} {steps} lost; {LOSE_LESS}" if lost > 0 else "")
 
     def _manifest(self, storage: Storage) -> Manifest | None:
         wanted, self.wanted = self.wanted, ""

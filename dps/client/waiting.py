@@ -19,7 +19,7 @@ class Loss(NamedTuple):
     certain: bool
 
     def __str__(self) -> str:
-        return f"{'' if self.certain else 'at least '}{self.steps} steps lost"
+        return f"{'' if self.certain else 'at least '}{self.steps} {'step' if self.steps == 1 else 'steps'} lost"
 
 
 class Operation(Protocol):

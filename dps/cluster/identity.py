@@ -34,13 +34,15 @@ class Identity:
         cluster.check_servable()
         if job is None:
             if len(cluster.jobs) != 1:
-                raise ConfigError(f"which job is this task of? The cluster has {', '.join(cluster.jobs)}")
+                raise ConfigError(
+                    f"which job is this task of? The cluster has {', '.join(cluster.jobs)}: give --job or job="
+                )
             job = cluster.jobs[0]
         job = job_name(job)
         if task is None:
             indices = cluster.task_indices(job)
             if len(indices) != 1:
-                raise ConfigError(f"which task of {job} is this? There are {list(indices)}")
+                raise ConfigError(f"which task of {job} is this? There are {list(indices)}: give --task or task=")
             task = indices[0]
         bind, lead = cluster.task_address(job, task), cluster.chief_task()
         chief = bind if lead is None else cluster.task_address(lead.job, lead.index)
@@ -50,7 +52,7 @@ class Identity:
     def joining(job: str | None, task: int | None, chief: str | None, bind: str) -> Identity:
         """A task that knows the chief's address at most. Raises ConfigError for no job or a malformed address."""
         if job is None:
-            raise ConfigError("which job is this task of? Wanted chief, ps or worker")
+            raise ConfigError("which job is this task of? Give job='chief', 'ps' or 'worker' (--job), or TF_CONFIG")
         job = job_name(job)
         if job == "chief":
             return Identity(job, 0, bind, bind, True, ClusterSpec({}))

@@ -63,4 +63,4 @@ class CheckpointSaver(Hook):
             try:
                 session.save()
             except CheckpointError as error:
-                log.error("%s: no checkpoint at step %d: %s", session.name, session.global_step, error)
+                log.error("%s: step %d could not be saved: %s", session.name, session.global_step, error)

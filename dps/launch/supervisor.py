@@ -115,7 +115,9 @@ class Supervisor:
             self.target = self._ready.get(timeout=START_S)
         except queue.Empty:
             self.stop()
-            raise DeadlineExceeded(f"the chief did not listen within {START_S:.0f} s") from None
+            raise DeadlineExceeded(
+                f"the chief did not begin to listen within {START_S:.0f} s; its output may say why, else try again"
+            ) from None
         if not self.target:
             self.stop()
             raise TaskLost("the chief ended while it was started; its output says why")

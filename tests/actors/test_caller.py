@@ -49,7 +49,7 @@ def test_what_an_actor_does_not_understand_is_told() -> None:
 def test_nobody_there_is_a_deadline_that_names_whom_and_what() -> None:
     def use(caller: Caller, world: World) -> None:
         before = runtime().now()
-        with pytest.raises(DeadlineExceeded, match=r"echo at 127\.0\.0\.1:5001 did not answer Enter for 1\.5 s"):
+        with pytest.raises(DeadlineExceeded, match=r"echo at 127\.0\.0\.1:5001 did not answer within 1\.5 s \(Enter\)"):
             caller.ask(Ref("127.0.0.1:5001", "echo"), Enter(1), 1.5)
         assert runtime().now() - before == pytest.approx(1.5)
 

@@ -163,7 +163,7 @@ class ArenaMemory:
             return self.current
         free = self.free_buffer()
         if free is None:
-            raise RuntimeError("every buffer is leased; a lease was granted that should not have been")
+            raise RuntimeError("readers hold every buffer: an error inside dps; please report it")
         return free
 
     def spare(self) -> int | None:

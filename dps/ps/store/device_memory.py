@@ -58,7 +58,9 @@ class DeviceMemory(ArenaMemory):
             return
         index = self.current if self.buffers and not super().is_still() else self.free_buffer()
         if index is None:
-            raise RuntimeError("every buffer is leased; a lease was granted that should not have been")
+            raise RuntimeError(
+                "readers hold every buffer, so nothing can be written: an error inside dps; please report it"
+            )
         with self._gpu:
             device.to_host(self._values, self.buffers[index].values)
         self.current, self._stale = index, False
