@@ -62,7 +62,12 @@ class Processes:
         }  # fmt: skip
         pack(order)
         for task in range(self._workers):
-            self._start_worker(task, order, run)
+            try:
+                self._start_worker(task, order, run)
+            except BaseException:  # no process or descriptor was left: nobody would wait for those before it
+                for earlier in range(task):
+                    self.end(earlier)
+                raise
 
     def _start_worker(self, task: int, order: dict[str, Any], run: LocalRun) -> None:
         orders_out, orders_in = os.pipe()
@@ -70,6 +75,10 @@ class Processes:
         extra = {"DPS_RUN_FDS": f"{orders_out},{reports_in}"}
         try:
             child = self.supervisor.start_worker(task, "dps.launch.remote:main", (), extra, (orders_out, reports_in))
+        except BaseException:
+            os.close(orders_in)
+            os.close(reports_out)
+            raise
         finally:
             os.close(orders_out)
             os.close(reports_in)

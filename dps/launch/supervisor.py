@@ -87,6 +87,11 @@ class Supervisor:
         """Exit codes of ps and chief that died before the run had ended; the latest last."""
         self._reason = ""
         """Why the chief has ended the run, in its last words."""
+        self._listening = False
+        """Whether the current chief has said that it listens."""
+        self._untold: list[tuple[int, str, int]] = []
+        """Workers of whose end the chief has not been told yet: task, how it ended, exit code."""
+        self._interrupts, self._heeded = Interrupts(), 0
         self._killed = False
         self._restarts = restarts
         self._left: dict[str, int] = {}
@@ -160,11 +165,13 @@ class Supervisor:
 
     def _line(self, name: str, text: str) -> None:
         if text.startswith("dps chief at ") and name == "chief":
+            self._listening = True
             self._ready.put(text.removeprefix("dps chief at "))
-        elif not text.startswith(f"dps {name} at "):
+            return
+        if text.startswith("dps: ") and name == "chief":
+            self._reason = text.removeprefix("dps: ")
+        if not text.startswith(f"dps {name} at "):
             self._print(name, text.removeprefix(f"{name}: "))  # the task's log also begins with its name
-        self._reason = ""
-        """Why the chief has ended the run, in its last words."""
 
     def say(self, text: str) -> None:
         """Print a line of the launcher."""
@@ -174,6 +181,7 @@ class Supervisor:
 
     def turn(self, wait_s: float) -> None:
         """Handle a task that ended, and restart it if it may be restarted. Blocks up to `wait_s`."""
+        self._tell_ends()
         try:
             child = self._events.get(timeout=wait_s)
         except queue.Empty:
@@ -183,9 +191,11 @@ class Supervisor:
         if self.children.get(name) is not child:
             return
         self.states[name] = "done" if code == 0 else f"failed ({describe(code)})"
-        if name == "chief" and not self.target:
-            self._ready.put("")
-        self._tell_of(name, code)
+        if name == "chief":
+            self._listening = False
+            if not self.target:
+                self._ready.put("")
+        self._note_end(name, code)
         if name.startswith("worker") or code in (0, 2, 3) or self._ending:
             return
         self._crashed.pop(name, None)
@@ -199,14 +209,23 @@ class Supervisor:
                 arguments = self._ps_arguments(int(name.partition(":")[2]), self.target)
             self._spawn(name, arguments)
 
-    def _tell_of(self, name: str, code: int) -> None:
-        """Tell the chief how a worker's process ended, unless its session or its role has reported a good end."""
+    def _note_end(self, name: str, code: int) -> None:
+        """Have the chief told how a worker's process ended, unless its session or its role has reported a good end."""
         told = code == 0 or (self.owned and code > 0)  # the next worker of an owned cluster may have started already
-        if name.startswith("worker") and not told and not self._ending and self.target:
+        if name.startswith("worker") and not told and not self._ending:
+            how = f"ended with {describe(code)}" if code > 0 else f"was killed ({describe(code)})"
+            self._untold.append((int(name.partition(":")[2]), how, code))
+            self._tell_ends()
+
+    def _tell_ends(self) -> None:
+        """Tell the chief which workers have ended; one that is being restarted is told once it listens."""
+        untold = self._untold if self._listening and self.target else []
+        while untold:
             from dps.launch.leaving import leave
 
-            how = f"ended with {describe(code)}" if code > 0 else f"was killed ({describe(code)})"
-            leave(self.target, int(name.partition(":")[2]), how, code)
+            task, how, code = untold.pop(0)
+            if not self.children[f"worker:{task}"].alive:  # else the next run's worker has taken its place
+                leave(self.target, task, how, code)
 
     def workers_alive(self) -> list[str]:
         return [n for n, c in self.children.items() if n.startswith("worker") and c.alive]
@@ -216,14 +235,13 @@ class Supervisor:
 
     def wait(self, interrupts: Interrupts | None = None) -> int:
         """Wait until all workers have ended, and then chief and ps; returns the run's exit code. Blocks."""
-        sent = 0
+        self._interrupts = interrupts or self._interrupts
         while self.workers_alive() or not self._events.empty():
             self.turn(0.2)
-            if interrupts is not None and interrupts.count > sent:
-                sent = interrupts.count
-                self._interrupt(sent)
+            self._heed()
             if not self._ending and self.lost():
-                self.say(f"{self.lost()} is lost for good; the workers have {END_S:.0f} s to end")
+                why = self._reason or f"{self.lost()} is lost for good"
+                self.say(f"{why}; the workers have {END_S:.0f} s to end")
                 self._give_up(END_S)
         return self._teardown()
 
@@ -233,7 +251,7 @@ class Supervisor:
             n for n, c in self.children.items()
             if not n.startswith("worker") and not c.alive and self.states[n].startswith("failed")
         ]  # fmt: skip
-        return next((n for n in reversed(self._crashed) if failed), failed[0] if failed else "")
+        return next((n for n in reversed(self._crashed) if n in failed), failed[0] if failed else "")
 
     def _give_up(self, patience_s: float) -> None:
         """End the run, because a ps or the chief is lost for good."""
@@ -241,6 +259,7 @@ class Supervisor:
         deadline = now() + patience_s
         while self.workers_alive() and now() < deadline:
             self.turn(0.1)
+            self._heed()
         for name in self.workers_alive():
             self.children[name].tell_to_end()
         deadline = now() + KILL_S
@@ -249,10 +268,14 @@ class Supervisor:
         for name in self.workers_alive():
             self.children[name].end(0.0)
 
-    def _interrupt(self, count: int) -> None:
+    def _heed(self) -> None:
         """Handle Ctrl-C: the first one drains the workers, the second one kills all tasks."""
-        if count == 1:
-            self.say("stopping after this step; Ctrl-C once more kills all tasks")
+        if self._interrupts.count <= self._heeded:
+            return
+        self._heeded = self._interrupts.count
+        if self._heeded == 1:
+            doing = "stopping after this step" if self.workers_alive() else "the run is ending"
+            self.say(f"{doing}; Ctrl-C once more kills all tasks")
             for name in self.workers_alive():
                 self.children[name].signal(signal.SIGINT)
         else:
@@ -273,6 +296,7 @@ class Supervisor:
         deadline = now() + patience_s
         while self.servers_alive() and now() < deadline:
             self.turn(0.05)
+            self._heed()
 
     def _patience_s(self) -> float:
         """How long ps and chief may take when no worker is left. This depends on the chief's answer."""
