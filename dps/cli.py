@@ -39,36 +39,42 @@ def parser() -> Parser:
     launch = commands.add_parser("launch", help="run a program on a cluster on this machine", epilog=EXIT_CODES)
     launch.add_argument("--ps", type=int, default=1, help="number of ps (default 1)")
     launch.add_argument("--workers", type=int, default=1, help="number of workers (default 1)")
-    launch.add_argument("--update", help="async, sync or bounded:S")
+    launch.add_argument("--update", help="how gradients are applied: async (the default), sync or bounded:S")
     launch.add_argument(
         "--restarts", type=int, default=1, help="how often a ps or chief that died is restarted (default 1)"
     )
     launch.add_argument("--pin", action="store_true", help="keep each ps and worker on processors of its own")
-    launch.add_argument("--threads", default="", help="how many share an update on a ps, or auto (the default)")
-    launch.add_argument("--device", default="", help="default device on each ps, as gpu:0")
+    launch.add_argument("--threads", default="", help="threads that share an update on each ps, or auto (the default)")
+    launch.add_argument(
+        "--device", default="", help="where each ps keeps its variables by default: cpu, or for example gpu:0"
+    )
     program = launch.add_argument(
         "program", help="FILE or package.module, run on every worker; then -- and its arguments"
     )
     program.complete = FILES  # type: ignore[attr-defined]
     launch.set_defaults(run=run_launch)
-    status = commands.add_parser("status", help="what a running cluster does")
+    status = commands.add_parser("status", help="show what a running cluster is doing: tasks, step, checkpoint")
     status.add_argument("--chief", default=DEFAULT_CHIEF, help=f"the chief's address (default {DEFAULT_CHIEF})")
     status.set_defaults(run=run_status)
-    doctor = commands.add_parser("doctor", help="what this machine has for dps, and what would make it faster")
-    doctor.add_argument("--json", action="store_true", help="one JSON object in place of lines")
+    doctor = commands.add_parser(
+        "doctor", help="show what this machine has that dps can use, and what would make dps faster"
+    )
+    doctor.add_argument("--json", action="store_true", help="print one JSON object, not lines")
     doctor.set_defaults(run=run_doctor)
     simulate = commands.add_parser("simulate", help="run a training function on a simulated cluster")
     simulate.add_argument("function", help="package.module:train or file.py:train, called with a dps.Server")
-    simulate.add_argument("--ps", type=int, default=1)
-    simulate.add_argument("--workers", type=int, default=2)
-    simulate.add_argument("--seed", type=int, default=0)
-    simulate.add_argument("--update", help="async, sync or bounded:S")
+    simulate.add_argument("--ps", type=int, default=1, help="number of ps (default 1)")
+    simulate.add_argument("--workers", type=int, default=2, help="number of workers (default 2)")
+    simulate.add_argument("--seed", type=int, default=0, help="the same seed gives the same run (default 0)")
+    simulate.add_argument("--update", help="how gradients are applied: async (the default), sync or bounded:S")
     simulate.add_argument(
         "--compute", type=float, default=0.1, help="virtual seconds that a step computes (default 0.1)"
     )
-    simulate.add_argument("--trace", action="store_true", help="print what happened")
+    simulate.add_argument("--trace", action="store_true", help="print every event: messages, losses, restarts")
     simulate.set_defaults(run=run_simulate)
-    commands.add_parser("bench", help="pull, push, step, rows, sync steps and loops beside this machine's limits")
+    commands.add_parser(
+        "bench", help="measure pulls, pushes, steps, rows and training loops beside this machine's limits"
+    )
     commands.add_parser("warm", help="compile the kernels of a ps ahead of its first run").set_defaults(run=run_warm)
     completion = commands.add_parser("completion", help="print what makes a shell complete dps commands (Tab)")
     completion.add_argument("shell", choices=SHELLS)

@@ -70,27 +70,27 @@ def parser() -> Parser:
     made = Parser(prog="python -m dps.role", description=__doc__, epilog=EXIT_CODES)
     add = made.add_argument
     add("--job", "--job_name", help="chief, ps, worker or dataset")
-    add("--task", "--task_index", type=int, help="index within the job; left out: the only one, or given by the chief")
+    add("--task", "--task_index", type=int, help="number within the job; without it the only one, or the chief chooses")
     add("--cluster", help="JSON text, or a .json, .toml or .yaml file: {'ps': ['host:port'], 'worker': [...]}")
     add("--ps_hosts", default="", help="comma-separated host:port of the ps")
     add("--worker_hosts", default="", help="comma-separated host:port of the workers")
-    add("--chief_hosts", default="", help="host:port of the chief; left out: worker 0 is the chief")
-    add("--chief", help="join by the chief's address, host:port; - reads it from stdin")
+    add("--chief_hosts", default="", help="host:port of the chief; without it worker 0 is the chief")
+    add("--chief", help="join the cluster whose chief has this address, host:port; - reads it from stdin")
     add("--bind", help="this task's own address when joining (default 127.0.0.1, a free port)")
     add("--workers", type=int, help="on the chief: how many workers are expected")
     add("--ps", type=int, help="on the chief: how many ps are expected")
-    add("--device", default="", help="on a ps: its default device, as gpu:0")
-    add("--threads", default="", help="on a ps: how many share updates of 8 MB and more, or auto (the default)")
-    add("--update", help="async, sync or bounded:S; sessions that say nothing take it")
-    add("--cpus", help="keep this task on these processors, as 0,2-3")
+    add("--device", default="", help="on a ps: where it keeps its variables by default: cpu, or for example gpu:0")
+    add("--threads", default="", help="on a ps: threads that share an update of 8 MB or more, or auto (the default)")
+    add("--update", help="how gradients are applied: async, sync or bounded:S; the default of sessions that name none")
+    add("--cpus", help="run this task on these processors only, for example 0,2-3")
     add(
         "--program",
         help="a worker's program: FILE, package.module, or either with :function; then -- and its arguments. Of a "
         "dataset task, FILE:NAME or package.module:NAME: a dataset, or a function that returns one",
     )
-    add("--owned", action="store_true", help="on the chief: do not end when the workers have left")
-    add("--restarted", action="store_true", help="on the chief: it takes the place of one that died")
-    add("--verbose", action="store_true", help="tracebacks for dps's own errors, and debug logs")
+    add("--owned", action="store_true", help="on the chief: stay when the workers have left, until told to end")
+    add("--restarted", action="store_true", help="on the chief: continue the run of a chief that died at this address")
+    add("--verbose", action="store_true", help="show tracebacks of dps's own errors, and debug logs")
     add(
         "--log-level",
         default="INFO",

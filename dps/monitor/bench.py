@@ -41,10 +41,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--table-rows", type=int, default=1_000_000, help="rows of the sparse table (default 1,000,000)")
     made.add_argument("--table-taken", type=int, default=8192, help="rows moved at a time (default 8,192)")
     made.add_argument("--computing", default="0.7,8,20", help="milliseconds that a step of a loop computes")
-    made.add_argument("--rounds", type=int, default=3, help="rounds; each figure is the median of their medians")
+    made.add_argument("--rounds", type=int, default=3, help="number of rounds; a figure is the median of theirs")
     made.add_argument("--seconds", type=float, default=0.3, help="least time a figure is sampled in a round")
-    made.add_argument("--compare", metavar="FILE", help="an earlier --json output: print ratios to it")
-    made.add_argument("--goals", action="store_true", help="measure what dps has goals for, and say which hold")
+    made.add_argument("--compare", metavar="FILE", help="print ratios to this earlier --json output")
+    made.add_argument("--goals", action="store_true", help="measure the works with goals; say which are met")
     return made
 
 
