@@ -218,4 +218,5 @@ def test_the_whole_command_tells_it_the_same_way(tmp_path: Path) -> None:
         capture_output=True, text=True, cwd=tmp_path, env=os.environ, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("dps: partition of 'w'") and done.stderr.count("\n") == 1
+    said = [line for line in done.stderr.splitlines() if "waits for" not in line]  # a busy machine starts the ps late
+    assert len(said) == 1 and said[0].startswith("dps: partition of 'w'")
