@@ -214,7 +214,8 @@ class Ending:
     def _give_up_late(self) -> None:
         if not self._epochs.over:
             late = ", ".join(sorted({session.name for session in self._sessions.known.values() if session.trains}))
-            log.warning("%s: %s did not stop within %.0f s; the run ends", self._node.name, late, DRAIN_S)
+            who = late or "the workers"
+            log.warning("%s: %s did not stop within %.0f s; the run ends", self._node.name, who, DRAIN_S)
             self._late = True
             self.check()
 
