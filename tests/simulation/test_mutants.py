@@ -261,7 +261,7 @@ def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: 
 
 def test_a_chief_that_does_not_ask_what_the_ps_serve_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover.Takeover, "came", lambda self, task, address: None)
-    caught("async", "chief ended with 3", 30, of=with_a_killed_chief)
+    caught("async", "chief ended with 3", 172, of=with_a_killed_chief)
 
 
 def test_a_chief_that_forgets_to_take_up_the_sessions_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
