@@ -1,6 +1,6 @@
 """The members of a cluster and where things go: specs, devices, placement, partitioning, resolvers.
 
-`device` and `resolve` are modules here; the functions of those names are `dps.device` and `dps.resolve`.
+`device` and `resolve` are modules here; the functions with these names are `dps.device` and `dps.resolve`.
 """
 
 from __future__ import annotations

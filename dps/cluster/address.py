@@ -13,7 +13,7 @@ def check_address(address: str) -> None:
 
     Raises ConfigError (a ValueError): no port, a port outside 0 to 65535, an empty host, name or
     path, an unknown scheme, an IPv6 address without brackets. Port 0 means "choose one". Host names
-    are not looked up; nothing blocks.
+    are not resolved, so nothing blocks.
     """
     scheme, mark, rest = address.partition("://")
     if mark:
@@ -38,7 +38,7 @@ def takes_any_port(address: str) -> bool:
 
 def _check_host(address: str, host: str) -> None:
     if host.startswith("[") and host.endswith("]"):
-        import ipaddress  # no other address needs it
+        import ipaddress  # only IPv6 needs it
 
         try:
             ipaddress.IPv6Address(host[1:-1])

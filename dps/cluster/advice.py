@@ -12,18 +12,19 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 WARN_ABOVE = 1.25
-"""Of the bytes per ps: the largest over the mean."""
+"""The largest number of bytes per ps over the mean."""
 ALIKE = 0.03
-"""A difference that nobody notices."""
+"""A difference that does not matter."""
 WORTH_NBYTES = 1 << 20
-"""Smaller models may lie as unevenly as they like."""
+"""For smaller models an uneven placement does not matter."""
 
 
 def advice(variables: Sequence[tuple[str, Sequence[int], DTypeLike]], nbytes_per_task: Mapping[int, int]) -> str | None:
-    """One line for a plan whose largest ps is above `WARN_ABOVE` times the mean, if another placement brings it below.
+    """One line of advice if the largest ps of a plan is above `WARN_ABOVE` times the mean and a better placement
+    exists.
 
-    `variables`: name, shape and dtype, in creation order. Greedy placement, cut variables, and both are tried; the best
-    is named, of those that are alike the simplest. None for an even plan, a small model, and where none is enough.
+    `variables`: name, shape and dtype, in creation order. It tries greedy placement, partitioned variables, and both,
+    and names the best; of equally good ones, the simplest. None for an even plan or a small model, or if none helps.
     """
     ratio, n = imbalance(nbytes_per_task), len(nbytes_per_task)
     if ratio <= WARN_ABOVE or sum(nbytes_per_task.values()) < WORTH_NBYTES:
@@ -46,7 +47,7 @@ def advice(variables: Sequence[tuple[str, Sequence[int], DTypeLike]], nbytes_per
 def spread(
     variables: Sequence[tuple[str, Sequence[int], DTypeLike]], policy: Policy, partitioner: Partitioner | None, n: int
 ) -> float:
-    """The largest over the mean of the bytes per ps, if these variables were cut and placed so on `n` ps."""
+    """The largest number of bytes per ps over the mean, if the variables were split and placed this way on `n` ps."""
     held = dict.fromkeys(range(n), 0)
     for name, shape, dtype in variables:
         for part in cut(name, shape, dtype, partitioner):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def start_command(job: str, task: int | None, where: str) -> str:
-    """`task` None: any. `where`: how it finds the cluster, as "--chief HOST:PORT" or "--cluster CLUSTER"."""
+    """`task` None: any task. `where`: the flags for the cluster, "--chief HOST:PORT" or "--cluster CLUSTER"."""
     index = "" if task is None or job == "chief" else f" --task {task}"
     program = " --program PROGRAM" if job == "worker" else ""
     return f"python -m dps.role --job {job}{index} {where}{program}"

@@ -19,10 +19,10 @@ _KEYS = "/job:NAME, /replica:N, /task:N, /device:TYPE:N, /cpu:N, /gpu:N"
 
 @record
 class Device:
-    """Where something is placed; a field that is left open is None. `str()` is the canonical form.
+    """A placement; fields that are not set are None. `str()` is the canonical form.
 
-    In a string, parts come in any order and empty parts are ignored; `*` or nothing is any index; the last of two equal
-    keys counts. Keyword arguments replace what the string says.
+    In a string, parts come in any order and empty parts are ignored; `*` or no index means any index; the last of two
+    equal keys counts. Keyword arguments replace fields of the string.
 
     Args:
         spec: A string such as "/job:ps/task:0/gpu:1", or a Device.
@@ -33,7 +33,7 @@ class Device:
         device_index: The index among the devices of the type, which needs a type.
 
     Raises:
-        ValueError: Two device types, an unknown key, what is no number, or an index without a device type.
+        ValueError: Two device types, an unknown key, an index that is not a number, or one without a device type.
 
     Example:
         ```pycon
@@ -98,7 +98,7 @@ class Device:
 
 @functools.lru_cache(maxsize=4096)
 def _merged(outer: Device, inner: Device) -> Device:
-    """Kept, as the same few devices are merged for every variable."""
+    """Merge two devices. Cached, because the same few devices are merged for every variable."""
     merged = Device()
     for key, field in as_dict(outer).items():
         own = getattr(inner, key)
@@ -108,7 +108,7 @@ def _merged(outer: Device, inner: Device) -> Device:
 
 @functools.lru_cache(maxsize=4096)
 def on_task(where: Device, task: int) -> Device:
-    """The same device on this task; kept."""
+    """The same device on this task; cached."""
     return Device(where, task=task)
 
 
@@ -139,7 +139,7 @@ def _set_type(fields: dict[str, str | int | None], spec: str, part: str, values:
 
 
 def _type(text: str) -> str:
-    """CPU and GPU in capitals, however they are written; other types as they are."""
+    """A device type: CPU and GPU in capitals, others unchanged."""
     return text.upper() if text.upper() in _SHORT_TYPES else text
 
 
@@ -152,7 +152,7 @@ def _number(spec: str, part: str, text: str) -> int | None:
 
 
 def _checked(key: str, value: object) -> str | int:
-    """A keyword of `Device` in the form in which it is kept."""
+    """Check a keyword of `Device` and convert it to its stored form."""
     if key in ("job", "device_type"):
         if not isinstance(value, str) or not value or any(letter in "/:*" for letter in value):
             raise ValueError(f"device: got {key}={value!r}, wanted a name without '/', ':' and '*'")
@@ -163,21 +163,21 @@ def _checked(key: str, value: object) -> str | int:
 
 
 NOWHERE = Device()
-"""Says nothing."""
+"""A device without any field set."""
 
 
 @runtime_checkable
 class Setter(Protocol):
-    """Chooses devices; `replica_device_setter` makes the usual one. `scope` is what the inner scopes say."""
+    """Chooses devices; `replica_device_setter` makes the usual one. `scope`: the merged device of the inner scopes."""
 
     def variable(
         self, name: str, shape: Sequence[int] = (), dtype: DTypeLike = "float32", scope: str | Device = ""
     ) -> Device:
-        """The device of a variable that is created now; may count."""
+        """The device of a variable that is created now. May count variables."""
         ...
 
     def compute(self, scope: str | Device = "") -> Device:
-        """The device of work that is no variable."""
+        """The device of computations."""
         ...
 
 
@@ -186,19 +186,19 @@ _scopes: ContextVar[tuple[Device | Setter, ...]] = ContextVar("dps_device_scopes
 
 @contextmanager
 def device(where: str | Device | Setter | None) -> Iterator[None]:
-    """A scope: what is made inside it is placed by `where`. Scopes nest, and the inner one wins.
+    """A scope that places the variables made inside it. Scopes nest, and the inner one wins.
 
-    The scope holds for this context (contextvars): a new thread starts without.
+    The scope belongs to this context (contextvars): a new thread starts without it.
 
     Args:
-        where: A string such as "/job:ps/task:0", a `dps.Device`, or a setter of `dps.replica_device_setter`. None (what
-            that gives when there is no ps) changes nothing.
+        where: A string such as "/job:ps/task:0", a `dps.Device`, or a setter of `dps.replica_device_setter`. None (the
+            setter if there is no ps) changes nothing.
 
     Yields:
         Nothing.
 
     Raises:
-        ValueError: A string that is no device.
+        ValueError: A malformed string.
         TypeError: Anything else.
 
     Example:
@@ -241,10 +241,10 @@ def current_setter() -> Setter | None:
 def variable_device(
     name: str, shape: Sequence[int] = (), dtype: DTypeLike = "float32", default: Setter | None = None
 ) -> Device:
-    """The device of a variable created here, as the scopes say; the setters among them count it.
+    """The device of a variable created here, from the enclosing scopes; setters among them count the variable.
 
-    From the innermost scope outwards: a setter sees what the scopes inside it said, and what it says wins
-    over the scopes outside it. `default` stands outermost when no scope is a setter.
+    From the innermost scope outwards: a setter gets the merged device of the scopes inside it, and its answer wins over
+    the scopes outside it. `default` is the outermost scope if no scope is a setter.
     """
     found = Device()
     for scope in _innermost_first(default):
@@ -253,7 +253,7 @@ def variable_device(
 
 
 def compute_device(default: Setter | None = None) -> Device:
-    """The device of work that is no variable, as the scopes say; see `variable_device`."""
+    """The device of computations, from the enclosing scopes; see `variable_device`."""
     found = Device()
     for scope in _innermost_first(default):
         found = scope.merge(found) if isinstance(scope, Device) else scope.compute(found)

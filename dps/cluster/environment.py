@@ -13,7 +13,7 @@ def server_arguments(environ: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of `dps.Server` by name.
 
     Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_WORKERS, DPS_PS, DPS_UPDATE, DPS_DEVICE,
-    DPS_THREADS; without DPS_JOB, what `resolve` reads. Raises ConfigError when no task is named.
+    DPS_THREADS; without DPS_JOB, the variables that `resolve` reads. Raises ConfigError if no task is named.
     """
     found = arguments_found(environ)
     if found is None:
@@ -25,7 +25,7 @@ def server_arguments(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def arguments_found(environ: Mapping[str, str]) -> dict[str, Any] | None:
-    """As `server_arguments`; None where the environment says nothing of a cluster."""
+    """Like `server_arguments`, but None if the environment names no cluster."""
     if "DPS_JOB" not in environ:
         return _resolved(environ)
     cluster: ClusterSpec | None = None

@@ -14,17 +14,17 @@ from dps.record import record
 class DeviceFilters:
     """Names tasks as TensorFlow's `device_filters` do: `/job:ps`, `/job:worker/task:1`. None: all tasks.
 
-    A task always knows itself and the chief.
+    A task always sees itself and the chief.
     """
 
     devices: tuple[Device, ...] | None = None
 
     @staticmethod
     def parse(filters: Sequence[str | Device] | None, cluster: ClusterSpec) -> DeviceFilters:
-        """The filters in these strings; jobs and tasks are looked for in `cluster` when there is one.
+        """The filters in these strings, checked against `cluster` if it has jobs.
 
-        Raises ConfigError: no list, a string that is no device, one without a job or with more than job and task,
-        one for which the cluster has no task.
+        Raises ConfigError for anything but a list, for a string that is not a device, has no job or more than job and
+        task, and for one that matches no task of the cluster.
         """
         if filters is None:
             return DeviceFilters()
@@ -33,7 +33,7 @@ class DeviceFilters:
         return DeviceFilters(tuple(_checked(one, cluster) for one in filters))
 
     def sees(self, job: str, task: int) -> bool:
-        """Whether this task is one of those named."""
+        """Whether the filters name this task."""
         return self.devices is None or any(
             device.job == job_name(job) and device.task in (None, task) for device in self.devices
         )

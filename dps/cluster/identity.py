@@ -12,24 +12,24 @@ DEFAULT_CHIEF = "127.0.0.1:2220"
 
 @record
 class Identity:
-    """Made from what the cluster says (`in_cluster`), or for a task that joins by the chief's address (`joining`)."""
+    """Made from a cluster with all addresses (`in_cluster`), or for a task that joins by the chief's (`joining`)."""
 
     job: str
     task: int
-    """-1: the chief is to give one."""
+    """The task index; -1: the chief assigns one."""
     bind: str
-    """Where it listens; the port may be 0."""
+    """The address to listen on; the port may be 0."""
     chief: str
-    """The chief's address; where it listens for the chief itself."""
+    """The chief's address; for the chief itself, its own."""
     hosts_chief: bool
     cluster: ClusterSpec
     """Empty for a task that joins."""
 
     @staticmethod
     def in_cluster(cluster: ClusterSpec, job: str | None, task: int | None) -> Identity:
-        """A task whose cluster names all addresses. The chief is its chief job's, else the first worker.
+        """A task whose cluster names all addresses. The chief is the chief job's task, else the first worker.
 
-        Job and task may be left out where there is one choice. Raises ConfigError where there are more.
+        Job and task may be left out if there is only one choice. Raises ConfigError if there are more.
         """
         cluster.check_servable()
         if job is None:
@@ -50,7 +50,7 @@ class Identity:
 
     @staticmethod
     def joining(job: str | None, task: int | None, chief: str | None, bind: str) -> Identity:
-        """A task that knows the chief's address at most. Raises ConfigError for no job or a malformed address."""
+        """A task that joins by the chief's address. Raises ConfigError for a missing job or a malformed address."""
         if job is None:
             raise ConfigError("which job is this task of? Give job='chief', 'ps' or 'worker' (--job), or TF_CONFIG")
         job = job_name(job)
@@ -66,14 +66,14 @@ class Identity:
         return self.job == "chief" or (self.hosts_chief and self.chief == self.bind)
 
     def expected(self, job: str, count: int | None) -> list[int]:
-        """The tasks of a job that its chief waits for: the cluster's, else `count` of them."""
+        """The tasks of a job for which the chief waits: the cluster's, else `count` tasks."""
         if self.cluster:
             return list(self.cluster.task_indices(job)) if job in self.cluster.jobs else []
         return list(range(count or 0))
 
 
 def _hosts_chief(cluster: ClusterSpec, job: str, task: int) -> bool:
-    """Without a chief job the first worker hosts the chief; without workers, the first task there is."""
+    """Whether a task hosts the chief: if there is no chief job, the first worker; without workers, the first task."""
     if "chief" in cluster.jobs:
         return job == "chief"
     lead = "worker" if "worker" in cluster.jobs else cluster.jobs[0]

@@ -26,7 +26,7 @@ class Partitioner(Protocol):
 
 @record
 class Fixed:
-    """A fixed number of parts, or one for each row where there are fewer rows.
+    """A fixed number of parts, or one for each row if there are fewer rows.
 
     Args:
         n: The number of parts.
@@ -52,7 +52,7 @@ class Fixed:
 
 @record
 class MinSize:
-    """As many parts as leave each at least about `min_bytes`: `max(1, min(rows, max_shards, ceil(bytes / min_bytes)))`.
+    """As many parts as possible with about `min_bytes` each: `max(1, min(rows, max_shards, ceil(bytes / min_bytes)))`.
 
     Args:
         min_bytes: The least size of a part, in bytes.
@@ -82,7 +82,7 @@ class MinSize:
 
 @record
 class MaxSize:
-    """As few parts as keep each within `max_bytes`; a part has at least one row.
+    """As few parts as possible with at most `max_bytes` each; a part has at least one row.
 
     Rows of a part: `max(1, floor(max_bytes / row_bytes))`. Parts: the rows divided by that, rounded up.
 
@@ -152,10 +152,10 @@ def split_rows(rows: int, shards: int) -> list[int]:
 
 
 def num_parts(partitioner: Partitioner | None, name: str, shape: Sequence[int], dtype: DTypeLike) -> int:
-    """How many parts `partitioner` cuts this variable into; None cuts nothing.
+    """How many parts `partitioner` gives this variable; without a partitioner, one.
 
-    Raises PlacementError unless it answers an int from 1 to the number of rows (a scalar, or a variable
-    without rows, has one part), and when it raises.
+    Raises PlacementError if it raises, or unless it returns an int from 1 to the number of rows (a scalar, or a
+    variable without rows, has one part).
     """
     if partitioner is None:
         return 1
@@ -178,9 +178,9 @@ def num_parts(partitioner: Partitioner | None, name: str, shape: Sequence[int], 
 
 
 def cut(name: str, shape: Sequence[int], dtype: DTypeLike, partitioner: Partitioner | None) -> tuple[Part, ...]:
-    """The parts of a variable in row order; a variable that stays whole is one part with its own name.
+    """The parts of a variable in row order; an unsplit variable is one part with its own name.
 
-    Raises PlacementError when the partitioner answers nonsense.
+    Raises PlacementError if the partitioner returns an invalid number.
     """
     shards = num_parts(partitioner, name, shape, dtype)
     if shards == 1:
@@ -194,7 +194,7 @@ def cut(name: str, shape: Sequence[int], dtype: DTypeLike, partitioner: Partitio
 
 
 def _rows(shape: Sequence[int]) -> int:
-    """Rows of axis 0; a scalar is one."""
+    """Rows of axis 0; a scalar has one."""
     return shape[0] if shape else 1
 
 

@@ -1,7 +1,7 @@
 """Placements: which ps gets a variable: round robin (default), greedy by load, or random by name.
 
 A policy is a callable (name, shape, dtype) -> task, called once for each variable, or each part of a
-partitioned one, in creation order. `.loads[task]` is what it has given to each task so far.
+partitioned one, in creation order. `.loads[task]` is the load that it has given to each task so far.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Policy(Protocol):
 
 
 class Load(Protocol):
-    """(name, shape, dtype) -> what the variable weighs: finite, not negative, in any unit."""
+    """(name, shape, dtype) -> the load of the variable: finite, not negative, in any unit."""
 
     def __call__(self, name: str, shape: Sequence[int], dtype: DTypeLike, /) -> float: ...
 
 
 def item_nbytes(dtype: DTypeLike) -> int:
-    """Bytes of one element; 16 for strings. Raises TypeError for what numpy does not take as a dtype."""
+    """Bytes of one element; 16 for strings. Raises TypeError for an invalid dtype."""
     return _named_nbytes(dtype) if isinstance(dtype, str) else _nbytes(dtype)
 
 
@@ -55,7 +55,7 @@ def nbytes(name: str, shape: Sequence[int], dtype: DTypeLike) -> int:
     """The load of a variable in bytes: elements times item size.
 
     Args:
-        name: Not looked at.
+        name: Ignored.
         shape: The variable's shape; () is one element.
         dtype: Its dtype. A string item counts 16 bytes.
 
@@ -96,11 +96,11 @@ class RoundRobin:
 class Greedy:
     """The task with the least load so far, the lowest index among equals. `.loads` is in the unit of `load`.
 
-    A call raises PlacementError when `load` gives anything but a finite number from 0.
+    A call raises PlacementError if `load` returns anything but a finite number from 0.
 
     Args:
         n: How many ps tasks there are.
-        load: What a variable weighs: a callable (name, shape, dtype) -> number.
+        load: The load of a variable: a callable (name, shape, dtype) -> number.
 
     Raises:
         ValueError: Not a whole number from 1.
@@ -165,7 +165,7 @@ class Random:
 
 
 def checked_task(policy: Policy, n: int, name: str, shape: Sequence[int], dtype: DTypeLike) -> int:
-    """What `policy` says for this variable. Raises PlacementError unless that is an int from 0 to n-1, or it raises."""
+    """The policy's task for this variable. Raises PlacementError if it raises or returns no int from 0 to n-1."""
     try:
         task: object = policy(name, shape, dtype)
     except DpsError:
@@ -184,12 +184,12 @@ def checked_task(policy: Policy, n: int, name: str, shape: Sequence[int], dtype:
 
 
 def one_line(error: Exception) -> str:
-    """The text of an error of the user's own, fit to stand inside a line."""
+    """The text of an error of the user's code, on one line."""
     return " ".join(str(error).split())
 
 
 def as_int(value: object) -> int | None:
-    """`value` when it is an integer (numpy's too, but no bool), else None."""
+    """`value` if it is an integer (also numpy's, but not a bool), else None."""
     if isinstance(value, bool):
         return None
     try:
@@ -199,7 +199,7 @@ def as_int(value: object) -> int | None:
 
 
 def imbalance(bytes_per_task: Mapping[int, int]) -> float:
-    """The largest load over the mean load; 1.0 is even, and what a plan without bytes gets."""
+    """The largest load over the mean load; 1.0 is even. A plan without bytes has 1.0."""
     total = sum(bytes_per_task.values())
     return max(bytes_per_task.values()) * len(bytes_per_task) / total if total else 1.0
 

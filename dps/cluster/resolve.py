@@ -1,6 +1,6 @@
 """Finds the cluster's definition: TF_CONFIG, DPS_CLUSTER, Slurm's environment, or a cluster file.
 
-Everything is read anew at each call; `environ` is any mapping, None the process's environment.
+Each call reads everything again. `environ` is any mapping; None is the process's environment.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ def resolve(
 ) -> tuple[ClusterSpec, Task | None]:
     """The cluster, and this process's task in it: from TF_CONFIG, else DPS_CLUSTER, else Slurm.
 
-    A Slurm step of one task is no cluster unless `slurm_jobs` says which.
+    A Slurm step of one task is not a cluster unless `slurm_jobs` is given.
 
     Args:
-        environ: What to read; any mapping. None: the process's environment.
-        job: The task's job, in place of what the environment says.
-        task: The task's index, in place of what the environment says.
+        environ: The environment to read; any mapping. None: the process's environment.
+        job: The task's job, instead of the environment's.
+        task: The task's index, instead of the environment's.
         slurm_jobs: As `jobs` of `slurm`.
-        port_base: As of `slurm`.
+        port_base: As in `slurm`.
 
     Returns:
-        The cluster and the task. An empty cluster and None where the environment says nothing.
+        The cluster and the task. An empty cluster and None if the environment names none.
 
     Raises:
-        ConfigError: The environment cannot be used.
+        ConfigError: The environment is invalid.
 
     Example:
         ```pycon
@@ -71,21 +71,21 @@ def tf_config(
     `master` is read as `chief`; an evaluator may be missing from the cluster.
 
     Args:
-        environ: What to read; any mapping. None: the process's environment.
-        job: The task's job, in place of what TF_CONFIG says.
-        task: The task's index, in place of what TF_CONFIG says.
+        environ: The environment to read; any mapping. None: the process's environment.
+        job: The task's job, instead of TF_CONFIG's.
+        task: The task's index, instead of TF_CONFIG's.
 
     Returns:
-        The cluster and the task. An empty cluster and None where TF_CONFIG is unset or empty.
+        The cluster and the task. An empty cluster and None if TF_CONFIG is unset or empty.
 
     Raises:
-        ConfigError: JSON or a cluster that cannot be used, or a task that the cluster does not have.
+        ConfigError: Invalid JSON, an invalid cluster, or a task that the cluster does not have.
     """
     return _from_json(os.environ if environ is None else environ, "TF_CONFIG", job, task)
 
 
 def master(cluster: ClusterSpec, task: Task | None) -> str:
-    """The address that a client of this task connects to.
+    """The address to which a client of this task connects.
 
     Args:
         cluster: The cluster.
@@ -108,7 +108,7 @@ def master(cluster: ClusterSpec, task: Task | None) -> str:
 def load_cluster(text_or_path: str | os.PathLike[str]) -> ClusterSpec:
     """The cluster in JSON text, or in a file. Reads the file, so this may block.
 
-    Both `{"ps": [...]}` and `{"cluster": {"ps": [...]}}` are taken.
+    Both `{"ps": [...]}` and `{"cluster": {"ps": [...]}}` are accepted.
 
     Args:
         text_or_path: JSON text, or the path of a .json, .toml, .yaml or .yml file.
@@ -156,7 +156,7 @@ def _override(own: Task | None, job: str | None, task: int | None) -> tuple[obje
 
 
 def _task(cluster: ClusterSpec, pair: tuple[object, object], source: str) -> Task | None:
-    """The task that (type, index) names; an index left out is that of the job's only task."""
+    """The task that (type, index) names; without an index, the job's only task."""
     kind, index = pair
     if kind is None and index is None:
         return None
@@ -182,7 +182,7 @@ def _cluster(found: object, source: str) -> ClusterSpec:
     try:
         inner = found.get("cluster") if isinstance(found, Mapping) else None
         if isinstance(inner, Mapping) and all(isinstance(tasks, list | Mapping) for tasks in inner.values()):
-            found = inner  # else "cluster" is a job of that name
+            found = inner  # otherwise "cluster" is the name of a job
         return ClusterSpec(found)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{source}: {error}") from error

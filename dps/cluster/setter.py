@@ -24,7 +24,7 @@ class ReplicaDeviceSetter:
     `dps.replica_device_setter` makes it.
 
     Args:
-        tasks: The ps task indices that there are; the policy's answer k means the k-th of them.
+        tasks: The existing ps task indices; the policy's answer k means the k-th of them.
         ps: The device of variables, without the task.
         worker: The device of everything else.
         merge_devices: Whether a scope's fields are merged with the setter's answer. False: a scope that sets anything
@@ -47,7 +47,7 @@ class ReplicaDeviceSetter:
 
     @functools.cached_property
     def _turns(self) -> tuple[Device, ...]:
-        """What a variable outside of all scopes gets in each turn; nothing where it is not that simple."""
+        """The devices of variables outside all scopes, turn by turn; empty if they cannot be computed in advance."""
         return () if self.ps.job is None else tuple(on_task(self.ps, task) for task in self.tasks)
 
     def variable(
@@ -55,19 +55,19 @@ class ReplicaDeviceSetter:
     ) -> Device:
         """The device of a variable that is made now; asks the policy once.
 
-        The policy is not asked when `scope` names another job than the ps job.
+        The policy is not asked if `scope` names another job than the ps job.
 
         Args:
             name: The variable's name.
             shape: Its shape.
             dtype: Its dtype.
-            scope: What the enclosing scopes say; its fields win.
+            scope: The merged device of the enclosing scopes; its fields win.
 
         Returns:
             The device.
 
         Raises:
-            PlacementError: The policy's answer cannot be used, or `scope` names a ps task that does not exist.
+            PlacementError: The policy's answer is invalid, or `scope` names a ps task that does not exist.
         """
         inner = scope if isinstance(scope, Device) else Device(scope)
         if inner is NOWHERE and self._turns:
@@ -88,10 +88,10 @@ class ReplicaDeviceSetter:
         return placed
 
     def compute(self, scope: str | Device = "") -> Device:
-        """The device of work that is no variable.
+        """The device of computations.
 
         Args:
-            scope: What the enclosing scopes say; its fields win.
+            scope: The merged device of the enclosing scopes; its fields win.
 
         Returns:
             The worker device, merged with `scope`.
@@ -111,7 +111,7 @@ def replica_device_setter(
     """Make a setter that spreads variables over the ps tasks. Source: tf.compat.v1.train.replica_device_setter.
 
     Args:
-        ps_tasks: How many ps tasks there are; `cluster` goes first.
+        ps_tasks: How many ps tasks there are; ignored if `cluster` is given.
         ps_device: The device of variables, without the task.
         worker_device: The device of everything else.
         merge_devices: Whether a scope's fields are merged with the setter's answer. False: a scope that sets anything
@@ -120,10 +120,10 @@ def replica_device_setter(
         ps_strategy: A policy (name, shape, dtype) -> task. None: the tasks in turn, with a counter of its own.
 
     Returns:
-        The setter; None when there is no ps job or no ps task. `dps.device(None)` changes nothing.
+        The setter; None if there is no ps job or no ps task. `dps.device(None)` changes nothing.
 
     Raises:
-        TypeError: A strategy that cannot be called.
+        TypeError: The strategy is not callable.
         ValueError: A negative `ps_tasks`.
 
     Example:

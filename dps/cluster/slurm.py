@@ -15,7 +15,7 @@ _DIGITS = re.compile(r"[0-9]+")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 _MOST = 1_000_000
-"""Tasks and hosts beyond this are a slip of the pen; the lists are not made."""
+"""More tasks or hosts than this are taken for an error, and no lists are made."""
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
 
 
@@ -27,17 +27,17 @@ def slurm(
     Node order is rank order. A task's port is `port_base` plus its position on its node.
 
     Args:
-        environ: What to read; any mapping.
+        environ: The environment to read; any mapping.
         jobs: The number of tasks of each job. Jobs take consecutive ranks, sorted by name. None: one ps and workers for
             the rest, or one worker in a step of one task.
         port_base: The port of the first task of each node.
 
     Returns:
-        The cluster and the task; None for a rank that no job takes.
+        The cluster and the task; None for a rank without a job.
 
     Raises:
-        ConfigError: A variable is missing or contradicts another, more tasks are asked for than the step has, or ranks
-            are not dealt out in blocks.
+        ConfigError: A variable is missing or contradicts another, the jobs need more tasks than the step has, or ranks
+            are not distributed in blocks.
     """
     rank, total = _step_number(environ, "SLURM_PROCID"), _step_number(environ, "SLURM_STEP_NUM_TASKS")
     nodes = expand_hostlist(_step_text(environ, "SLURM_STEP_NODELIST"))
@@ -77,7 +77,7 @@ def expand_hostlist(text: str) -> list[str]:
         The hosts.
 
     Raises:
-        ConfigError: What is no host list.
+        ConfigError: A malformed host list.
     """
     hosts: list[str] = []
     position = 0
@@ -133,7 +133,7 @@ def _default_jobs(total: int) -> dict[str, int]:
 
 
 def _check_blocks(environ: Mapping[str, str], rank: int, node: int, position: int) -> None:
-    """Refuse a step whose ranks were dealt out in another order (--distribution=cyclic): addresses would be wrong."""
+    """Refuse a step with another distribution of ranks (--distribution=cyclic), because addresses would be wrong."""
     expected = {"SLURM_NODEID": node, "SLURM_LOCALID": position}
     for key, value in expected.items():
         if key in environ and environ[key] != str(value):

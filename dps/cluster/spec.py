@@ -41,8 +41,8 @@ class Task:
 class ClusterSpec:
     """The addresses of all tasks, by job. Immutable and hashable; false when it has no job.
 
-    A list and the index map of the same addresses are equal. The job `master` is read as `chief`, here and in every
-    lookup. Addresses are not looked at before `check_servable`.
+    A list and an index map of the same addresses are equal. The job `master` is read as `chief`, here and in every
+    lookup. Addresses are only checked by `check_servable`.
 
     Args:
         cluster: For each job a list of addresses "HOST:PORT", or a map from indices to addresses. Indices written as
@@ -50,7 +50,8 @@ class ClusterSpec:
 
     Raises:
         TypeError: Neither lists nor maps.
-        ValueError: An index that is no whole number from 0 or occurs twice; a cluster with both `master` and `chief`.
+        ValueError: An index that is not a whole number from 0 or occurs twice; a cluster with both `master` and
+        `chief`.
 
     Example:
         ```pycon

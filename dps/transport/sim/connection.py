@@ -16,7 +16,7 @@ Done = Callable[[], None]
 
 
 class State(Enum):
-    """Of a connection: nobody is there, being made, in use, broken and not yet noticed, gone for good."""
+    """States of a connection: no peer, connecting, in use, broken but not noticed yet, closed for good."""
 
     WAITING = "waiting"
     OPENING = "opening"
@@ -26,18 +26,18 @@ class State(Enum):
 
 
 class Port:
-    """An endpoint as the fabric sees it."""
+    """The part of an endpoint that the fabric uses."""
 
     def __init__(self, owner: Group, identity: bytes, rouse: Callable[[SimTask], None]) -> None:
         self.address = ""
         self.key = ""
-        """What its address means, the same for all spellings; "" when it is not bound."""
+        """A key for its address, the same for all spellings; "" if it is not bound."""
         self.owner = owner
         self.identity = identity
         self.rouse = rouse
         self.open = True
         self.cut_at = inf
-        """Messages that have not left by then never will: the endpoint was closed, or its process killed."""
+        """Messages that have not left by then are lost, because the endpoint was closed or its process killed."""
         self.connections: dict[str, Connection] = {}
         self.peers: dict[bytes, Connection] = {}
         self.inbox: deque[Event] = deque()
@@ -46,13 +46,13 @@ class Port:
         self.in_flight: dict[Message, None] = {}
 
     def lost(self, address: str) -> None:
-        """The connection to an address broke; the owner has still to be told."""
+        """Note that the connection to an address broke; the owner must still be told."""
 
     def shut(self) -> None:
         """The endpoint was closed, or its process has ended."""
 
     def finish(self, done: Done | None) -> None:
-        """A message of this endpoint needs its frames no more: `done` is to be called by the owner's task."""
+        """Note that a message no longer needs its frames: the owner's task must call `done`."""
         if done is not None and self.open:
             self.finished.append(done)
             if self.receiver is not None:
@@ -60,7 +60,7 @@ class Port:
 
 
 class Connection:
-    """What one endpoint opened to one address. It outlives the endpoints that come and go at that address."""
+    """A connection from one endpoint to one address. It outlives the endpoints that come and go at that address."""
 
     __slots__ = (
         "address", "back", "client", "epoch", "forth", "key", "pending", "server", "silent_since", "state",
@@ -81,7 +81,7 @@ class Connection:
 
 
 class Message:
-    """One message on its way. Its frames are the sender's memory, read when it arrives and not before."""
+    """One in-flight message. Its frames are the sender's memory, read only when it arrives."""
 
     __slots__ = ("copies", "done", "epoch", "header", "leaves_at", "outward", "source", "target", "via", "views")
 
@@ -102,13 +102,13 @@ class Message:
         self.copies = 1
 
     def freeze(self) -> None:
-        """Read the frames now: the sender's memory is no longer its own."""
+        """Read the frames now, because the sender may reuse its memory."""
         self.views = [memoryview(view.tobytes()) for view in self.views]
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Nothing passes from `tasks` to `others` (None: everybody else), nor back unless it is `one_way`."""
+    """A partition: no message passes from `tasks` to `others` (None: all others), nor back unless it is `one_way`."""
 
     tasks: frozenset[str]
     others: frozenset[str] | None

@@ -1,8 +1,8 @@
 """The datagram sockets of a simulated machine. They follow the rules of the real ones (`dps.transport.direct`).
 
-A datagram is in its receiver's queue at once, or its sender hears that there is no room or nobody. It needs no
-connection, no partition stops it, and it has no order relative to messages on connections. It waits while the receiver
-is stopped, and goes with it.
+A datagram is in its receiver's queue at once, or its sender learns that there is no room or no receiver. It needs no
+connection, partitions do not stop it, and it has no order relative to messages on connections. It waits while the
+receiver is stopped, and is lost when the receiver ends.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dps.transport.sim.scheduler import Scheduler
 from dps.transport.sim.trace import Trace
 
 ROOM = (1, 10, 512)
-"""A world's queues hold one of these numbers of datagrams: the system's usual limits, and one that is often reached."""
+"""Sizes of a world's queues, of which one is chosen: the system's usual limits, and one that is often reached."""
 
 
 class Sockets:
-    """All datagram sockets of one world, by name. There are none where `on` is false."""
+    """All datagram sockets of one world, by name. There are none if `on` is false."""
 
     def __init__(self, seed: int | str, on: bool, network: Network, scheduler: Scheduler, trace: Trace) -> None:
         self.on, self.network, self.scheduler, self.trace = on, network, scheduler, trace
@@ -34,7 +34,7 @@ class Sockets:
         self._open: dict[bytes, Datagrams] = {}
 
     def open(self, made: Datagrams) -> bytes:
-        """A name for a new socket."""
+        """Register a new socket; returns its name."""
         name = self._names(16)
         self._open[name] = made
         return name
@@ -51,13 +51,13 @@ class Sockets:
 
 
 class Datagrams:
-    """The socket of one endpoint; `name` is b"" where the machine has no such sockets."""
+    """The socket of one endpoint; `name` is b"" if the machine has no such sockets."""
 
     def __init__(self, sockets: Sockets, port: Port) -> None:
         self._sockets, self._port = sockets, port
         self.peers = Peers(sockets.is_open)
         self._queue: deque[tuple[float, bytes, bytes, list[memoryview]]] = deque()
-        """When each can be read, the name it came from, header and frames."""
+        """For each datagram: when it can be read, the sender's name, header and frames."""
         self.name = sockets.open(self) if sockets.on else b""
 
     def pair(self, route: Route, name: bytes, hears: bool) -> bool:
@@ -65,7 +65,7 @@ class Datagrams:
         return bool(self.name and name) and self.peers.pair(route, name, hears)
 
     def send(self, route: Route, header: bytes, views: Sequence[memoryview]) -> bool:
-        """Put a message into its receiver's queue; False where it has to go through a connection."""
+        """Put a message into its receiver's queue; False if it must go through a connection."""
         name = self.peers.name(route)
         if name is None or not fits(len(header) + sum(view.nbytes for view in views), 1 + len(views)):
             return False
@@ -94,11 +94,11 @@ class Datagrams:
 
     @property
     def ready(self) -> bool:
-        """Whether there is something to read."""
+        """Whether there is a datagram to read."""
         return bool(self._queue) and self._queue[0][0] <= self._sockets.scheduler.now
 
     def receive(self) -> Delivery | None:
-        """The next message of a peer that is heard; those of strangers are thrown away."""
+        """The next message of a known peer; messages of others are dropped."""
         sockets = self._sockets
         while self.ready:
             _, name, header, frames = self._queue.popleft()
@@ -115,7 +115,7 @@ class Datagrams:
         self._sockets.trace.add(self._sockets.scheduler.now, self._port.owner.name, what, {"nbytes": nbytes})
 
     def close(self) -> None:
-        """What has not been read is lost, and who writes to this name hears that nobody has it."""
+        """Close the socket: unread datagrams are lost, and later senders learn that the name does not exist."""
         self._sockets.close(self.name)
         self._queue.clear()
         self.peers.clear()

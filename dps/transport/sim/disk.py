@@ -11,28 +11,28 @@ from dps.transport.sim.scheduler import Group, Scheduler
 
 
 class DiskFaults:
-    """A disk that is slow or full for a while: what `MemoryStorage` calls before each write."""
+    """Makes a disk slow or full for a while. `MemoryStorage` calls it before each write."""
 
     def __init__(self, scheduler: Scheduler, before: Callable[[str, int], None] | None) -> None:
         self._slow: list[float] = []
         self._full = 0
         self._scheduler = scheduler
         self.before = before
-        """What the storage asked before: it is asked first."""
+        """The storage's former callback, which is called first."""
 
     def set_slow(self, write_s: float, on: bool) -> None:
-        """A spell of writes that take so many virtual seconds begins or ends; of several the longest counts."""
+        """Begin or end a period in which a write takes `write_s` virtual seconds. Of several the longest counts."""
         if on:
             self._slow.append(write_s)
         else:
             self._slow.remove(write_s)
 
     def set_full(self, on: bool) -> None:
-        """A spell of a full disk begins or ends."""
+        """Begin or end a period in which the disk is full."""
         self._full += 1 if on else -1
 
     def __call__(self, path: str, nbytes: int) -> None:
-        """Wait, or raise OSError(ENOSPC); outside of all tasks a write never waits."""
+        """Wait, or raise OSError(ENOSPC). A write outside all tasks never waits."""
         if self.before is not None:
             self.before(path, nbytes)
         if self._slow and not self._scheduler.between_tasks:
@@ -42,7 +42,7 @@ class DiskFaults:
 
 
 class ProcessDisk:
-    """The world's storage as one process reaches it: once the process has ended, every call raises GreenletExit."""
+    """One process's access to the world's storage. Once the process has ended, every call raises GreenletExit."""
 
     def __init__(self, storage: Storage, owner: Group) -> None:
         self._storage = storage
@@ -93,7 +93,7 @@ class ProcessDisk:
         return claim
 
     def process_ended(self) -> None:
-        """The operating system gives free what the process had claimed."""
+        """Release the process's claims, as the operating system does."""
         claims, self._claims = self._claims, []
         for claim in claims:
             claim.drop()

@@ -14,10 +14,10 @@ from dps.transport.sim.scheduler import SHORTEST_S, Group, Scheduler, Simulation
 
 
 class SimEndpoint(Port):
-    """As `dps.transport.endpoint.Endpoint`; sending takes no virtual time but for what `work` says.
+    """As `dps.transport.endpoint.Endpoint`. Sending takes no virtual time, except for the costs in `work`.
 
-    A sent frame is read when its message arrives, however small it is: an array that is changed too early is
-    seen changed. What a killed process sends goes nowhere, and its calls that could block raise GreenletExit.
+    Every sent frame is read when its message arrives, however small it is, so that the receiver sees an array that was
+    changed too early. Messages of a killed process are dropped, and its calls that could block raise GreenletExit.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class SimEndpoint(Port):
         self._datagrams.close()
 
     def connect(self, address: str) -> None:
-        """As Endpoint.connect. `Connected` comes a link's delay after somebody is there and in reach."""
+        """As Endpoint.connect. `Connected` comes one link delay after the peer exists and can be reached."""
         if self._may_act("connect") and address not in self.connections:
             self._fabric.connect(self, address)
 
     def disconnect(self, address: str) -> None:
-        """As Endpoint.disconnect; what is on its way there or back is lost too."""
+        """As Endpoint.disconnect; in-flight messages in both directions are lost, too."""
         self.lost(address)
         connection = self.connections.get(address)
         if connection is not None and self.owner.alive:
@@ -79,7 +79,7 @@ class SimEndpoint(Port):
         views = [_view(frame) for frame in frames] if frames else []
         if self._work is not None and not self._scheduler.between_tasks:
             self._work.sent(_nbytes(header, views))
-            if not self.open:  # by another task, meanwhile
+            if not self.open:  # another task closed it meanwhile
                 return
         if self._datagrams.send(route, header, views):
             if done is not None:
@@ -99,7 +99,7 @@ class SimEndpoint(Port):
             self.finish(done)
 
     def receive(self, timeout_s: float) -> Event | None:
-        """As Endpoint.receive, in virtual time. A look with timeout 0 lets the tasks run that are due now."""
+        """As Endpoint.receive, in virtual time. With timeout 0, tasks that are due now run first."""
         if not self._may_act("receive"):
             self._refuse()
         if self.finished:
@@ -125,7 +125,7 @@ class SimEndpoint(Port):
         return None
 
     def _taken(self) -> Event | None:
-        """The next event from a connection or, in no order relative to these, the next datagram."""
+        """The next event from a connection, or the next datagram, in any relative order."""
         event: Event | None = None
         if self._datagrams.ready and not (self.inbox and self._scheduler.draw() < 0.5):
             event = self._datagrams.receive()
@@ -154,7 +154,7 @@ class SimEndpoint(Port):
                 self._scheduler.rouse(self.receiver)
 
     def close(self, linger_s: float = 0.5) -> None:
-        """As Endpoint.close; never blocks. Peers that are connected here notice shortly."""
+        """As Endpoint.close; never blocks. Connected peers notice it shortly afterwards."""
         if self.open and self.owner.alive:
             self._fabric.close(self, linger_s)
             if self.receiver is not None:
@@ -166,7 +166,7 @@ class SimEndpoint(Port):
             self.finished.popleft()()
 
     def _may_act(self, what: str) -> bool:
-        """False in a process that has ended; Unavailable where the endpoint is closed."""
+        """Whether the process is alive. Raises Unavailable if the endpoint is closed."""
         if not self.owner.alive:
             return False
         if not self.open:

@@ -18,7 +18,7 @@ from dps.transport.sim.scheduler import Group, Scheduler
 from dps.transport.sim.trace import Trace
 
 _FIRST_PORT = 49152
-"""Where ports that nobody chose begin."""
+"""The first port that is assigned for port 0."""
 
 
 class Fabric:
@@ -29,7 +29,7 @@ class Fabric:
     ) -> None:
         self.network = network
         self.slow: dict[str, float] = {}
-        """Factor on all delays to and from a process."""
+        """A factor on all delays to and from a process, by name."""
         self._scheduler = scheduler
         self._trace = trace
         self._rack = rack
@@ -50,7 +50,7 @@ class Fabric:
     # Addresses
 
     def bind(self, port: Port, text: str) -> None:
-        """Give `port` an address, a free one where port 0 is asked for. Unavailable if another has it."""
+        """Give `port` an address, a free one for port 0. Raises Unavailable if it is taken."""
         address = parse(text)
         if address.scheme == "tcp" and address.port == 0:
             address = self._free(port.owner, address)
@@ -76,7 +76,7 @@ class Fabric:
     # Connections
 
     def connect(self, port: Port, text: str) -> Connection:
-        """A connection that is kept up from now on; the one that is there for another spelling of the address."""
+        """Open a connection and keep it up, or return the one for another spelling of the address."""
         address = parse(text)
         if address.scheme == "tcp" and address.port == 0:
             raise ConfigError(f"cannot connect to {text}: port 0 means 'choose one'; give the port that was chosen")
@@ -91,7 +91,7 @@ class Fabric:
         return connection
 
     def open(self, connection: Connection) -> None:
-        """Try to bring a connection up; where nobody is in reach, it waits until somebody is."""
+        """Try to establish a connection. If no peer can be reached, it waits for one."""
         server = self._bound.get(connection.key)
         if connection.state is State.CLOSED:
             return
@@ -130,7 +130,7 @@ class Fabric:
             connection.state = State.CLOSED
 
     def _break(self, connection: Connection, notice_at: float) -> None:
-        """An established connection is of no use any more; its client hears of it at `notice_at`."""
+        """Break an established connection; its client notices at `notice_at`."""
         self._forget(connection)
         connection.state = State.BROKEN
         self._scheduler.push(notice_at, self._noticed, (connection, connection.epoch))
@@ -145,7 +145,7 @@ class Fabric:
             self.open(connection)
 
     def close_connection(self, connection: Connection) -> None:
-        """End a connection from the client's side; what is on its way is lost."""
+        """End a connection from the client's side; in-flight messages are lost."""
         self._forget(connection)
         connection.state = State.CLOSED
         connection.epoch += 1
@@ -166,7 +166,7 @@ class Fabric:
             self._lose(message, "dropped")
 
     def close(self, port: Port, linger_s: float) -> None:
-        """Take an endpoint away. What was sent has `linger_s` to leave; the sender's arrays are no longer used."""
+        """Close an endpoint. Sent messages have `linger_s` to leave; the sender's arrays are no longer used."""
         now = self._scheduler.now
         for message in [*port.in_flight, *(m for c in port.connections.values() for m in c.pending)]:
             message.freeze()
@@ -187,7 +187,7 @@ class Fabric:
                 self._give_up(connection)
 
     def _end_seen_at(self, connection: Connection, server: Port) -> float:
-        """When a client notices that the other end closed: after all that still comes from there."""
+        """When a client notices that the other end closed: after all messages that still arrive from there."""
         lane = connection.back
         assert lane is not None
         reachable = self._in_reach(connection.client, server)
@@ -197,7 +197,7 @@ class Fabric:
         return max(self._scheduler.now + delay, nextafter(min(lane.last_at, last_at), inf))
 
     def _give_up(self, connection: Connection) -> None:
-        """Close a connection whose client is closed; what has left may still arrive."""
+        """Close a connection whose client is closed; messages that have left may still arrive."""
         if connection.state is not State.CLOSED:
             self._forget(connection)
             connection.state = State.CLOSED
@@ -206,7 +206,7 @@ class Fabric:
     # Messages
 
     def send(self, message: Message) -> None:
-        """Put a message on its way, keep it for a connection that is being made, or drop it."""
+        """Send a message, keep it for a connection that is being made, or drop it."""
         via = message.via
         if via.state is State.UP:
             self._launch(message)
@@ -271,12 +271,12 @@ class Fabric:
         message.source.finish(message.done)
 
     def send_nowhere(self, port: Port, header: bytes, views: list[memoryview]) -> None:
-        """Note a message to a peer that is not connected any more."""
+        """Record a message to a peer that is no longer connected."""
         nbytes = len(header) + sum(view.nbytes for view in views)
         self._note(port, "dropped", to="a peer that is gone", nbytes=nbytes)
 
     def put(self, port: Port, event: Event) -> None:
-        """Give an endpoint an event, and the task that waits for it the turn. Only between tasks."""
+        """Give an endpoint an event, and wake the task that waits for it. Only between tasks."""
         if not port.open:
             return
         port.inbox.append(event)
@@ -288,12 +288,12 @@ class Fabric:
     # Silence
 
     def cut(self, cut: Cut) -> None:
-        """Let a partition begin."""
+        """Begin a partition."""
         self._cuts.append(cut)
         self.look_again()
 
     def mend(self, cut: Cut) -> bool:
-        """Let a partition end; False when it has ended already."""
+        """End a partition; False if it has ended already."""
         if cut not in self._cuts:
             return False
         self._cuts.remove(cut)
@@ -301,12 +301,12 @@ class Fabric:
         return True
 
     def mend_all(self) -> None:
-        """Let all partitions end."""
+        """End all partitions."""
         self._cuts.clear()
         self.look_again()
 
     def look_again(self) -> None:
-        """Who can hear whom has changed: watch those who fell silent, connect those who came back."""
+        """React to changed reachability: watch processes that fell silent, connect those that came back."""
         now = self._scheduler.now
         for connection in self._up:
             assert connection.server is not None
@@ -327,7 +327,7 @@ class Fabric:
             self._break(connection, self._scheduler.now)
 
     def _in_reach(self, one: Port, other: Port) -> bool:
-        """Whether both hear the other: a stopped process does not answer heartbeats."""
+        """Whether both ends hear each other. A stopped process does not answer heartbeats."""
         if one.owner.paused or other.owner.paused:
             return one.owner is other.owner
         if not self._cuts:
@@ -368,7 +368,7 @@ class Fabric:
 
 
 def _key(owner: Group, address: Address) -> str:
-    """What an address means: inproc names belong to one process, localhost is 127.0.0.1."""
+    """The key of an address: inproc names belong to one process, localhost is 127.0.0.1."""
     if address.scheme == "inproc":
         return f"{address} in {owner.name}"
     if address.scheme == "tcp":

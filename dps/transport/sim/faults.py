@@ -1,6 +1,6 @@
 """The faults of a simulated world: what fails, which task, and when. Times are virtual seconds.
 
-A task is named as its process is: "ps:1", "worker:3", "chief" ("chief:0" is the same). A fault that names nobody is a
+A fault names a task by its process: "ps:1", "worker:3", "chief" ("chief:0" is the same). An unknown name raises
 ValueError when the world begins to run.
 """
 
@@ -16,8 +16,8 @@ class Kill:
     Args:
         task: The task's name.
         at: When, in virtual seconds.
-        restart_after: After how many seconds it is started again. None: as the process was set up; `dps.simulate`
-            starts a ps or chief once more, and a worker never.
+        restart_after: Seconds until it is started again. None: the process's own setting; `dps.simulate` restarts a ps
+            or chief once, and a worker never.
 
     Example:
         ```pycon
@@ -33,7 +33,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A process stands still, as after SIGSTOP, and goes on later. Messages for it wait.
+    """A process is stopped, as by SIGSTOP, and continues later. Messages for it wait.
 
     Args:
         task: The task's name.

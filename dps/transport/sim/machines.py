@@ -14,7 +14,7 @@ from dps.transport.sim.scheduler import Scheduler, SimTask
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """Seconds of a core for each message that a process receives or sends, and for each byte of it."""
+    """Core seconds for each message that a process receives or sends, and for each byte of it."""
 
     received_s: float = 0.0
     received_byte_s: float = 0.0
@@ -28,19 +28,18 @@ class Handling:
 
 NOTHING = Handling()
 SLICE_S = 3e-3
-"""How long a process keeps a core that others wait for, as Linux has it by default."""
+"""How long a process keeps a core that others wait for; the default of Linux."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """What processes run on. `shared`: all on one machine with so many `cores`; else each has a machine of its own.
+    """The machines of a world. `shared`: all processes are on one machine with `cores` cores; else each has its own.
 
-    A task that computes, receives or sends waits its turn for a core and holds it until it is done. `handling` is what
-    messages cost, by task ("ps:0") or job ("ps"); who is not named handles them at once. A process that
-    has rested finds its memory in no cache any more: `rested` says by points (seconds off the cores, seconds more) how
-    long its next piece of work takes beside, on straight lines between them. `bytes_per_s` is what a machine's network
-    card takes and, at the same time, gives: all of its links queue there. Messages within a process or machine do not
-    pass it.
+    A task that computes, receives or sends waits for a core and holds it until it is done. `handling` is the cost of a
+    message, by task ("ps:0") or job ("ps"); other tasks handle messages at no cost. A process that was off the cores
+    finds cold caches: `rested` gives points (seconds off the cores, additional seconds of its next work), with linear
+    interpolation. `bytes_per_s` is the rate of a machine's network card, for each direction: all of its links queue
+    there. Messages within a process or machine do not pass it.
     """
 
     cores: int = 1
@@ -59,7 +58,7 @@ class Machines:
             raise ValueError(f"Machines(rested={self.rested}): wanted rising times, and nothing below 0")
 
     def after_rest(self, rest_s: float) -> float:
-        """Seconds that work takes beside, after so many seconds off the cores."""
+        """Additional seconds of work after `rest_s` seconds off the cores."""
         if not self.rested or rest_s <= self.rested[0][0]:
             return self.rested[0][1] if self.rested else 0.0
         for (x0, y0), (x1, y1) in pairwise(self.rested):
@@ -68,13 +67,13 @@ class Machines:
         return self.rested[-1][1]
 
     def of(self, task: str) -> Handling:
-        """What messages cost a task."""
+        """The cost of a task's messages."""
         found = self.handling.get(task)
         return self.handling.get(task.partition(":")[0], NOTHING) if found is None else found
 
 
 class Core:
-    """One core: the process it worked for last, and since when without a break."""
+    """One core: the last process on it, and since when that has run without a break."""
 
     __slots__ = ("busy", "free_since", "process", "since")
 
@@ -85,21 +84,21 @@ class Core:
 
 
 class Cores:
-    """The cores of one machine. A process keeps its core while it has work at once, but for SLICE_S where others wait;
-    else who asked first has one first, the one that worked for its process last if that is free."""
+    """The cores of one machine. A process keeps its core while it has work, but only for SLICE_S if others wait.
+    Otherwise requests are served in order, if possible on the core that the process used last."""
 
     def __init__(self, scheduler: Scheduler, machines: Machines) -> None:
         self.used_s = 0.0
-        """Seconds of cores that were spent so far, over all."""
+        """Core seconds spent so far, in total."""
         self._scheduler = scheduler
         self._machines = machines
         self._last: dict[str, float] = {}
-        """When each process was on a core last."""
+        """When each process was last on a core."""
         self._cores = [Core() for _ in range(machines.cores)]
         self._waiting: deque[tuple[SimTask, float]] = deque()
 
     def spend(self, seconds: float) -> None:
-        """Let the present task have a core for some seconds; it goes on when they are over. Blocks."""
+        """Give the current task a core for some seconds, after which it continues. Blocks."""
         if seconds <= 0:
             return
         task = self._scheduler.task()
@@ -122,7 +121,7 @@ class Cores:
         self._scheduler.push(now + seconds, self._over, (core, task))
 
     def _over(self, what: tuple[Core, SimTask]) -> None:
-        """A task has had its time; it may ask for more at once, and gets it while its slice lasts."""
+        """A task has used its time. It may request more at once, and gets it while its slice lasts."""
         core, task = what
         core.busy, core.free_since = False, self._scheduler.now
         if self._scheduler.now - core.since >= SLICE_S:
@@ -131,7 +130,7 @@ class Cores:
         self._serve()
 
     def _serve(self) -> None:
-        """Give free cores to those who wait. Who ended meanwhile gives up its turn."""
+        """Give free cores to waiting tasks; skip those that have ended."""
         while self._waiting and (free := [core for core in self._cores if not core.busy]):
             task, seconds = self._waiting.popleft()
             if task.alive:
@@ -148,7 +147,7 @@ class Rack:
         self._cards: dict[tuple[str, str], Card] = {}
 
     def cores(self, process: str) -> Cores:
-        """Of the machine that a process is on, through all its lives."""
+        """The cores of a process's machine, which is the same in all its lives."""
         name = "" if self.machines.shared else process
         found = self._cores.get(name)
         if found is None:
@@ -156,7 +155,7 @@ class Rack:
         return found
 
     def cards(self, source: str, target: str) -> tuple[Card, Card] | None:
-        """What a message passes: the source's card outward, the target's inward; None where it stays on a machine."""
+        """The cards that a message passes: the source's outward, the target's inward; None within a machine."""
         if self.machines.shared or self.machines.bytes_per_s == inf or source == target:
             return None
         return self._card(source, "out"), self._card(target, "in")
@@ -169,7 +168,7 @@ class Rack:
 
 
 class Work:
-    """What one process may do with its machine: to be asked for each message."""
+    """The costs of one process's messages on its machine."""
 
     __slots__ = ("cores", "handling")
 
@@ -178,9 +177,9 @@ class Work:
         self.handling = rack.machines.of(process)
 
     def received(self, nbytes: int) -> None:
-        """Pay for a message that was taken. Blocks."""
+        """Spend the time for a received message. Blocks."""
         self.cores.spend(self.handling.received_s + self.handling.received_byte_s * nbytes)
 
     def sent(self, nbytes: int) -> None:
-        """Pay for a message that is to be sent. Blocks."""
+        """Spend the time for a message to send. Blocks."""
         self.cores.spend(self.handling.sent_s + self.handling.sent_byte_s * nbytes)

@@ -21,7 +21,7 @@ class SimMemory:
 
 
 class Machine:
-    """What is shared in one world; `shares` False stands for processes that are on machines of their own."""
+    """The shared memory of one world. `shares` False: every process is on its own machine."""
 
     def __init__(self, shares: bool, faults: float = 0.0, seed: int | str = 0) -> None:
         """`faults`: the probability that memory cannot be had, or not be reached."""
@@ -30,7 +30,7 @@ class Machine:
         self._memories: WeakValueDictionary[int, SimMemory] = WeakValueDictionary()
 
     def share(self, owner: Group, nbytes: int) -> SimMemory:
-        """New memory of a process; Unavailable where nothing is shared."""
+        """New memory of a process. Raises Unavailable if memory is not shared."""
         if not self.shares:
             raise Unavailable("the simulated machines share no memory")
         self._fail("no memory is left")
@@ -40,7 +40,7 @@ class Machine:
         return memory
 
     def attach(self, name: object) -> npt.NDArray[np.uint8]:
-        """As `dps.transport.shared.attach`: a process that has gone has no memory to reach any more."""
+        """As `dps.transport.shared.attach`; the memory of a process that has ended cannot be attached."""
         if not (isinstance(name, list) and len(name) == 4 and all(type(part) is int for part in name)):
             raise ProtocolError(f"{name!r:.100} does not name shared memory")
         self._fail("no file can be opened")

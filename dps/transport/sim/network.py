@@ -9,23 +9,23 @@ from math import inf, nextafter
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What the links between processes are like. Messages within a process are quick and never lost.
+    """The properties of the links between processes. Messages within a process are fast and never lost.
 
-    A message leaves when its link has sent what came before, and arrives after what was sent before it on the same
-    connection. A link leads from one process to another.
+    A link leads from one process to another. A message leaves when its link has sent all earlier messages, and arrives
+    after the earlier messages on its connection.
 
     Args:
         latency_s: The least time from sending to arrival, in seconds.
         jitter: The time is longer by up to this share of it.
-        bytes_per_s: What a link carries.
+        bytes_per_s: The bandwidth of a link.
         loss: The probability that a message is lost.
-        double: The probability that a message comes twice.
-        reorder: The probability that a message comes late and out of order.
-        reorder_delay_s: How late it comes at most.
-        detect_s: After how many seconds a peer is noticed whose process ended.
-        heartbeat_s: After how many seconds a peer is given up that is silent.
-        queue_messages: How many messages wait at most for a connection that is not up; the oldest are dropped.
-        links: Other properties for single links, by (from, to); "*" is any task. Names are looked up before the stars.
+        double: The probability that a message arrives twice.
+        reorder: The probability that a message arrives late and out of order.
+        reorder_delay_s: The longest delay of such a message.
+        detect_s: Seconds until peers notice that a process has ended.
+        heartbeat_s: Seconds of silence after which a peer is given up.
+        queue_messages: The most messages that wait for a connection; beyond it the oldest are dropped.
+        links: Other properties for single links, by (from, to); "*" is any task. Names take precedence over "*".
 
     Raises:
         ValueError: A number out of range.
@@ -71,7 +71,7 @@ class Network:
             target: The task that receives.
 
         Returns:
-            The entry of `links` that fits, or this network.
+            The matching entry of `links`, or this network.
         """
         if self.links:
             for key in ((source, target), (source, "*"), ("*", target)):
@@ -81,7 +81,7 @@ class Network:
 
 
 class Card:
-    """One direction of a machine's network card, and when it has moved all that waits."""
+    """One direction of a machine's network card, and when it will have sent all waiting messages."""
 
     __slots__ = ("bytes_per_s", "free_at")
 
@@ -90,18 +90,18 @@ class Card:
         self.free_at = 0.0
 
     def moved_at(self, first_byte_at: float, last_byte_at: float, nbytes: int) -> float:
-        """When a message has passed that is there from `first_byte_at` to `last_byte_at` and waits for its turn."""
+        """When a message has passed the card; its bytes reach the queue from `first_byte_at` to `last_byte_at`."""
         self.free_at = max(last_byte_at, max(first_byte_at, self.free_at) + nbytes / self.bytes_per_s)
         return self.free_at
 
 
 class Link:
-    """The wire from one process to another: its properties, and when it has sent all that waits."""
+    """The link from one process to another: its properties, and when it will have sent all waiting messages."""
 
     __slots__ = ("cards", "free_at", "network", "source", "target")
 
     def __init__(self, network: Network, source: str, target: str, cards: tuple[Card, Card] | None = None) -> None:
-        """`cards`: of the source's machine, outward, and of the target's, inward, which other links use too."""
+        """`cards`: outward of the source's machine and inward of the target's; other links share them."""
         self.network = network.between(source, target)
         self.source = source
         self.target = target
@@ -110,7 +110,7 @@ class Link:
 
 
 class Lane:
-    """One direction of one connection: messages stay in order on it."""
+    """One direction of one connection, on which messages stay in order."""
 
     __slots__ = ("last_at", "link", "local")
 

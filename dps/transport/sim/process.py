@@ -14,12 +14,12 @@ from dps.transport.sim.scheduler import GreenletExit, SimTask
 Main = Callable[[], int | None]
 
 LINGER_S = 0.5
-"""How long messages have to leave when a process ends by itself."""
+"""How long messages have to leave after a process ends by itself."""
 
 
 @dataclass(slots=True, eq=False)
 class SimProcess:
-    """One process of a world, through all its lives. To be read; the world changes it."""
+    """One process of a world, through all its lives. Read-only for users; the world changes it."""
 
     name: str
     state: Literal["running", "ended", "killed", "waiting to restart"]
@@ -28,13 +28,13 @@ class SimProcess:
     error: BaseException | None
     """What `main` raised, SystemExit excepted."""
     incarnation: int
-    """How often it was started, minus one."""
+    """How often it was restarted."""
     runtime: SimRuntime
     restarts: int
     """How often it may still be started again after a kill."""
     restart_delay_s: float
     task_errors: list[BaseException] = field(default_factory=list)
-    """What tasks other than main's raised, over all lives."""
+    """Errors of tasks other than `main`, over all lives."""
 
 
 class Supervisor:
@@ -49,7 +49,7 @@ class Supervisor:
         self._pauses: dict[SimRuntime, int] = {}
 
     def add(self, name: str, main: Main, restarts: int, restart_delay_s: float) -> SimProcess:
-        """A new process, which begins now; it gets a copy of the caller's context variables in each life."""
+        """Add a process, which begins now. Each life gets a copy of the caller's context variables."""
         if name in self.processes:
             raise ValueError(f"there is a process {name!r} already; each needs a name of its own")
         self._programs[name] = (main, copy_context())
@@ -96,9 +96,9 @@ class Supervisor:
         self._end(runtime, LINGER_S)
 
     def _end(self, runtime: SimRuntime, linger_s: float) -> None:
-        """From here on nothing that the process's code does has an effect."""
+        """End a process: from now on its code has no effect."""
         runtime.alive = False
-        runtime.paused = False  # the system closes the connections of a stopped process, too, when it is killed
+        runtime.paused = False  # a kill also closes the connections of a stopped process
         for endpoint in runtime.endpoints:
             if endpoint.open:
                 self._setting.fabric.close(endpoint, linger_s)
@@ -108,7 +108,7 @@ class Supervisor:
         self._scheduler.doom(runtime)
 
     def kill(self, name: str, restart_after: float | None) -> None:
-        """kill -9; a task of the process itself does not return from this call."""
+        """Kill a process, as by `kill -9`. A task of the process itself does not return from this call."""
         process = self._running(name, "kill")
         if process is None:
             return
@@ -129,7 +129,7 @@ class Supervisor:
             raise GreenletExit
 
     def pause(self, name: str, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT `seconds` later; a task of the process itself goes on until it blocks."""
+        """Stop a process, and continue it `seconds` later. A task of the process itself runs until it blocks."""
         process = self._running(name, "pause")
         if process is None:
             return
@@ -153,7 +153,7 @@ class Supervisor:
             self._setting.fabric.look_again()
 
     def end_all(self) -> None:
-        """Kill whatever is alive; nothing starts again."""
+        """Kill all living processes, without restarts."""
         for process in self.processes.values():
             if process.state == "running":
                 process.state = "killed"
@@ -164,7 +164,7 @@ class Supervisor:
                 self._scheduler.expected -= 1
 
     def note(self, name: str, what: str, **detail: object) -> None:
-        """A line in the trace."""
+        """Add a line to the trace."""
         self._setting.trace.add(self._scheduler.now, name, what, detail)
 
     def _running(self, name: str, doing: str) -> SimProcess | None:
@@ -176,7 +176,7 @@ class Supervisor:
 
 
 def _exit_code(result: list[int | None], error: BaseException | None) -> int:
-    """As the Python interpreter ends a process."""
+    """The exit code that the Python interpreter would give."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if error is not None:

@@ -19,7 +19,7 @@ except ImportError as _error:
 __all__ = ["SHORTEST_S", "GreenletExit", "Group", "Scheduler", "SimTask", "SimulationError"]
 
 SHORTEST_S = 1e-9
-"""The least time that a wait with a timeout takes; below it a clock in seconds may not move at all."""
+"""The shortest wait with a timeout. A shorter one might not advance the clock at all, because of rounding."""
 
 _Entry = tuple[float, float, int, Callable[[Any], object], Any]
 
@@ -41,14 +41,14 @@ class Group:
         self._refusals = 0
 
     def check(self) -> None:
-        """Raise GreenletExit in a task whose process was killed or has ended: it cannot do anything any more."""
+        """Raise GreenletExit in a task whose process was killed or has ended, so that it has no more effects."""
         if not self.alive:
             self._refusals += 1
             raise GreenletExit
 
     @property
     def hopeless(self) -> bool:
-        """Whether a dead process's code goes on and on in spite of GreenletExit."""
+        """Whether the code of a dead process keeps running despite GreenletExit."""
         return self._refusals > 1000
 
     def task_ended(self, task: SimTask) -> None:
@@ -56,7 +56,7 @@ class Group:
 
 
 class SimTask:
-    """What stands for a thread: a greenlet that the scheduler resumes."""
+    """A simulated thread: a greenlet that the scheduler resumes."""
 
     __slots__ = (
         "_joiners", "_scheduler", "_target", "alive", "context", "deadline", "error", "green", "group", "name",
@@ -76,13 +76,13 @@ class SimTask:
         """Whether the task is blocked in a wait that `Scheduler.rouse` or its deadline may end."""
         self.deadline = inf
         self.timers: list[float] = []
-        """When timers of this task fire, the next one last."""
+        """Times at which timers of this task fire, in falling order."""
         self._scheduler = scheduler
         self._target = target
         self._joiners: list[SimTask] = []
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end, in virtual time; True when it has ended."""
+        """Wait for the end, in virtual time; returns whether it has ended."""
         scheduler = self._scheduler
         deadline = inf if timeout_s is None else scheduler.now + timeout_s
         while self.alive:
@@ -98,7 +98,7 @@ class SimTask:
         return True
 
     def body(self) -> None:
-        """What the greenlet runs. KeyboardInterrupt goes on to the scheduler, as it would to a main thread."""
+        """The code of the greenlet. KeyboardInterrupt is passed on to the scheduler, as to a main thread."""
         try:
             self._target()
         except GreenletExit:
@@ -111,7 +111,7 @@ class SimTask:
             self.alive = False
 
     def finish(self) -> None:
-        """Tell those who wait for the end, and the process."""
+        """Wake the tasks that wait for the end, and notify the process."""
         self.alive = False
         self.timers.clear()
         self.group.tasks.pop(self, None)
@@ -122,13 +122,13 @@ class SimTask:
 
 
 class Scheduler:
-    """A heap of what happens when; equal times in random order, drawn from the seed."""
+    """A heap of timed events. Events at the same time run in random order, drawn from the seed."""
 
     def __init__(self, seed: int | str, steps_at_one_instant: int) -> None:
         self.now = 0.0
         self.current: SimTask | None = None
         self.expected = 0
-        """How many things may still do something by themselves: processes, restarts, calls of the user."""
+        """How many sources of events remain: processes, restarts, calls of the user."""
         self._limit = steps_at_one_instant
         self._heap: list[_Entry] = []
         self._draw = Random(f"{seed}/schedule").random
@@ -148,11 +148,11 @@ class Scheduler:
         heappush(self._heap, (max(self.now, time_s), self._draw(), self._sequence, call, argument))
 
     def draw(self) -> float:
-        """A random number from [0, 1) out of the stream that decides the order of things."""
+        """A random number from [0, 1), from the stream that decides the order of events."""
         return self._draw()
 
     def run(self, until_s: float, stop: Callable[[], bool] | None) -> None:
-        """Let things happen until nothing can, `stop()` is true or the clock would pass `until_s`."""
+        """Run events until there are none, `stop()` is true or the clock would pass `until_s`."""
         if self._running:
             raise SimulationError("run was called from inside the simulation; it belongs outside")
         self._running = True
@@ -197,18 +197,18 @@ class Scheduler:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Make `run` raise this; the first one counts."""
+        """Make `run` raise this error; the first one counts."""
         if self._failure is None:
             self._failure = error
 
     # Tasks
 
     def task(self) -> SimTask:
-        """The task that runs now; it may block. GreenletExit where it is to end, SimulationError without one."""
+        """The running task, which may block. Raises GreenletExit if it must end, SimulationError if there is none."""
         current = self.current
         if current is None:
             if getcurrent().parent is not None:
-                raise GreenletExit  # a task of a world that nobody holds any more is being collected
+                raise GreenletExit  # the garbage collector frees a task of an abandoned world
             raise SimulationError("only a simulated task may wait; this call came from outside of all tasks")
         group = current.group
         if not group.alive:
@@ -218,18 +218,18 @@ class Scheduler:
         return current
 
     def start(self, task: SimTask) -> None:
-        """Let a new task run, now or after what else happens now."""
+        """Start a new task at the current time, in random order with other events."""
         task.group.tasks[task] = None
         self.push(self.now, self.resume, task)
 
     def rouse(self, task: SimTask) -> None:
-        """End a task's wait; it goes on at the present time."""
+        """End a task's wait; it continues at the current time."""
         if task.waiting:
             task.waiting = False
             self.push(self.now, self.resume, task)
 
     def block(self, task: SimTask, deadline: float) -> None:
-        """Wait in the present task until it is roused or the deadline comes; it may be neither: look again."""
+        """Block the current task until it is roused or the deadline comes. It may return early: check again."""
         task.waiting = True
         task.deadline = deadline
         timers = task.timers
@@ -239,12 +239,12 @@ class Scheduler:
         self._switch()
 
     def pass_time(self, task: SimTask, seconds: float) -> None:
-        """Let the present task go on `seconds` later; nothing can shorten it."""
+        """Resume the current task `seconds` later; nothing can shorten the wait."""
         self.push(self.now + (max(seconds, SHORTEST_S) if seconds > 0 else 0.0), self.resume, task)
         self._switch()
 
     def hand_over(self) -> None:
-        """Let others run until the present task is resumed, which its caller has seen to; nothing else wakes it."""
+        """Let others run until the current task is resumed. The caller has arranged that; nothing else wakes it."""
         self._switch()
 
     def _switch(self) -> None:
@@ -252,7 +252,7 @@ class Scheduler:
         self._hub.switch()
 
     def _timer_counts(self, task: SimTask, time: float) -> bool:
-        """Whether a timer that is due ends a wait; one timer serves many waits, each with a later deadline."""
+        """Whether a due timer ends a wait. One timer serves many waits, each with a later deadline."""
         if not task.alive or not task.timers:
             return False
         task.timers.pop()
@@ -295,7 +295,7 @@ class Scheduler:
         return self.current is None
 
     def doom(self, group: Group) -> None:
-        """End the tasks of a group that is no longer alive, as soon as no task runs."""
+        """End the tasks of a dead group as soon as no task runs."""
         self._doomed.append(group)
         if self.current is None:
             self.reap()
@@ -315,7 +315,7 @@ class Scheduler:
                 task.finish()
 
     def _abandon(self, task: SimTask) -> NoReturn:
-        """Never come back to a task that swallows GreenletExit for ever."""
+        """Never resume a task that ignores GreenletExit."""
         self._stuck.append(task)
         self.fail(
             SimulationError(

@@ -21,7 +21,7 @@ class TraceEvent:
 
 
 class Trace:
-    """The events of one world, and how many of each kind; counting goes on where recording is off."""
+    """The events of one world, and the number of each kind. Events are counted even if recording is off."""
 
     def __init__(self, record: bool, deliveries: bool) -> None:
         self.events: list[TraceEvent] = []
@@ -31,7 +31,7 @@ class Trace:
         self._record = record
 
     def add(self, time_s: float, process: str, what: str, detail: dict[str, Any]) -> None:
-        """Count the event, and keep it where this trace is on."""
+        """Count the event, and keep it if recording is on."""
         self.counts[what] = self.counts.get(what, 0) + 1
         if self._record:
             self.events.append(TraceEvent(time_s, process, what, detail))
