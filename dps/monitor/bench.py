@@ -1,7 +1,7 @@
 """`dps bench`: measures pull, push, step, sparse rows, sync steps and training loops beside the machine's limits.
 
-The ps, the chief and the workers beside the first are processes of their own, but threads of this one on inproc.
-Limits are measured in the same rounds. Compare ratios (`of_limit`), not seconds of two days.
+The ps, the chief and all workers but the first are separate processes; on inproc they are threads of this process.
+Limits are measured in the same rounds. Compare ratios (`of_limit`), not seconds of different days.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _some(known: Iterable[str]) -> str:
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
     args = _checked(parser().parse_args(argv))
-    config.keep_large_blocks()  # as a worker that the launcher or dps.role started
+    config.keep_large_blocks()  # like a worker that the launcher or dps.role started
     settings = goals.settings() if args.goals else _settings(args)
     results = [row for setting, chosen in settings for row in measured(setting, chosen, args.rounds, args.seconds)]
     found: dict[str, Any] = {"machine": _machine(), "results": results}
@@ -103,7 +103,7 @@ def _milliseconds(text: str) -> list[float]:
 
 
 def _settings(args: argparse.Namespace) -> Iterator[tuple[Setting, list[str]]]:
-    """What is asked for: each cluster once, with all works that can be measured on it."""
+    """The requested settings: each cluster once, with all works that can be measured on it."""
     dense = [w for w in args.works if w in ("pull", "push", "step")]
     kinds = [("dense", dense)] if dense else []
     kinds += [(kind, [kind]) for kind in ("sparse", "sync") if kind in args.works]
@@ -118,7 +118,7 @@ def _settings(args: argparse.Namespace) -> Iterator[tuple[Setting, list[str]]]:
 
 
 def _loops(args: argparse.Namespace) -> Iterator[tuple[Setting, list[str]]]:
-    """Training loops, one cluster for each time that a step computes."""
+    """Settings of training loops, one cluster for each computing time of a step."""
     if "loop" in args.works:
         for transport in args.transports:
             for computing_ms in args.computing:
@@ -163,7 +163,7 @@ def measured(setting: Setting, chosen: list[str], rounds: int, at_least_s: float
 
 
 def _turn(name: str, call: Any, others: list[Beside], sync: bool) -> Turn:
-    """A work, done by the others at the same time. In sync they wait for this worker, and do so until the next."""
+    """One work, which the other workers do at the same time. In sync mode they wait for this worker."""
 
     def begin() -> None:
         for beside in others:
@@ -197,7 +197,7 @@ def _row(setting: Setting, name: str, lane: str, found: Rounds) -> dict[str, Any
 
 
 def _malloc() -> str:
-    """What this process's malloc does with large blocks."""
+    """How this process's malloc treats large blocks."""
     return "keeps large blocks" if config.large_blocks_are_kept() else "as it comes"
 
 

@@ -21,18 +21,18 @@ IDLE, END = "idle", "end"
 
 
 class Beside:
-    """One more worker, as its orders and its answers."""
+    """An additional worker: sends it orders and receives its answers."""
 
     def __init__(self) -> None:
         self.orders: queue.Queue[str] = queue.Queue()
         self.answers: queue.Queue[float] = queue.Queue()
 
     def begin(self, work: str) -> None:
-        """Repeat a work until something else is told."""
+        """Make the worker repeat a work until the next order."""
         self.orders.put(work)
 
     def idle(self) -> float:
-        """Stop after the call that runs; calls per second since `begin`. Blocks."""
+        """Stop the worker after its current call; returns calls per second since `begin`. Blocks."""
         self.orders.put(IDLE)
         return self.answers.get(timeout=PATIENCE_S)
 
@@ -55,7 +55,7 @@ def work(server: Server, setting: Setting, orders: queue.Queue[str], answer: Cal
 
 @contextlib.contextmanager
 def workers(target: str, setting: Setting) -> Iterator[list[Beside]]:
-    """All workers but the first; threads where the cluster is in this process."""
+    """All workers but the first; threads if the cluster is in this process."""
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(_worker(target, setting, task)) for task in range(1, setting.workers)]
         yield made
@@ -107,7 +107,7 @@ def _heard(process: subprocess.Popen[str], beside: Beside) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The process of one more worker: TARGET TASK SETTING, then orders on stdin, a line each."""
+    """The process of an additional worker: TARGET TASK SETTING, then orders on stdin, a line each."""
     target, task, setting = arguments
     orders: queue.Queue[str] = queue.Queue()
 

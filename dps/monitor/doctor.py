@@ -26,7 +26,7 @@ EXTRAS = {
     "greenlet": "sim", "cloudpickle": "notebook", "matplotlib": "notebook", "pyyaml": "yaml", "numba-cuda": "gpu",
     "tensorboardX": "tensorboard", "torch": "torch",
 }  # fmt: skip
-"""Packages that some uses need, and the extra that brings each."""
+"""Packages that some uses need, and the extra that installs each."""
 OPEN_FILES = 4096
 """Enough for some hundred peers of a node."""
 SOCKET_BUFFER = 4 << 20
@@ -35,7 +35,7 @@ DATAGRAMS = 512
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact: `advice` is what would be better and why, "" when nothing is; `command` does it."""
+    """One fact. `advice` says what would be better and why, or is ""; `command` does it."""
 
     name: str
     found: str
@@ -48,12 +48,12 @@ class Finding:
 
 
 def report() -> list[str]:
-    """Lines of a report; does not change anything."""
+    """The lines of a report. Changes nothing."""
     return [str(finding) for finding in findings()]
 
 
 def findings() -> list[Finding]:
-    """What is there, in the order of a report; does not change anything."""
+    """All findings, in the order of a report. Changes nothing."""
     return [*_software(), *_processors(), *_memory(), *_network(), Finding("gpu", _gpu())]
 
 

@@ -29,13 +29,13 @@ Row = dict[str, Any]
 
 KERNEL_NBYTES = 256 << 20
 STARTS = 3
-"""How often launches are timed; imports three times as often."""
+"""How often launches are timed; imports are timed three times as often."""
 GROUND, OURS = "zmq, msgpack, numpy", "dps; dps.Session"
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure and what is wanted of it: at least `wanted`, or with `at_most` no more than that."""
+    """A figure and its goal: at least `wanted`, or with `at_most` at most that."""
 
     work: str
     figure: float
@@ -48,7 +48,7 @@ class Goal:
 
     @property
     def verdict(self) -> str:
-        """ "holds", or by how much of the goal it falls short."""
+        """ "holds", or by how much the goal is missed."""
         if self.holds:
             return "holds"
         missing = self.figure / self.wanted - 1 if self.at_most else 1 - self.figure / self.wanted
@@ -56,7 +56,7 @@ class Goal:
 
 
 def settings() -> Iterator[tuple[Setting, list[str]]]:
-    """What has to be measured, apart from kernels and starts."""
+    """The settings to measure, apart from kernels and starts."""
     pull, push, step, sync = ("pull", "push", "step", "sync")
     for wire in ("tcp", "socket"):
         yield Setting("dense", wire, "4k"), [pull, push]
@@ -74,7 +74,7 @@ def settings() -> Iterator[tuple[Setting, list[str]]]:
 
 
 def judged(results: list[Row], rounds: int, at_least_s: float) -> list[dict[str, Any]]:
-    """All goals, with what was found. Measures kernels and starts itself; blocks."""
+    """All goals with their measured figures. Measures kernels and starts itself; blocks."""
     memory_gb_per_s, found = kernels(rounds, at_least_s)
     found += [*speeds(results, memory_gb_per_s), *starts(), balance()]
     return [{**asdict(goal), "holds": goal.holds, "verdict": goal.verdict} for goal in found]
@@ -100,7 +100,7 @@ def speeds(results: list[Row], memory_gb_per_s: float) -> Iterator[Goal]:
 
 
 def _wanted(row: Row) -> float | None:
-    """How many times as fast as its limit a dense work has to be; None where there is no goal."""
+    """The goal of a dense work, as its speed over its limit's; None if there is no goal."""
     if row["work"] == "sync":
         return 0.85 if row["size"] == "small" else None
     if not row["shared_memory"]:
@@ -112,9 +112,9 @@ def _wanted(row: Row) -> float | None:
 
 
 LOOPS = {("step", 0.7): 0.30, ("in place", 0.7): 0.20, ("overlapped", 0.7): 0.05}
-"""What a loop may cost over local training, by its form and the milliseconds that a step computes."""
+"""The share by which a loop may be slower than local training, by its form and a step's computing milliseconds."""
 LONG_STEPS, TWO_WORKERS = 0.02, {0.7: 1.3, 8.0: 1.7}
-"""The same for all forms at 20 ms; and how many times as fast as one local process two workers have to be, by ms."""
+"""The same for all forms at 20 ms; and the goal for two workers' speed over one local process's, by milliseconds."""
 
 
 def _loop(row: Row) -> Iterator[Goal]:
@@ -130,7 +130,7 @@ def _loop(row: Row) -> Iterator[Goal]:
 
 
 def kernels(rounds: int, at_least_s: float, nbytes: int = KERNEL_NBYTES) -> tuple[float, list[Goal]]:
-    """Apply kernels in place against memcpy; memcpy's GB/s comes first."""
+    """Measure update kernels in place against memcpy; returns memcpy's GB/s first."""
     found = Rounds()
     with limits.raw_tcp(PROBE_NBYTES) as probe:
         turns = {"memcpy": Turn(limits.memcpy(nbytes))}
@@ -144,7 +144,7 @@ def kernels(rounds: int, at_least_s: float, nbytes: int = KERNEL_NBYTES) -> tupl
 
 
 def starts(times: int = STARTS) -> list[Goal]:
-    """How long `import dps` takes, alone and against what it stands on, and a launch to every worker's first step."""
+    """Measure `import dps`, alone and against its dependencies, and a launch up to every worker's first step."""
     with tempfile.TemporaryDirectory() as folder:
         environ = with_bytecode(folder)
         for modules in (GROUND, OURS):
@@ -161,10 +161,10 @@ def starts(times: int = STARTS) -> list[Goal]:
 
 
 def with_bytecode(folder: str) -> dict[str, str]:
-    """The environment of a launched task in which Python keeps bytecode, as installing a package does, under `folder`.
+    """The environment of a launched task in which Python keeps bytecode under `folder`, as for an installed package.
 
-    Where PYTHONDONTWRITEBYTECODE is set and dps is not installed but used from its source, each process compiles all of
-    dps anew: 0.1 s and more.
+    If PYTHONDONTWRITEBYTECODE is set and dps runs from its source, each process compiles all of dps again, which takes
+    0.1 s and more.
     """
     environ = {**config.environment(), "PYTHONPYCACHEPREFIX": folder}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -201,7 +201,7 @@ def balance(ps: int = 4) -> Goal:
 
 
 def table(goals: list[dict[str, Any]]) -> str:
-    """One line a goal."""
+    """One line per goal."""
     lines = ["", f"{'goal':92} {'measured':>9} {'wanted':>10}  "]
     for goal in goals:
         wanted = f"{'<=' if goal['at_most'] else '>='} {goal['wanted']:.2f}"

@@ -1,7 +1,7 @@
 """The training loop that `dps bench` measures: a small network trained alone and through a ps (W6 of the goals).
 
 The cost of a parameter server is the time of one step through it over the time of one step of plain local training. The
-network is that of `examples/mnist.py` at batch 128. The images are random: a step takes the same time with any images.
+network is that of `examples/mnist.py` with batches of 128. The images are random, because they do not affect the time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHAPES = {"hidden_w": (784, 128), "hidden_b": (128,), "out_w": (128, 10), "out_b
 BATCH, IMAGES = 128, 4096
 RATE = np.float32(0.01)
 STEPS, LEAST_STEPS = 128, 8
-"""Steps in one call where a step computes one batch, and the fewest in a call where a step computes more batches."""
+"""Steps in one call if a step computes one batch, and the fewest steps in a call if it computes more."""
 LOCAL = "local training"
 FORMS = ("step", "pull and push", "in place", "overlapped")
 """Ways to write a loop: `step`; `pull`, then `push`; `view`, then `push` of what `gradients()` gave; `prefetch` with
@@ -34,7 +34,7 @@ Params = Mapping[str, Array]
 class Loop:
     """A loop whose step computes `batches` batches and uses the gradients of the last: more computing, the same bytes.
 
-    One call of a loop makes `steps` steps, and waits at its end for pushes that have no result yet.
+    One call of a loop makes `steps` steps, and finally waits for pending pushes.
     """
 
     batches: int = 1
@@ -58,7 +58,7 @@ class Loop:
         return steps
 
     def calls(self, session: Session) -> dict[str, Callable[[], object]]:
-        """The same through a session, by the names of `FORMS`."""
+        """Training through a session, by the names of `FORMS`."""
         computing, params = Computing(self.batches), session.pull()
         return {
             "step": lambda: self._step(session, computing, params),
@@ -94,7 +94,7 @@ class Loop:
 
 
 class Computing:
-    """Gradients of a 784-128-10 network with softmax cross-entropy, on batches that are drawn anew each time."""
+    """Gradients of a 784-128-10 network with softmax cross-entropy, on a new random batch each time."""
 
     def __init__(self, batches: int) -> None:
         self._batches = batches

@@ -23,7 +23,7 @@ def affinity() -> tuple[str, int]:
 
 
 def cgroup_cpus(root: Path = CGROUP) -> float | None:
-    """How many processors' time the cgroup gives, version 2 or 1; None without a limit."""
+    """The cgroup's CPU limit in processors, version 2 or 1; None without a limit."""
     try:
         quota, period = (root / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
@@ -37,7 +37,7 @@ def cgroup_cpus(root: Path = CGROUP) -> float | None:
 
 
 def read_setting(name: str, root: Path = PROC_SYS) -> int | None:
-    """A kernel setting by its sysctl name; None where it is not to be read."""
+    """A kernel setting by its sysctl name; None if it cannot be read."""
     try:
         return int((root / name.replace(".", "/")).read_text())
     except (OSError, ValueError):
@@ -45,7 +45,7 @@ def read_setting(name: str, root: Path = PROC_SYS) -> int | None:
 
 
 def shmem_huge_pages(file: Path = HUGE_PAGES) -> str:
-    """Which mode shared memory's huge pages are in: "never", "advise", "always" and so on."""
+    """The mode of huge pages for shared memory: "never", "advise", "always" and so on."""
     try:
         return file.read_text().partition("[")[2].partition("]")[0] or "unknown"
     except OSError:
@@ -53,7 +53,7 @@ def shmem_huge_pages(file: Path = HUGE_PAGES) -> str:
 
 
 def shared_folder() -> tuple[int, int]:
-    """Bytes of /dev/shm, and those that are free; zeros where there is none."""
+    """Size and free bytes of /dev/shm; zeros if it does not exist."""
     try:
         found = os.statvfs("/dev/shm")
     except OSError:
@@ -80,7 +80,7 @@ def malloc() -> tuple[str, str, str]:
 
 
 def kernel_cache() -> tuple[str | None, int]:
-    """The folder in which numba keeps dps's compiled kernels, or would, and how many are there; numba is not loaded."""
+    """The folder for dps's compiled kernels, and how many it holds. Does not import numba."""
     source = Path(__file__).parent.parent / "kernels"
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     folders = [Path(chosen).expanduser()] if chosen else []

@@ -13,22 +13,22 @@ from dps.transport.limits import seconds
 Item = TypeVar("Item")
 
 PROBE_NBYTES = 16 << 20
-"""What the probe sends over a raw TCP socket, to see whether the machine is as fast as in the other rounds."""
+"""Bytes that the probe sends over a raw TCP socket, to check that the machine is as fast as in other rounds."""
 MOVED = 0.3
-"""How far a round's probe may lie from the median of all rounds."""
+"""How far a round's probe may differ from the median of all rounds."""
 
 
 @dataclass
 class Rounds:
-    """Samples (seconds) by round and by name of what was measured, and which rounds count."""
+    """Samples (seconds) by round and by name, and which rounds count."""
 
     probes: list[float] = field(default_factory=list)
     samples: list[dict[str, list[float]]] = field(default_factory=list)
     rates: list[dict[str, float]] = field(default_factory=list)
-    """Calls per second of the workers beside the measured one, where there are any."""
+    """Calls per second of the additional workers, if there are any."""
 
     def measure(self, probe: Callable[[], object], turns: Mapping[str, Turn], at_least_s: float) -> None:
-        """One more round. Blocks."""
+        """Measure one more round. Blocks."""
         self.probes.append(statistics.median(seconds(probe, at_least_s / 4)))
         samples: dict[str, list[float]] = {}
         rates: dict[str, float] = {}
@@ -50,7 +50,7 @@ class Rounds:
         return len(self.probes) - len(self.steady)
 
     def median_s(self, name: str) -> float:
-        """The median of the medians of the rounds that count."""
+        """The median, over the rounds that count, of each round's median."""
         return statistics.median(statistics.median(self.samples[i][name]) for i in self.steady)
 
     def p99_s(self, name: str) -> float:
@@ -59,13 +59,13 @@ class Rounds:
         return found[min(len(found) - 1, int(len(found) * 0.99))]
 
     def beside_per_s(self, name: str) -> float:
-        """Calls per second of the workers beside, median over the rounds that count."""
+        """Calls per second of the additional workers; the median over the rounds that count."""
         return statistics.median(self.rates[i][name] for i in self.steady)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What is called in a round; `begin` and `end` go around all of its calls. `end` gives the rate of those beside."""
+    """A function to call in a round. `begin` and `end` enclose its calls; `end` returns the others' rate."""
 
     call: Callable[[], object]
     begin: Callable[[], None] = lambda: None
@@ -73,12 +73,12 @@ class Turn:
 
 
 def rotated(items: Sequence[Item], by: int) -> list[Item]:
-    """The same items, beginning `by` places later: no item always comes first, or always after the same one."""
+    """The items rotated by `by` places, so that no item always comes first."""
     by %= max(len(items), 1)
     return [*items[by:], *items[:by]]
 
 
 def steady(probes: Sequence[float], moved: float = MOVED) -> list[int]:
-    """The rounds whose probe lies within `moved` of the median."""
+    """The rounds whose probe is within `moved` of the median."""
     middle = statistics.median(probes)
     return [i for i, probe in enumerate(probes) if abs(probe / middle - 1) <= moved]

@@ -21,16 +21,16 @@ from dps.transport.current import runtime
 from dps.update import Async, SyncReplicas
 
 TRANSPORTS = ("inproc", "ipc", "tcp", "socket")
-"""`socket` is tcp with shared memory off: what there is between two machines."""
+"""`socket` is tcp without shared memory, as between two machines."""
 SMALL = 1 << 16
-"""Bytes up to which a work is held against raw ZeroMQ messages."""
+"""Up to this number of bytes a work is compared with raw ZeroMQ messages."""
 BARRIER = 1 << 20
-"""Bytes up to which a synchronous step is held against a raw ZeroMQ barrier."""
+"""Up to this number of bytes a synchronous step is compared with a raw ZeroMQ barrier."""
 
 PATIENCE_S = 5.0
 """How long a task may take to end."""
 SHARED_LANE, SOCKET_LANE, LOCAL_LANE = "shared memory and datagrams", "sockets", "one process"
-"""The ways that messages and values take between a session and the ps."""
+"""The lanes of messages and values between a session and the ps."""
 
 Call = Callable[[], object]
 
@@ -66,7 +66,7 @@ class Setting:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one way."""
+        """Bytes in one direction."""
         return self.table.nbytes if self.kind == "sparse" else works.nbytes(self.size)
 
     @property
@@ -82,7 +82,7 @@ class Setting:
         return Loop(self.batches, self.steps)
 
     def moved(self, work: str) -> int:
-        """Bytes that a work moves, of a loop those of one step; both ways counted."""
+        """Bytes that a work transfers in both directions; for a loop, those of one step."""
         both_ways = self.kind == "loop" or work.removesuffix(IN_PLACE) in ("step", "sync")
         return self.nbytes * (2 if both_ways else 1)
 
@@ -106,7 +106,7 @@ class Setting:
         return {name: call for name, call in found.items() if name.startswith("sync") == (self.kind == "sync")}
 
     def lane(self, session: Session) -> str:
-        """The way that a session's messages and values take, as it has found it."""
+        """The lane that a session uses."""
         if self.transport == "inproc":
             return LOCAL_LANE
         return SHARED_LANE if all(peer.lane.on for peer in session._connection.peers.values()) else SOCKET_LANE
@@ -114,7 +114,7 @@ class Setting:
     # -- limits -----------------------------------------------------------------------------------------------
 
     def limits_of(self, work: str) -> list[str]:
-        """The names of the limits that a work is held against: the fastest of them counts."""
+        """The names of a work's limits; the fastest of them counts."""
         plain = work.removesuffix(IN_PLACE)
         both_ways = plain in ("step", "sync")
         if self.kind == "loop":
@@ -133,11 +133,11 @@ class Setting:
 
     @property
     def _wire(self) -> str:
-        """What plain ZeroMQ is measured over."""
+        """The transport with which plain ZeroMQ is measured."""
         return "tcp" if self.transport in ("tcp", "socket") else "ipc"
 
     def limit(self, name: str) -> contextlib.AbstractContextManager[Call]:
-        """A limit to measure, by its name."""
+        """The limit with this name, to be measured."""
         nbytes = self.nbytes
         if name.startswith("raw ZeroMQ barrier"):
             return limits.raw_barrier(nbytes, self.workers, self._wire)
@@ -160,7 +160,7 @@ class Setting:
 
     @contextlib.contextmanager
     def cluster(self) -> Iterator[Server]:
-        """The first worker's server in a new cluster; its chief and ps are threads on inproc, else processes."""
+        """The first worker's server in a new cluster. Its chief and ps are threads on inproc, else processes."""
         with contextlib.ExitStack() as stack:
             last = stack.enter_context(contextlib.ExitStack())  # the chief's farewell waits for its nodes to hear it
             target, bind = self._in_process(stack) if self.transport == "inproc" else self._processes(stack)
@@ -172,7 +172,7 @@ class Setting:
         name = f"inproc://dps-bench-{os.getpid()}-{runtime().random.getrandbits(48):x}"
         chief = Server(None, "chief", 0, bind=f"{name}-chief", ps=self.ps, workers=self.workers, owned=True)
         tasks = [Server(None, "ps", task, chief=chief.address, bind=f"{name}-{task}") for task in range(self.ps)]
-        for server in (*tasks, chief):  # the chief first: it would take a ps that stops for one that is lost
+        for server in (*tasks, chief):  # the chief first, because it would take a stopping ps for a lost one
             stack.callback(server.stop)
         return chief.address, f"{name}-worker"
 
@@ -188,7 +188,7 @@ class Setting:
 
 
 def loop(computing_ms: float, transport: str = "tcp", ps: int = 1, workers: int = 1) -> Setting:
-    """A training loop whose step computes for about so long on this machine, which is measured. Blocks for a moment."""
+    """A training loop whose step computes for about `computing_ms` on this machine. Measures it, and so blocks."""
     found = loop_of(computing_ms / 1e3)
     return Setting(
         "loop", transport, "mlp", ps=ps, workers=workers,
@@ -203,7 +203,7 @@ class Roles:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, flags: list[str]) -> str:
-        """One more task; its address."""
+        """Start a task; returns its address."""
         command = [sys.executable, "-m", "dps.role", "--log-level", "WARNING", *flags]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=config.environment())
         self.processes.append(process)
@@ -227,13 +227,13 @@ class Roles:
 
 
 def _raw_tcp(both_ways: bool) -> dict[str, int]:
-    """Names of the raw TCP limits, each with its size of buffers: which is the faster depends on the machine."""
+    """Names of the raw TCP limits, each with its buffer size. Which one is faster depends on the machine."""
     kind = "raw TCP there and back" if both_ways else "raw TCP"
     return {f"{kind}, buffers of {buffer >> 10} KB": buffer for buffer in limits.BUFFERS}
 
 
 def both(first: Call, second: Call) -> Call:
-    """One call, then another."""
+    """A function that makes one call, then another."""
 
     def call() -> None:
         first()
@@ -243,12 +243,12 @@ def both(first: Call, second: Call) -> Call:
 
 
 def kernel(optimizer: str, nbytes: int) -> Call:
-    """The update of `nbytes` of float32 in place, alone: what a ps cannot do without."""
+    """The update kernel alone, in place, on `nbytes` of float32: the least work of a ps."""
     import numpy as np
 
     from dps.ps.store.optimizers import Bound, initial_slots
 
-    # Arrays of a power of two right behind each other take 2.7 times as long; a ps has each in pages of its own.
+    # Adjacent arrays with a power-of-two size take 2.7 times as long; a ps has each in pages of its own.
     chosen, count, page = OPTIMIZERS[optimizer], nbytes // 4, 1 << 10
     values, gradient = np.zeros(count + page, np.float32)[:count], np.ones(count + page, np.float32)[:count]
     bound = Bound(chosen, np.float32)

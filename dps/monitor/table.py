@@ -13,7 +13,7 @@ HEAD = ("work", "form", "transport", "size", "optim", "MB", "vars", "per s", "GB
 
 
 def table(results: list[Row]) -> str:
-    """One line a figure. MB: what one call moves, both ways counted."""
+    """One line per figure. MB: what one call transfers in both directions."""
     rows = [
         FORM.format(
             r["work"], form(r), wire(r), r["size"], r["optimizer"], f"{r['nbytes'] / 1e6:.3f}", r["variables"],
@@ -28,23 +28,23 @@ def table(results: list[Row]) -> str:
 
 
 def form(row: Row) -> str:
-    """How values and gradients are held; of rows, whether their lists come again."""
+    """The form of values and gradients (copied or in place); for rows, whether their lists repeat."""
     return row.get("lists") or ("in place" if row.get("in_place") else "copied")
 
 
 def limit(row: Row) -> str:
-    """What a figure is held against."""
+    """The limit of a figure."""
     computing = row.get("computing_ms")
     return str(row["limit"]) + ("" if computing is None else f", {computing:g} ms a step")
 
 
 def wire(row: Row) -> str:
-    """The transport as it is chosen by `--transports`."""
+    """The transport, in the words of `--transports`."""
     return str(row["transport"]) if row.get("shared_memory", True) else "socket"
 
 
 def compared(results: list[Row], path: str) -> str:
-    """Rates now over those in a file of an earlier `--json`, for figures that are in both."""
+    """Ratios of the rates to those in an earlier `--json` file, for figures that are in both."""
     with open(path) as file:
         before = {_key(r): r for r in json.load(file)["results"]}
     lines = [f"against {path}: rate now / then"]
@@ -57,7 +57,7 @@ def compared(results: list[Row], path: str) -> str:
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    """What must be the same for two figures to be compared; older files say less: their row lists were repeated, and
+    """A key that is equal for comparable figures. Older files lack some fields: there row lists were repeated, and
     works in place did not read the values."""
     sparse = row["work"].startswith("sparse")
     return (

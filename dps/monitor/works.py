@@ -52,22 +52,22 @@ WORKS = ("pull", "push", "step", "sparse", "sync", "loop")
 OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(0.01), "adagrad": optim.Adagrad(0.01)}
 IN_PLACE = " in place"
 APPLIED = " applied"
-"""Ends the name of a push that also waits for the pass that applies it. A large push over a socket is answered before
-its pass (decision 19); elsewhere the difference is one small message each way."""
+"""Suffix of a push that also waits for the pass that applies it. A large push over a socket is answered before its pass
+(decision 19); elsewhere the difference is one small message each way."""
 REPEATED = " repeated"
-"""Ends the names of sparse works whose row lists come again, so that row numbers travel once (decision 14)."""
+"""Suffix of sparse works whose row lists repeat, so that row numbers are sent once (decision 14)."""
 FRESH_LISTS, REPEATED_LISTS = 48, 4
-"""How many row lists the sparse works use in turn. A session remembers 32 lists, so it knows none of 48 when it comes
-again."""
+"""How many row lists the sparse works use in turn. A session remembers 32 lists, so with 48 it has forgotten each list
+before it is used again."""
 NEVER = 1 << 60
-"""A version that no ps reaches: to ask for newer values is a message each way and no values."""
+"""A version that no ps reaches. A pull that asks for newer values takes one message each way and no values."""
 EXACT = 1_000_000
-"""Rows up to which Zipf weights are made one by one."""
+"""Up to this number of rows Zipf weights are computed one by one."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The sparse work: a table of `rows` x `dim` float32, of which `taken` distinct rows are moved at a time."""
+    """The sparse work: a table of `rows` x `dim` float32, of which `taken` distinct rows are transferred at a time."""
 
     rows: int = 1_000_000
     taken: int = 8192
@@ -75,7 +75,7 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """What is moved one way."""
+        """Bytes in one direction."""
         return self.taken * self.dim * 4
 
     def params(self, optimizer: str) -> dict[str, Any]:
@@ -88,9 +88,9 @@ class Table:
         return self._about(draw) if self.rows > EXACT else self._exactly(draw)
 
     def _exactly(self, draw: np.random.Generator) -> Any:
-        """Draws with replacement and keeps the first of equal rows, which is a draw without replacement."""
+        """Draw without replacement: draw with replacement and keep the first of equal rows."""
         reached = _zipf(self.rows)
-        if self.taken > self.rows // 2:  # the last rows would take very many draws
+        if self.taken > self.rows // 2:  # otherwise the last rows would take very many draws
             return draw.choice(self.rows, self.taken, replace=False, p=np.diff(reached, prepend=0) / reached[-1])
         drawn = first = np.empty(0, np.int64)
         while len(first) < self.taken:
@@ -101,7 +101,7 @@ class Table:
         return drawn[np.sort(first)[: self.taken]]
 
     def _about(self, draw: np.random.Generator) -> Any:
-        """The same for large tables, by the inverse of the continuous distribution: nothing of `rows` size is made."""
+        """The same for large tables, by the inverse of the continuous distribution, without arrays of size `rows`."""
         found = np.empty(0, np.int64)
         while len(found) < self.taken:
             ranks = (1 - draw.random(4 * self.taken) * (1 - self.rows**-0.1)) ** -10
@@ -109,8 +109,8 @@ class Table:
         return draw.permutation(found)[: self.taken]
 
     def calls(self, session: Session) -> dict[str, Callable[[], object]]:
-        """One lookup and one push, of other rows each time: with lists that the session does not remember, and with
-        few lists that it does."""
+        """One lookup and one push, of different rows each time: with lists that the session has forgotten, and with few
+        lists that it remembers."""
         lists = [self.drawn(seed) for seed in range(FRESH_LISTS)]
         values = np.ones((self.taken, self.dim), np.float32)
         found: dict[str, Callable[[], object]] = {}
@@ -128,7 +128,7 @@ def _zipf(rows: int) -> Any:
 
 
 def shapes(size: str) -> list[tuple[int, ...]]:
-    """The shapes of a size: a name of SIZES, or "COUNTxELEMENTS" as "1000x64". ConfigError for anything else."""
+    """The shapes of a size: a name of SIZES, or "COUNTxELEMENTS" such as "1000x64". ConfigError for anything else."""
     if size in SIZES:
         return SIZES[size]
     count, _, elements = size.partition("x")
@@ -138,7 +138,7 @@ def shapes(size: str) -> list[tuple[int, ...]]:
 
 
 def nbytes(size: str) -> int:
-    """Bytes of a size, one way."""
+    """Bytes of a size, in one direction."""
     return 4 * sum(math.prod(shape) for shape in shapes(size))
 
 
@@ -150,8 +150,8 @@ def params(size: str) -> dict[str, Any]:
 def dense(session: Session, size: str) -> dict[str, Callable[[], object]]:
     """One call of each dense work, by name. "sync" is a step, for sessions of a run in sync mode.
 
-    Copied: gradients lie in the caller's own arrays, values come in arrays that are the caller's. In place: gradients
-    lie where the ps reads them, values are read where it wrote them, every one of them.
+    Copied: gradients are in the caller's arrays, and values come in arrays that the caller owns. In place: gradients
+    are in memory that the ps reads, and every value is read in the ps's memory.
     """
     own = {name: np.ones(array.shape, np.float32) for name, array in params(size).items()}
     shared = session.gradients()
@@ -174,7 +174,7 @@ def dense(session: Session, size: str) -> dict[str, Callable[[], object]]:
 
     def push_applied() -> None:
         session.push(own)
-        session.pull(if_newer_than=latest())  # a ps takes messages in order: it answers this one after the pass
+        session.pull(if_newer_than=latest())  # a ps handles messages in order, so it answers this one after the pass
 
     return {
         "pull": session.pull, "pull" + IN_PLACE: view,
