@@ -1,8 +1,8 @@
 """Kernels that pack gradients and values into fewer bytes, and unpack them.
 
-All arrays are flat and C-contiguous; `a` and `out` are float32 or float64. No kernel looks at more than one element
-but for a block's largest, a count and a sum, all of which are the same in any order, so that the bits do not depend
-on the machine. Packed bytes are little-endian.
+All arrays are flat and C-contiguous; `a` and `out` are float32 or float64. Kernels work element by element, except for
+a block's largest, a count and a sum. These do not depend on the order, so the bits do not depend on the machine. Packed
+bytes are little-endian.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dps.kernels.jit import compiled
 Array: TypeAlias = npt.NDArray[Any]
 
 BLOCK = 1024
-"""Elements that share a scale. At 1,024 the scales are 0.4 % of the bytes, and one large number spoils few others."""
+"""Elements that share a scale. At 1,024 the scales are 0.4 % of the bytes, and a large number affects few others."""
 BINS = 2048
-"""Kinds of magnitude that `count_magnitudes` tells apart: the first eleven bits behind the sign."""
+"""Bins of magnitudes in `count_magnitudes`: the first eleven bits after the sign."""
 NOT_FINITE = {4: 2040, 8: 2047}
-"""By item size: the first bin of numbers that are infinite or NaN."""
+"""The first bin of infinite or NaN numbers, by item size."""
 
 
 # -- casts ----------------------------------------------------------------------------------------------------
@@ -29,8 +29,8 @@ NOT_FINITE = {4: 2040, 8: 2047}
 
 @compiled
 def to_float16(bits: Array, a: Array) -> None:
-    """The IEEE half of each number as uint16, rounded to nearest, ties to even; what is finite and too large becomes
-    65504. Float64 is rounded to float32 first.
+    """The IEEE half of each number as uint16, rounded to nearest, ties to even. Finite numbers that are too large
+    become 65504. Float64 is rounded to float32 first.
 
     Below 2**-14, where halves are evenly spaced, adding 0.5 makes the float32 adder round to just that spacing.
     """
@@ -54,7 +54,7 @@ def to_float16(bits: Array, a: Array) -> None:
 
 @compiled
 def from_float16(out: Array, bits: Array) -> None:
-    """The numbers that halves stand for, exactly."""
+    """The exact values of IEEE halves."""
     one = np.empty(1, np.float32)
     word = one.view(np.uint32)
     for i in range(bits.size):
@@ -72,7 +72,7 @@ def from_float16(out: Array, bits: Array) -> None:
 
 @compiled
 def to_bfloat16(bits: Array, a: Array) -> None:
-    """The upper half of each float32 as uint16, rounded to nearest, ties to even; what is finite stays finite."""
+    """The upper half of each float32 as uint16, rounded to nearest, ties to even. Finite numbers stay finite."""
     one = np.empty(1, np.float32)
     word = one.view(np.uint32)
     for i in range(a.size):
@@ -88,7 +88,7 @@ def to_bfloat16(bits: Array, a: Array) -> None:
 
 @compiled
 def from_bfloat16(out: Array, bits: Array) -> None:
-    """The numbers that upper halves stand for, exactly."""
+    """The exact values of upper halves."""
     one = np.empty(1, np.float32)
     word = one.view(np.uint32)
     for i in range(bits.size):
@@ -103,9 +103,9 @@ def from_bfloat16(out: Array, bits: Array) -> None:
 def quantise(q: Array, scales: Array, a: Array, words: Array, rest: bool) -> bool:
     """q = a / scale to nearest, from -127 to 127, with a scale for each BLOCK: its largest magnitude / 127.
 
-    With `rest`, `a` becomes what that leaves out: a - q * scale. `words` are the bits of `a`, as integers, among which
-    a largest is found sooner. False for numbers that are infinite or NaN; q, scales and a are of no use then. The
-    scales have the dtype of `a`.
+    With `rest`, `a` becomes the rounding error a - q * scale. `words` are the bits of `a` as integers, in which the
+    largest is found faster. Returns False if a number is infinite or NaN; q, scales and a are then invalid. The scales
+    have the dtype of `a`.
     """
     magic = a.dtype.type(6755399441055744.0 if a.itemsize == 8 else 12582912.0)  # adding it rounds to whole numbers
     top = a.dtype.type(127)
@@ -116,11 +116,11 @@ def quantise(q: Array, scales: Array, a: Array, words: Array, rest: bool) -> boo
         if scale * top - scale * top != 0:
             return False
         scales[b] = scale
-        divisor = scale if scale > 0 else a.dtype.type(1)  # all are 0, or too small to be told from it
+        divisor = scale if scale > 0 else a.dtype.type(1)  # all are 0, or too small to be distinguished from 0
         block, whole = a[stretch], q[stretch]
         for i in range(block.size):
             x = block[i] / divisor
-            x = top if x > top else x  # where a scale is so small that it is rounded much
+            x = top if x > top else x  # a very small scale has a large rounding error
             x = -top if x < -top else x
             x = (x + magic) - magic
             whole[i] = np.int8(np.int32(x))
@@ -159,7 +159,7 @@ def dequantise(out: Array, q: Array, scales: Array, first: int) -> None:
 
 @compiled
 def count_magnitudes(bins: Array, words: Array) -> None:
-    """How many of the numbers with these bits (uint32 or uint64) have each beginning of a magnitude."""
+    """Count the numbers with these bits (uint32 or uint64) in each bin of magnitudes."""
     shift = 20 if words.itemsize == 4 else 52
     for i in range(words.size):
         bins[(words[i] >> shift) & 0x7FF] += 1
@@ -167,7 +167,7 @@ def count_magnitudes(bins: Array, words: Array) -> None:
 
 @compiled
 def of_magnitude(words: Array, kind: int, count: int) -> Array:
-    """The magnitudes, as bits, of the `count` numbers whose bin this is."""
+    """The magnitudes, as bits, of the `count` numbers in bin `kind`."""
     shift = 20 if words.itemsize == 4 else 52
     mask = ~(words.dtype.type(1) << words.dtype.type(8 * words.itemsize - 1))
     found = np.empty(count, words.dtype)
@@ -181,9 +181,9 @@ def of_magnitude(words: Array, kind: int, count: int) -> Array:
 
 @compiled
 def take_largest(positions: Array, values: Array, a: Array, words: Array, least: Any, equal: int) -> None:
-    """Move the numbers above the magnitude `least`, and the first `equal` of just that, out of `a`: zeros remain.
+    """Move the numbers above the magnitude `least`, and the first `equal` ones equal to it, out of `a`; zeros remain.
 
-    `words` are the bits of `a`. Positions rise.
+    `words` are the bits of `a`. The positions are in rising order.
     """
     mask = ~(words.dtype.type(1) << words.dtype.type(8 * words.itemsize - 1))
     n = 0
@@ -202,7 +202,7 @@ def take_largest(positions: Array, values: Array, a: Array, words: Array, least:
 
 @compiled
 def take(values: Array, a: Array, positions: Array) -> None:
-    """Move the numbers at these positions out of `a`: zeros remain."""
+    """Move the numbers at these positions out of `a`; zeros remain."""
     for i in range(positions.size):
         values[i] = a[positions[i]]
         a[positions[i]] = 0
@@ -210,7 +210,7 @@ def take(values: Array, a: Array, positions: Array) -> None:
 
 @compiled
 def put(out: Array, positions: Array, values: Array) -> None:
-    """out = zeros, with these values at these positions, which were checked before."""
+    """out = zeros, with these values at these positions. The positions were checked before."""
     out[:] = 0
     for i in range(positions.size):
         out[positions[i]] = values[i]
@@ -227,7 +227,7 @@ def rise_below(positions: Array, size: int) -> bool:
 
 @compiled
 def _mixed(x: Any) -> Any:
-    """A 64-bit number mixed so that neighbours have nothing in common: the finaliser of SplitMix64.
+    """Mix the bits of a 64-bit number, so that neighbours get unrelated results: the finaliser of SplitMix64.
 
     Steele, Lea and Flood: Fast Splittable Pseudorandom Number Generators, 2014.
     """
@@ -238,10 +238,10 @@ def _mixed(x: Any) -> Any:
 
 @compiled
 def random_positions(key: int, n: int, k: int, start: int, stop: int) -> Array:
-    """Those of k random positions among n elements that lie from `start` to `stop`, less `start`; rising.
+    """Those of k random positions among n elements that are from `start` to `stop`, minus `start`; in rising order.
 
-    The n elements are cut into k even stretches, of which the first n mod k have one element more, and one element of
-    each is drawn: so each has about the same chance, none comes twice, and any range can be drawn by itself.
+    The n elements are divided into k even ranges, of which the first n mod k have one element more, and one element of
+    each is drawn. So each has about the same chance, none is drawn twice, and any range can be drawn separately.
     1 <= k <= n, 0 <= start <= stop <= n; `key` from 0 to below 2**63.
     """
     width, longer = n // k, n % k
@@ -264,5 +264,5 @@ def random_positions(key: int, n: int, k: int, start: int, stop: int) -> Array:
 
 
 def place_dtype(size: int) -> np.dtype[Any]:
-    """The dtype of positions within a part of so many elements, as they travel."""
+    """The wire dtype of positions within a part of `size` elements."""
     return np.dtype("<u4" if size <= 1 << 32 else "<u8")

@@ -8,12 +8,12 @@ the named rows in place and no others; `w` and `g` may be halves, as `dps.kernel
 
 Scalars are numpy scalars of the arrays' dtype: a Python float would turn float32 work into float64. Factors that
 lose digits in float32 (1 - beta, bias corrections, lr * weight_decay) are computed by the caller in double.
-Nothing is checked here, least of all sizes: `dps.ps.store.optimizers` does that. No kernel holds the GIL or runs
+Nothing is checked here, not even sizes: `dps.ps.store.optimizers` does that. No kernel holds the GIL or runs in
 parallel.
 
-Each dense kernel has two loops over one element rule, because LLVM does not vectorise a loop over two arrays that turn
-out to be the same. `dps.kernels.fused` has the passes for what is too large for the caches: into another buffer without
-reading it first, over several gradients, with a look for NaN.
+Each dense kernel has two loops over one element rule, because LLVM does not vectorise a loop over two arrays that may
+be the same. `dps.kernels.fused` has the passes for arrays that are too large for the caches: they write another buffer
+without reading it first, take several gradients, and check for NaN.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def rmsprop(
 ) -> None:  # fmt: skip
     """square and mean decay towards g**2 and g; velocity = mu * velocity + g / (sqrt(square - mean**2) + epsilon).
 
-    out = w - lr * velocity. `mean` is None when not centered, `velocity` when there is no momentum: numba compiles a
-    loop without them. `out` other than `w` costs a pass of its own. Source: torch.optim.RMSprop.
+    out = w - lr * velocity. `mean` is None if not centered, `velocity` if there is no momentum: numba compiles a loop
+    without them. If `out` is not `w`, an additional pass is needed. Source: torch.optim.RMSprop.
     """
     if not same(out, w):
         for i in range(w.size):
@@ -262,7 +262,7 @@ def ftrl_rows(
         prefetch(n, rows, i)
         prefetch(z, rows, i)
         r = rows[i]
-        if is_root:  # a loop of its own: one with powers does not become vectors
+        if is_root:  # a separate loop, because one with powers is not vectorised
             for j in range(w.shape[1]):
                 wij, gij = entry(w, r, j), entry(g, i, j)
                 wij, n[r, j], z[r, j] = ftrl_root_rule(wij, n[r, j], z[r, j], gij, lr, l1, twice_l2, beta)

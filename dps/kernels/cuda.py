@@ -1,8 +1,8 @@
 """CUDA kernels of a ps: the functions of `dps.kernels.cpu` with the same arguments, on GPU arrays.
 
-What they compute is said there. Every function starts kernels on `stream` (0: the default one), in order, and does not
-wait, but those that return a number or row numbers, which wait for it. Arrays are those of `dps.kernels.device`, in
-the scope of their GPU; no kernel uses atomic operations, so the same arrays give the same bits at every run.
+That module documents them. Every function starts kernels on `stream` (0: the default one), in order, and does not wait,
+except those that return a number or row numbers. Arrays are those of `dps.kernels.device`, in the scope of their GPU.
+No kernel uses atomic operations, so the same arrays give the same bits in every run.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def rmsprop(
     out: Array, w: Array, square: Array, mean: Array | None, velocity: Array | None, g: Array,
     lr: Scalar, decay: Scalar, one_minus_decay: Scalar, mu: Scalar, epsilon: Scalar, stream: Stream = 0,
 ) -> None:  # fmt: skip
-    """As `cpu.rmsprop`, in one pass: `mean` is None when not centered, `velocity` when there is no momentum."""
+    """As `cpu.rmsprop`, in one pass: `mean` is None if not centered, `velocity` if there is no momentum."""
     centered, moving = mean is not None, velocity is not None
-    mean, velocity = (mean if centered else square), (velocity if moving else square)  # not looked at
+    mean, velocity = (mean if centered else square), (velocity if moving else square)  # unused arguments
     launch_each(
         _rmsprop, w.size, stream, out, w, square, mean, velocity, g, lr, decay, one_minus_decay, mu, epsilon,
         centered, moving,

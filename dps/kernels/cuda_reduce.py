@@ -19,7 +19,7 @@ Array: TypeAlias = Any
 Stream: TypeAlias = Any
 
 CHUNK = 4096
-"""Elements that one block sums. Fixed, so that the order of a sum does not depend on the GPU."""
+"""Elements that one block sums. The number is fixed, so that the order of a sum does not depend on the GPU."""
 
 
 def all_finite(a: Array, stream: Stream = 0) -> bool:
@@ -31,7 +31,7 @@ def all_finite(a: Array, stream: Stream = 0) -> bool:
 def _not_finite(found: Array, a: Array) -> None:
     for i in range(cuda.grid(1), a.size, cuda.gridsize(1)):
         if not math.isfinite(a[i]):
-            found[0] = 1  # whoever comes first: all write the same
+            found[0] = 1  # all threads write the same value
 
 
 def rows_in_range(rows: Array, n: int, stream: Stream = 0) -> bool:
@@ -55,7 +55,7 @@ def _found(kernel: Any, n: int, stream: Stream, *arguments: Any) -> bool:
 
 
 def sum_of_squares(a: Array, stream: Stream = 0) -> float:
-    """The sum of a**2 in double: of each CHUNK by a tree, then of those sums likewise, until one is left."""
+    """The sum of a**2 in double: a tree sum of each CHUNK, then of these sums in the same way, until one is left."""
     threads, chunk = (4, 64) if simulated() else (256, CHUNK)
     kernel, n = _squares_kernel(threads, chunk, True), a.size
     while n:
@@ -70,7 +70,7 @@ def sum_of_squares(a: Array, stream: Stream = 0) -> float:
 
 @cache
 def _squares_kernel(threads: int, chunk: int, squared: bool) -> Any:
-    """sums[block] = the sum of one chunk of `a`, of its squares where `squared`."""
+    """sums[block] = the sum of one chunk of `a`, or of its squares if `squared`."""
 
     @gpu_kernel
     def sum_chunk(sums: Array, a: Array) -> None:

@@ -1,6 +1,6 @@
 """CUDA kernels for rows of tables: updates, reads, and sums of duplicate rows, as in `dps.kernels.cpu`.
 
-A thread takes an element of a row. Rows are unique, so no two threads write one element.
+Each thread handles one element of a row. Rows are unique, so no two threads write the same element.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def rmsprop_rows(
 ) -> None:  # fmt: skip
     """`rmsprop` on the named rows."""
     centered, moving = mean is not None, velocity is not None
-    mean, velocity = (mean if centered else square), (velocity if moving else square)  # not looked at
+    mean, velocity = (mean if centered else square), (velocity if moving else square)  # unused arguments
     launch_each(
         _rmsprop_rows, g.size, stream, w, square, mean, velocity, rows, g, lr, decay, one_minus_decay, mu, epsilon,
         centered, moving,
@@ -161,10 +161,10 @@ def _gather(table: Array, rows: Rows, out: Array) -> None:
 
 
 def sum_duplicate_rows(indices: Rows, values: Array, stream: Stream = 0) -> tuple[Rows, Array, Rows]:
-    """The distinct row numbers, rising; the sum of the values of each; how many times each occurred.
+    """The distinct row numbers, in rising order; the sum of the values of each; how many times each occurred.
 
-    The row numbers are sorted on the host: they are the small part, and a ps has them there. A thread then adds the
-    values of one element in the order in which they occur, so the sums have the bits that the CPU gives.
+    The row numbers are sorted on the host: they are small, and a ps has them there. Each thread then adds the values of
+    one element in the order in which they occur, so the sums have the same bits as on the CPU.
     """
     numbers = to_host(indices, stream=stream).astype(np.int64, copy=False)
     if rises(numbers):

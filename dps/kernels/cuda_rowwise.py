@@ -1,6 +1,6 @@
 """Adagrad with one accumulator per row, on CUDA: see `dps.kernels.rowwise`.
 
-A thread adds up a row, in the order that the CPU has; then a thread takes an element.
+First each thread adds up one row, in the same order as the CPU; then each thread updates one element.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def adagrad_rowwise_rows(
 @cache
 def _accumulate(dtype: str) -> tuple[Any, Any]:
     """The kernels that add the mean square of all rows, and of the named rows, to their accumulators."""
-    number, sums = from_dtype(np.dtype(dtype)), LINE // np.dtype(dtype).itemsize  # as many as a vector of the CPU has
+    number, sums = from_dtype(np.dtype(dtype)), LINE // np.dtype(dtype).itemsize  # as many as the lanes of a CPU vector
 
     @gpu_function
     def sum_of_row(g: Array, i: int) -> Scalar:

@@ -1,9 +1,9 @@
 """Each optimizer's update of one element, for CUDA kernels: the formulas and the rounding of `dps.kernels.cpu`.
 
-libNVVM joins a product and a sum into one operation with one rounding (fma), and numba has no option that forbids
-it: fastmath=False, its default, concerns other things. Products here are made by `mul`, which PTX calls mul.rn: with
-its rounding spelled out it is never joined. So a GPU gives the bits that the CPU gives, but for powers (only `ftrl`
-with another power than -0.5). What memory can bring takes longer than these operations, so they cost nothing.
+libNVVM fuses a product and a sum into one operation with one rounding (fma). numba has no option that forbids this:
+fastmath=False, its default, concerns other things. Products here use `mul`, which becomes mul.rn in PTX; with explicit
+rounding it is never fused. So a GPU gives the same bits as the CPU, except for powers (only `ftrl` with another power
+than -0.5). Memory access takes longer than these operations, so they cost nothing.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def adagrad(w: Scalar, a: Scalar, g: Scalar, lr: Scalar, epsilon: Scalar) -> tup
 
 @gpu_function
 def decayed(value: Scalar, g: Scalar, decay: Scalar, one_minus_decay: Scalar) -> Scalar:
-    """A running mean moved towards `g`."""
+    """The running mean after one update towards `g`."""
     return mul(decay, value) + mul(one_minus_decay, g)
 
 
 @gpu_function
 def centered(square: Scalar, mean: Scalar, zero: Scalar) -> Scalar:
-    """The variance. Rounding can take the difference below 0, where its root would be nan."""
+    """The variance. Rounding can make the difference negative, and its root would then be nan."""
     variance = square - mul(mean, mean)
     return zero if variance < zero else variance
 

@@ -1,6 +1,6 @@
 """Kernels that find the changes between two versions of the same numbers, as bits in flat unsigned arrays.
 
-Numbers are looked at in blocks of 64; of each block a mask of 64 bits says which have changed (bit 0 is the first).
+Numbers are compared in blocks of 64. A mask of 64 bits for each block says which have changed (bit 0 is the first).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BLOCK = 64
 
 @compiled
 def masks_of(masks: Array, before: Array, now: Array) -> int:
-    """Fill the mask of each block (uint64); how many numbers have changed."""
+    """Fill the mask of each block (uint64); returns how many numbers have changed."""
     changed = 0
     for b in range(masks.size):
         old, new = before[b * BLOCK : (b + 1) * BLOCK], now[b * BLOCK : (b + 1) * BLOCK]
@@ -38,19 +38,19 @@ def masks_of(masks: Array, before: Array, now: Array) -> int:
 
 @compiled
 def collect(values: Array, now: Array, masks: Array) -> None:
-    """The numbers that the masks name, in their order."""
+    """Copy the numbers that the masks mark to `values`, in order."""
     _move(values, now, masks, True)
 
 
 @compiled
 def patch(numbers: Array, masks: Array, values: Array) -> None:
-    """Put the numbers that the masks name, all of which are inside."""
+    """Write `values` to the numbers that the masks mark. All marked positions must be inside `numbers`."""
     _move(numbers, values, masks, False)
 
 
 @compiled
 def _move(to: Array, of: Array, masks: Array, together: bool) -> None:
-    """Numbers that the masks name: from where they lie in `of` one after the other into `to`, or the way back."""
+    """Copy marked numbers from their positions in `of` to consecutive ones in `to`, or back if not `together`."""
     n = 0
     for b in range(masks.size):
         if masks[b] != 0:

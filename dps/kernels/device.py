@@ -1,7 +1,7 @@
 """A GPU of this machine: whether it is usable, arrays in its memory, copies to and from them, kernel launches.
 
 Importing this imports numba.cuda; a ps or a worker without a GPU never does. With NUMBA_ENABLE_CUDASIM=1 in the
-environment numba's simulator takes the GPU's place: the same code, thousands of times slower, with bounds checked.
+environment numba's simulator replaces the GPU: the same code, thousands of times slower, with bounds checks.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ ADVICE = "try pip install 'dps[gpu]' and an NVIDIA driver, or NUMBA_ENABLE_CUDAS
 
 try:
     import numba.cuda
-except Exception as failure:  # it looks for CUDA's libraries, and raises errors of several kinds
+except Exception as failure:  # its search for CUDA's libraries raises errors of several kinds
     raise ConfigError(f"numba.cuda cannot be imported: {' '.join(str(failure).split())}; {ADVICE}") from failure
 
 cuda: Any = numba.cuda
-"""numba.cuda, whose parts have no types. The simulator wants it to bear this name in files with kernels."""
+"""numba.cuda, which has no type annotations. The simulator requires this name in files with kernels."""
 HAND_OVER_S = 1e-5
 """How long a thread of the simulator keeps the GIL while others wait; with Python's 5 ms a barrier takes 10 ms."""
 THREADS = 256
 MOST_BLOCKS = 4096
-"""Enough to fill the largest GPU some times over; threads of larger arrays take several elements."""
+"""Enough to fill the largest GPU several times. For larger arrays each thread handles several elements."""
 SIMULATED_THREADS = 4
-"""A thread of the simulator is a Python thread, and each launch makes them anew."""
+"""Few, because a thread of the simulator is a Python thread, and each launch makes new ones."""
 
 _one_launch = threading.Lock()
 
@@ -44,7 +44,7 @@ def simulated() -> bool:
 
 
 def is_available() -> str:
-    """ "" when this process can use a GPU, else why not, in one line. Does not raise."""
+    """ "" if this process can use a GPU, else the reason in one line. Does not raise."""
     if simulated():
         return ""
     try:
@@ -58,14 +58,14 @@ def is_available() -> str:
 
 
 def gpus() -> int:
-    """How many GPUs this process may use; 0 where there is none."""
+    """How many GPUs this process may use; 0 if there is none."""
     return 0 if is_available() else len(cuda.gpus)
 
 
 def device(index: int) -> AbstractContextManager[Any]:
-    """A scope in which arrays and kernels go to GPU `index`, for this thread.
+    """A scope in which this thread uses GPU `index` for arrays and kernels.
 
-    Raises ConfigError, which says what to try, where there is no such GPU.
+    Raises ConfigError, which says what to try, if there is no such GPU.
     """
     problem = is_available()
     if problem:
@@ -92,7 +92,7 @@ def describe(index: int) -> str:
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any) -> Any:
-    """An array on the GPU; its contents are undefined. Raises ConfigError when its memory does not suffice."""
+    """An array on the GPU with undefined contents. Raises ConfigError if the GPU has not enough memory."""
     try:
         return cuda.device_array(shape, dtype)
     except Exception as error:  # the class of CUDA's errors depends on the binding that numba uses
@@ -107,17 +107,17 @@ def empty(shape: int | tuple[int, ...], dtype: Any) -> Any:
 
 
 def pinned(shape: int | tuple[int, ...], dtype: Any) -> Any:
-    """An array on the host that a GPU reads and writes by itself, so that a copy is asynchronous; slow to make."""
+    """A host array in pinned memory, which a GPU can access directly, so copies are asynchronous; slow to make."""
     return cuda.pinned_array(shape, dtype)
 
 
 def new_stream() -> Any:
-    """A queue of copies and kernels on the active GPU; they are done in order, and nobody waits meanwhile."""
+    """A queue of copies and kernels on the active GPU; they run in order and asynchronously."""
     return cuda.stream()
 
 
 def to_device(array: Any, stream: Any = 0, out: Any = None) -> Any:
-    """A host array on the GPU: in `out`, of its shape and dtype, or in new memory. Asynchronous from pinned memory."""
+    """Copy a host array to the GPU: to `out`, or to new memory. Asynchronous from pinned memory."""
     out = empty(array.shape, array.dtype) if out is None else out
     if array.size:
         out.copy_to_device(np.ascontiguousarray(array).reshape(array.shape), stream=stream)
@@ -125,9 +125,9 @@ def to_device(array: Any, stream: Any = 0, out: Any = None) -> Any:
 
 
 def to_host(array: Any, out: Any = None, stream: Any = 0) -> Any:
-    """An array of the GPU on the host: in `out`, of its shape and dtype, or in new memory.
+    """Copy an array from the GPU to the host: to `out`, of its shape and dtype, or to new memory.
 
-    Blocks until all before it on `stream` is done; into pinned memory on a stream of one's own it does not block.
+    Blocks until all earlier work on `stream` is done; it does not block into pinned memory on a separate stream.
     """
     out = np.empty(array.shape, array.dtype) if out is None else out
     if array.size:
@@ -136,7 +136,7 @@ def to_host(array: Any, out: Any = None, stream: Any = 0) -> Any:
 
 
 def wait() -> None:
-    """Block until the active GPU has done all that it was given; raises the error of a kernel that failed."""
+    """Block until the active GPU has finished all its work. Raises the error of a failed kernel."""
     cuda.synchronize()
 
 
@@ -144,17 +144,17 @@ def wait() -> None:
 
 
 def gpu_kernel(function: Callable[..., None]) -> Any:
-    """`function` as a kernel for `launch`, compiled at its first launch with each combination of dtypes."""
+    """Make `function` a kernel for `launch`, compiled at its first launch with each combination of dtypes."""
     return cuda.jit(function)
 
 
 def gpu_function(function: Callable[..., Any]) -> Any:
-    """`function` for kernels and other such functions to call."""
+    """Make `function` callable from kernels and other such functions."""
     return cuda.jit(function, device=True)
 
 
 def launch_each(kernel: Any, n: int, stream: Any, *arguments: Any) -> None:
-    """Start a kernel whose threads share `n` elements in a grid-stride loop; nothing to start where `n` is 0."""
+    """Start a kernel whose threads share `n` elements in a grid-stride loop; does nothing if `n` is 0."""
     threads, most = (SIMULATED_THREADS, 2) if simulated() else (THREADS, MOST_BLOCKS)
     if n:
         launch(kernel, min(-(-n // threads), most), threads, stream, *arguments)
@@ -163,7 +163,7 @@ def launch_each(kernel: Any, n: int, stream: Any, *arguments: Any) -> None:
 def launch(kernel: Any, blocks: Any, threads: int, stream: Any, *arguments: Any, nbytes: int = 0) -> None:
     """Start a kernel with `nbytes` of dynamic shared memory on `stream` (0 or None: the default one). Does not wait.
 
-    The simulator runs it at once, one launch at a time in the process: two would mix up their blocks.
+    The simulator runs it at once, one launch at a time in the process, because two launches would mix up their blocks.
     """
     configured = blocks, threads, 0 if stream is None else stream, nbytes
     if simulated():

@@ -40,7 +40,7 @@ def put_entry(a: Array, i: int, j: int, x: Any) -> None:
 
 
 def address(context: Any, builder: Any, kind: Any, array: Any, index: Any, lane: Any, lanes: int = 0) -> Any:
-    """A pointer to a number of type `lane`, or to a vector of so many, that begins at an element."""
+    """A pointer to a number of type `lane`, or to a vector of `lanes` of them, that begins at an element."""
     memory = context.make_array(kind)(context, builder, array)
     wanted = ir.VectorType(lane, lanes) if lanes else lane
     return builder.bitcast(builder.gep(memory.data, [index]), wanted.as_pointer())

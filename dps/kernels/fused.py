@@ -1,10 +1,10 @@
 """One CPU pass that averages some gradients and updates the variable.
 
-As the kernels of `dps.kernels.cpu`, but for `gs`, a tuple of one to four gradients, and `n`, what their sum, taken in
-their order, is divided by: the bits of `add`, `add_divide` and then the update. With one gradient `n` is not looked at.
-Variables and gradients may be halves, as `dps.kernels.widening` has them; slots and scalars are float32 then, and so is
-all that is computed. `out` is `w` itself, which is then updated in place, or memory that does not overlap it, and is
-then written past the caches; `out` may begin anywhere.
+These are like the kernels of `dps.kernels.cpu`, but take `gs`, a tuple of one to four gradients, and `n`, the divisor
+of their sum. The result has the bits of `add`, `add_divide` and then the update, in the order of `gs`. With one
+gradient `n` is ignored. Variables and gradients may be halves, as `dps.kernels.widening` has them; slots, scalars and
+all arithmetic are then float32. `out` is `w` itself, which is updated in place, or memory that does not overlap it and
+is written past the caches; `out` may begin at any address.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Gradients: TypeAlias = tuple[Array, ...]
 Scalar: TypeAlias = "np.floating[Any]"
 
 MOST = 4
-"""Gradients of one pass."""
+"""The most gradients in one pass."""
 
 
 def mean_at(gs: Gradients, i: int, n: Scalar) -> Any:
@@ -68,7 +68,7 @@ def _load_mean(gs, i, n):  # type: ignore[no-untyped-def]
 
 
 def ask_all(gs: Gradients, i: int) -> None:
-    """Have elements i and on of all gradients brought."""
+    """Prefetch the elements from i on of all gradients."""
     raise NotImplementedError("numba compiles this")
 
 
@@ -100,14 +100,14 @@ def put(out: Array, i: int, value: Any, here: bool) -> None:
 
 @compiled
 def bounds(out: Array, here: bool) -> tuple[int, int]:
-    """Where the vectors begin and end; elements before and after are taken one by one, and `edge` counts them."""
+    """Where the vectors begin and end. The elements before and after are handled one by one; `edge` numbers them."""
     start, lanes = 0 if here else before_line(out), lanes_of(out)
     return start, start + (out.size - start) // lanes * lanes
 
 
 @compiled
 def edge(k: int, start: int, end: int) -> int:
-    """The k-th element that no vector has."""
+    """The index of the k-th element that is in no vector."""
     return k if k < start else end + (k - start)
 
 

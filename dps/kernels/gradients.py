@@ -111,7 +111,7 @@ def clip_by_value(out: Array, a: Array, low: Scalar, high: Scalar) -> None:
 
 @compiled
 def sum_of_squares(a: Array) -> float:
-    """The sum of a**2 in double, in one order: eight running sums, then those. 0 for no elements."""
+    """The sum of a**2 in double, in a fixed order: eight running sums, then their sum. 0 for no elements."""
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float64(0)
     whole = a.size // 8 * 8
     for i in range(0, whole, 8):
@@ -131,7 +131,7 @@ def sum_of_squares(a: Array) -> float:
 def clip_by_global_norm(outs: Sequence[Array], arrays: Sequence[Array], limit: float) -> float:
     """out = a * limit / max(norm, limit) for all arrays, where norm = sqrt(sum of all their squares). Returns norm.
 
-    The outs may be the arrays. All become NaN when the norm is infinite or NaN, so that no step is taken with them.
+    The outs may be the arrays. All become NaN if the norm is infinite or NaN, so that they are not applied.
     Source: Pascanu, Mikolov and Bengio 2013, as tf.clip_by_global_norm.
     """
     norm = math.sqrt(sum(sum_of_squares(a) for a in arrays))
@@ -141,5 +141,5 @@ def clip_by_global_norm(outs: Sequence[Array], arrays: Sequence[Array], limit: f
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """What gradients of this norm are multiplied by, for their norm to be at most `limit`."""
+    """The factor that reduces gradients of this norm to a norm of at most `limit`."""
     return limit / max(norm, limit) if math.isfinite(norm) else math.nan

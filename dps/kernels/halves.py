@@ -1,8 +1,8 @@
 """Converts whole arrays between float16 or bfloat16 and float32, and prepares them for kernels.
 
 All arrays are flat and C-contiguous: `bits` are float16 or bfloat16 as integers of two bytes, `a` and `out` float32.
-`dps.kernels.widening` says how numbers are rounded. (`dps.kernels.compress` keeps such numbers finite instead: there
-only the way is in halves.)
+`dps.kernels.widening` documents the rounding. (`dps.kernels.compress` keeps such numbers finite instead, because there
+halves are only the wire format.)
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ def _narrow(bits: Array, a: Array) -> None:
 
 
 def widen_float16(out: Array, bits: Array) -> None:
-    """The numbers that IEEE halves stand for."""
+    """The values of IEEE halves."""
     _widen(out, bits.view(np.int16))
 
 
 def narrow_float16(bits: Array, a: Array) -> None:
-    """The IEEE halves nearest to numbers."""
+    """The IEEE halves nearest to the numbers."""
     _narrow(bits.view(np.int16), a)
 
 
 def widen_bfloat16(out: Array, bits: Array) -> None:
-    """The numbers that upper halves of float32 stand for."""
+    """The values of upper halves of float32."""
     _widen(out, bits.view(np.uint16))
 
 
 def narrow_bfloat16(bits: Array, a: Array) -> None:
-    """The upper halves nearest to numbers."""
+    """The upper halves nearest to the numbers."""
     _narrow(bits.view(np.uint16), a)
 
 
@@ -68,18 +68,18 @@ NARROW: dict[str, Callable[[Array, Array], None]] = {"float16": narrow_float16, 
 
 @cache
 def given_as(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-    """As what kernels get halves of this dtype, and so know which they have; None for other dtypes."""
+    """The integer dtype in which kernels get halves of this dtype, by which they tell them apart; None for others."""
     return {"float16": np.dtype(np.int16), "bfloat16": np.dtype(np.uint16)}.get(dtype.name)
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Whether these are numbers of two bytes that are computed with in float32."""
+    """Whether a dtype has two bytes and is computed in float32."""
     return given_as(dtype) is not None
 
 
 def bits_in(a: Array) -> Array:
-    """Halves of any shape as kernels take them; a copy where these do not take their memory as it is, for they are
-    compiled for memory that is aligned and writable. An array of another dtype is returned as it is."""
+    """Halves of any shape in the form for kernels. Copied if not aligned or not writable, because kernels are compiled
+    for such memory. An array of another dtype is returned unchanged."""
     given = given_as(a.dtype)
     if given is None:
         return a
@@ -92,7 +92,7 @@ def all_finite(a: Array) -> bool:
 
 
 def widened(a: Array) -> Array:
-    """Halves of any shape as float32, in new memory; an array of another dtype is returned as it is."""
+    """Halves of any shape as float32, in new memory; an array of another dtype is returned unchanged."""
     if not is_half(a.dtype):
         return a
     out = np.empty(a.shape, np.float32)

@@ -1,8 +1,8 @@
 """Reads the headers of very many numpy arrays from memory, since asking each array costs 0.3 us in Python.
 
-An array begins as each object of CPython does, with how many references there are to it. What comes then is the struct
-`PyArrayObject_fields` of numpy's C API (https://numpy.org/doc/stable/reference/c-api/types-and-structures.html), which
-stays as it is, for extension modules are compiled against it. Where either is not as foreseen, nothing is read.
+An array begins, like each CPython object, with its reference count. Then comes the struct `PyArrayObject_fields` of
+numpy's C API (https://numpy.org/doc/stable/reference/c-api/types-and-structures.html), which does not change, because
+extension modules are compiled against it. If either is different from what this module expects, nothing is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Table: TypeAlias = npt.NDArray[np.int64]
 
 REFERENCES, DATA, FLAGS, WEAK, KIND, DTYPE, NDIM, SHAPE = range(8)
 DIMS = 5
-"""The last columns are the shape; arrays of more dimensions are like no others."""
+"""The last columns are the shape; arrays of more dimensions never match."""
 COLUMNS = SHAPE + DIMS
 _KIND = id(np.ndarray)
 PLAIN = 0x1 | 0x100
@@ -35,7 +35,7 @@ PLAIN = 0x1 | 0x100
 
 
 def are_like(arrays: Sequence[object], table: Table) -> bool:
-    """Whether these are arrays of dtypes and shapes as in a table, in their order, and are contiguous."""
+    """Whether the arrays are contiguous and have the dtypes and shapes of a table, in order."""
     if len(arrays) != len(table) or not readable():
         return False
     objects = np.fromiter(arrays, object, len(arrays))
@@ -43,8 +43,8 @@ def are_like(arrays: Sequence[object], table: Table) -> bool:
 
 
 def lay(arrays: Sequence[Array], out: Array) -> bool:
-    """Copy arrays one after the other to `out`, which is flat, contiguous, of their dtype and as long as they are
-    together; False where that cannot be done here. `arrays`: ndarrays of that dtype and nothing else."""
+    """Copy arrays one after the other to `out`, which is flat, contiguous, of their dtype and of their total length.
+    False if this is not possible here. `arrays` must be ndarrays of that dtype."""
     if not readable():
         return False
     objects = np.fromiter(arrays, object, len(arrays))
@@ -52,7 +52,7 @@ def lay(arrays: Sequence[Array], out: Array) -> bool:
 
 
 def described(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> Table:
-    """The table of arrays of these dtypes and shapes."""
+    """The table for arrays of these dtypes and shapes."""
     table = np.zeros((len(dtypes), COLUMNS), np.int64)
     table[:, KIND] = _KIND
     table[:, DTYPE] = [id(dtype) for dtype in dtypes]
@@ -63,30 +63,30 @@ def described(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]
 
 
 class Headers:
-    """What some arrays said of themselves when this was made, and whether they still say so."""
+    """Records the headers of some arrays, and checks later whether they are unchanged."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
-        """`arrays`: ndarrays and nothing else."""
+        """`arrays` must be ndarrays."""
         self._objects = np.fromiter(arrays, object, len(arrays))
         self._table = np.zeros((len(arrays), COLUMNS), np.int64)
         self.known = readable()
-        """Whether that is known at all."""
+        """Whether the headers can be read at all."""
         if self.known:
             _read(_place(self._objects), self._table, _KIND)
             self.known = bool((self._table[:, NDIM] <= DIMS).all())
 
     def referred(self, more: int) -> None:
-        """There are so many references more to each that do not count: in a tree that is kept."""
+        """Ignore `more` further references to each array: those of a tree that is kept."""
         self._table[:, REFERENCES] += more
 
     def unchanged(self) -> bool:
-        """Whether nobody but those who had them when this was made refers to one of them, weakly or not, and none was
-        made another: its shape, its dtype, whether it can be written to."""
+        """Whether none of the arrays has more references (also weak ones) than when this was made, and none has
+        changed: its shape, its dtype, whether it is writable."""
         return self.known and bool(_same(_place(self._objects), self._table, _KIND, True))
 
 
 def ready() -> None:
-    """Have all of this compiled, or loaded."""
+    """Compile or load all functions of this module."""
     arrays = [np.zeros(2, np.float32) for _ in range(2)]
     are_like(arrays, described([array.dtype for array in arrays], [array.shape for array in arrays]))
     Headers(arrays).unchanged()
@@ -108,13 +108,12 @@ def _word(typing: Any, place: Any) -> Any:
 
 
 HALF = 0xFFFFFFFF
-"""The lower 4 bytes of 8, on machines that have them first: what is an int in C, and from Python 3.12 on the number of
-references."""
+"""Mask of the lower 4 of 8 bytes, on little-endian machines: a C int, and from Python 3.12 on the reference count."""
 
 
 @functools.partial(compiled, nogil=False)
 def _read(objects: int, table: Table, kind: int) -> None:
-    """Fill a table with what the arrays say to which there are pointers at an address. `kind`: the type ndarray."""
+    """Fill a table with the headers of the arrays whose pointers are at an address. `kind`: the type ndarray."""
     for i in range(len(table)):
         array = _word(objects + 8 * i)
         table[i, REFERENCES] = _word(array) & HALF
@@ -133,7 +132,7 @@ def _read(objects: int, table: Table, kind: int) -> None:
 
 @functools.partial(compiled, nogil=False)
 def _same(objects: int, table: Table, kind: int, wholly: bool) -> bool:
-    """Whether the arrays say what is in a table, or if not `wholly`, have its dtypes and shapes and are plain."""
+    """Whether the arrays' headers equal a table or, if not `wholly`, have its dtypes and shapes and are plain."""
     found = np.zeros((1, COLUMNS), np.int64)
     for i in range(len(table)):
         found[0, SHAPE:] = 0
@@ -184,7 +183,7 @@ def _copy(typing: Any, out: Any, at: Any, place: Any, nbytes: Any) -> Any:
 
 @functools.cache
 def readable() -> bool:
-    """Whether arrays of this Python and this numpy can be read so: tried with some."""
+    """Whether array headers can be read in this Python and this numpy; tested with some arrays."""
     if object.__basicsize__ != 16 or sys.byteorder != "little" or sys.implementation.name != "cpython":
         return False
     sheet = np.zeros((6, 8), np.float32)

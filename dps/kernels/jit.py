@@ -18,9 +18,9 @@ F = TypeVar("F", bound=Callable[..., object])
 _kernels: list[Any] = []
 
 LIGHT = (0, 61) <= tuple(map(int, numba.__version__.split(".")[:2])) < (0, 69)
-"""Whether kernels are loaded with numba's runtime alone. numba's cache first makes ready all that a compiler needs, a
-quarter of a second for each process; what was compiled needs none of it, and numba does the same before it compiles.
-Only for versions with which this was tried: loaded code that lacks something ends the process."""
+"""Whether kernels are loaded with numba's runtime alone. numba's cache first initialises the compiler, which takes a
+quarter of a second for each process. Cached code does not need it, and numba initialises it before it compiles. Only
+for versions that were tested: cached code that lacks something crashes the process."""
 
 
 @functools.cache
@@ -37,11 +37,11 @@ def compiled(function: F, nogil: bool = True) -> F:
 
     - No fastmath: nothing is contracted or reassociated, so an element's bits do not depend on how its run was cut.
     - `error_model="numpy"`: x / 0 is inf or nan; numba's default check of each division stops vectorisation.
-    - `nogil`: other Python threads run meanwhile; False for what looks into objects of theirs.
+    - `nogil`: other Python threads run meanwhile; False for kernels that read Python objects.
 
-    Compiled versions hold until any kernel's source changes: kernels call each other across files, which numba's own
-    look at one file's time and size misses. They are kept in NUMBA_CACHE_DIR, else beside the source, else in the
-    user's cache folder; several processes may write at once. Where none can be written, each compiles for itself.
+    Compiled versions are valid until any kernel's source changes: kernels call each other across files, which numba's
+    own check of one file's time and size misses. They are stored in NUMBA_CACHE_DIR, else beside the source, else in
+    the user's cache folder; several processes may write at once. If none is writable, each process compiles.
 
     With Intel's SVML installed beside numba, powers (only `ftrl` with another power than -0.5) may round differently
     at the ends of a run; NUMBA_DISABLE_INTEL_SVML=1 in the environment turns that off.
@@ -55,14 +55,14 @@ def compiled(function: F, nogil: bool = True) -> F:
     kept: Any = getattr(cache, "_cache_file", None)
     if hasattr(kept, "_source_stamp"):
         kept._source_stamp = sources()
-    if LIGHT and hasattr(cache, "_load_overload"):  # numba's stand-in for no cache has none
+    if LIGHT and hasattr(cache, "_load_overload"):  # numba's object for "no cache" lacks it
         cache.load_overload = functools.partial(_load, cache)
     _kernels.append(made)
     return cast(F, made)
 
 
 def _load(cache: Any, signature: Any, context: Any) -> Any:
-    """A version from the cache, or None; numba's `load_overload` but for what a compiler needs."""
+    """A version from the cache, or None; like numba's `load_overload`, without initialising the compiler."""
     rtsys.initialize(context)
     with cache._guard_against_spurious_io_errors():
         return cache._load_overload(signature, context)
@@ -70,7 +70,7 @@ def _load(cache: Any, signature: Any, context: Any) -> Any:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Versions of kernels that this process has: all, those that came from the cache, and the cache's folders."""
+    """Kernel versions in this process: their number, how many came from the cache, and the cache's folders."""
 
     versions: int
     from_cache: int
@@ -78,7 +78,7 @@ class Compiled:
 
 
 def compiled_here() -> Compiled:
-    """What has been compiled or loaded in this process until now."""
+    """The kernels that were compiled or loaded in this process until now."""
     hits = sum(sum(kernel.stats.cache_hits.values()) for kernel in _kernels)
     folders = {kernel.stats.cache_path for kernel in _kernels} - {None}
     return Compiled(sum(len(kernel.signatures) for kernel in _kernels), hits, tuple(sorted(folders)))

@@ -12,7 +12,7 @@ from dps.kernels.device import gpu_function
 from dps.kernels.layers_cpu import ACTIVATIONS
 
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
-"""What a kernel is told: a number, the same for a whole launch, so that choosing costs nothing."""
+"""The number of each activation for kernels. It is the same for a whole launch, so the branch costs nothing."""
 _RELU, _TANH, _SIGMOID = CODES["relu"], CODES["tanh"], CODES["sigmoid"]
 
 
@@ -20,7 +20,7 @@ _RELU, _TANH, _SIGMOID = CODES["relu"], CODES["tanh"], CODES["sigmoid"]
 def activations(dtype: str) -> tuple[Any, Any]:
     """`activated(z, code)` and `derived(dout, out, code)` = dout * activation'(z), where out = activation(z).
 
-    NaN comes out as NaN. A Python number would turn float32 work into float64, hence the constants.
+    NaN gives NaN. The constants exist because a Python number would turn float32 work into float64.
     """
     zero, one = np.dtype(dtype).type(0), np.dtype(dtype).type(1)
 
@@ -31,7 +31,7 @@ def activations(dtype: str) -> tuple[Any, Any]:
         if code == _TANH:
             return math.tanh(z)
         if code == _SIGMOID:
-            shrunk = math.exp(-abs(z))  # at most 1: nothing overflows
+            shrunk = math.exp(-abs(z))  # at most 1, so nothing overflows
             return shrunk / (one + shrunk) if z < zero else one / (one + shrunk)
         return z
 

@@ -1,8 +1,8 @@
 """The layers' arithmetic on CPU, with numpy and its BLAS. `dps.kernels.layers_cuda` has the same functions.
 
-Arrays in, arrays out. All are C-contiguous and of one dtype, float32 or float64; row numbers and labels are int64.
-The first arguments are written, the others are read, and what is written overlaps nothing else. Nothing is checked
-here: `dps.layers` does that, labels and row numbers included. `stream` is there for the twin and ignored.
+All arrays are C-contiguous and of one dtype, float32 or float64; row numbers and labels are int64. The first arguments
+are written, the others are read, and written arrays overlap no others. Nothing is checked here: `dps.layers` does that,
+also for labels and row numbers. `stream` is ignored; it exists because `layers_cuda` has it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Rows: TypeAlias = npt.NDArray[np.int64]
 
 ACTIVATIONS = ("identity", "relu", "tanh", "sigmoid")
-"""What a dense layer may end with. The derivative of each follows from its result alone."""
+"""The activations of a dense layer. The derivative of each can be computed from its result alone."""
 
 
 def matmul_nn(out: Array, a: Array, b: Array, stream: Any = None) -> None:
@@ -53,7 +53,7 @@ def dense_backward(
     dx: Array | None, dw: Array, db: Array, dout: Array, out: Array, x: Array, w: Array, activation: str,
     stream: Any = None,
 ) -> None:  # fmt: skip
-    """The gradients of `dense_forward` by x, w and b, from `dout`, that by its result `out`.
+    """The gradients of `dense_forward` by x, w and b, from `dout`, the gradient by its result `out`.
 
     dz = dout * activation'(out); db = sum of dz over the batch; dw = x.T @ dz; dx = dz @ w.T, left out when dx is
     None. `dout` is overwritten with dz.
@@ -73,7 +73,7 @@ def dense_backward(
 def softmax_cross_entropy(loss: Array, dscores: Array, scores: Array, labels: Rows, stream: Any = None) -> None:
     """loss[i] = log(sum(exp(scores[i]))) - scores[i, labels[i]], and the gradient of the mean of `loss` by `scores`.
 
-    Shapes (batch,), (batch, classes), (batch, classes), (batch,). The largest score of a row is taken off first, so
+    Shapes (batch,), (batch, classes), (batch, classes), (batch,). The largest score of a row is subtracted first, so
     that nothing overflows.
     """
     right = np.arange(len(labels)), labels
@@ -89,7 +89,7 @@ def softmax_cross_entropy(loss: Array, dscores: Array, scores: Array, labels: Ro
 
 def embedding_gather(out: Array, table: Array, rows: Rows, stream: Any = None) -> None:
     """out[i] = table[rows[i]], with shapes (n, dim), (rows, dim), (n,)."""
-    np.take(table, rows, axis=0, out=out, mode="clip")  # in range already; "raise" would go through a copy of `out`
+    np.take(table, rows, axis=0, out=out, mode="clip")  # in range already; mode "raise" would copy `out`
 
 
 def embedding_scatter_add(
@@ -98,7 +98,7 @@ def embedding_scatter_add(
     """dtable[rows[s]] += the sum of dout[order[i]] for i from starts[s] up to starts[s + 1].
 
     `dps.kernels.layers_rows.row_order` makes `rows`, `order` and `starts` from the row numbers of a gather; `rows` are
-    distinct, or have nothing to add. The sums are made in one order at every run. Shapes (rows, dim), (d,), (n,),
+    distinct, or have nothing to add. The order of the sums is the same in every run. Shapes (rows, dim), (d,), (n,),
     (d + 1,), (n, dim).
     """
     named = starts[:-1] < starts[1:]

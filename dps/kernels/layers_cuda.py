@@ -1,7 +1,7 @@
 """The layers' arithmetic on CUDA. `dps.kernels.layers_cpu` has the same functions and documents them.
 
-Arrays are those of `dps.kernels.device`. Every call starts its kernels on `stream`, in order, and does not
-wait; None is the default stream. Sums are made in one order at every run: there are no atomic operations.
+Arrays are those of `dps.kernels.device`. Every call starts its kernels on `stream`, in order, and does not wait; None
+is the default stream. The order of sums is the same in every run, because there are no atomic operations.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _columns(total: Array, dout: Array, out: Array, activation: int, stream: Any
 def _column_kernel(columns: int, lanes: int, dtype: str) -> Any:
     """dout *= activation'(out); total = the sum of each column of `dout`.
 
-    A block has `columns` columns and walks down their rows, `lanes` at a time. 8 columns of float32 are the 32 bytes
-    that memory gives at once; so few, because a layer has few columns and many blocks are wanted.
+    A block has `columns` columns and processes their rows, `lanes` at a time. 8 columns of float32 are the 32 bytes of
+    one memory access. There are so few because a layer has few columns, and many blocks are needed.
     """
     kind, zero = numba.from_dtype(np.dtype(dtype)), np.dtype(dtype).type(0)
     _, derived = activations(dtype)
@@ -156,7 +156,7 @@ def _softmax_kernel(threads: int, dtype: str) -> Any:
 
 
 def _in_block(threads: int, largest: bool) -> Any:
-    """The sum, or the largest, of one value of each thread of a block, in halves: the same for every thread."""
+    """The sum, or the maximum, of one value of each thread of a block, by halving; every thread gets the result."""
 
     @gpu_function
     def reduced(shared: Array, value: Any, thread: int) -> Any:
@@ -226,8 +226,8 @@ def embedding_scatter_add(
 ) -> None:
     """dtable[rows[s]] += the sum of dout[order[i]] for i from starts[s] up to starts[s + 1]; `rows` are distinct.
 
-    Shapes (rows, dim), (d,), (n,), (d + 1,), (n, dim). A thread for each element of each distinct row adds its values
-    one after the other: nothing is added twice at once, and the sum has one order.
+    Shapes (rows, dim), (d,), (n,), (d + 1,), (n, dim). One thread for each element of each distinct row adds its values
+    one after the other, so there are no races, and the order of the sum is fixed.
     """
     _each(_scatter_add, rows.size * dtable.shape[1], stream, dtable, rows, order, starts, dout)
 
@@ -257,7 +257,7 @@ def _zero(out: Array) -> None:
 
 
 def _each(kernel: Any, size: int, stream: Any, *arguments: Any) -> None:
-    """Start a kernel of one thread an element."""
+    """Start a kernel with one thread per element."""
     threads = 8 if simulated() else 256
     if size:
         launch(kernel, -(-size // threads), threads, stream, *arguments)

@@ -1,8 +1,7 @@
 """The matrix product of the layers on CUDA: double-buffered tiles in shared memory, fused bias and activation.
 
-`product` is the one function behind which an implementation is chosen; the tiled kernel here is the only one so far.
-One with cuBLASDx (nvmath-python's device API) would be a second `Product` there, for the dtypes and sizes that it is
-good at.
+`product` chooses the implementation; the tiled kernel here is the only one so far. One with cuBLASDx (nvmath-python's
+device API) would be a second `Product`, for the dtypes and sizes for which it is faster.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from dps.kernels.layers_activation import activations
 
 
 class Product(Protocol):
-    """out = activation(left @ right + bias), without a bias where it is None: starts it on `stream`, does not wait."""
+    """Starts out = activation(left @ right + bias) on `stream`, without a bias if it is None. Does not wait."""
 
     def __call__(self, out: Any, left: Any, right: Any, bias: Any, activation: int, stream: Any) -> None: ...
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How `out` is cut: a block makes (rows, cols) of it, `depth` of the inner dimension at a time.
+    """The tiling of `out`: a block computes (rows, cols) of it, `depth` of the inner dimension at a time.
 
-    A thread makes thread_rows x thread_cols values and keeps their sums in registers. It loads the same share of each
-    tile as every other thread, so the number of threads divides rows * depth and cols * depth.
+    A thread computes thread_rows x thread_cols values and keeps their sums in registers. All threads load equal shares
+    of each tile, so the number of threads divides rows * depth and cols * depth.
     """
 
     rows: int
@@ -49,24 +48,25 @@ class Tile:
 
 
 def padding(depth: int) -> int:
-    """Values after each row of a tile: with these, a warp that writes by depth does not meet in one bank."""
+    """Padding values after each row of a tile, so that a warp that writes by depth has no bank conflicts."""
     return max(32 // depth, 1)
 
 
 LARGE = Tile(rows=128, cols=128, depth=8, thread_rows=8, thread_cols=8)
 SMALL = Tile(rows=32, cols=32, depth=16, thread_rows=4, thread_cols=2)
 TINY = Tile(rows=8, cols=6, depth=4, thread_rows=4, thread_cols=3)
-"""For the simulator, where a thread is a Python thread: four of them, and no two sides alike."""
+"""For the simulator, where a thread is a Python thread: four threads, and all sides different."""
 TINY_WIDE = Tile(rows=8, cols=64, depth=4, thread_rows=8, thread_cols=16)
-"""For the simulator too, where there is more to do: fewer blocks and barriers."""
+"""For larger products in the simulator: fewer blocks and barriers."""
 ENOUGH_BLOCKS = 128
-"""Large tiles only where they make about as many blocks as a large GPU has multiprocessors."""
+"""Large tiles are used only if they give at least about as many blocks as a large GPU has multiprocessors."""
 
 
 def product(layout: str, out: Any, inner: int) -> Product:
     """The implementation for `out` (m, n) and an inner dimension of `inner`.
 
-    `layout` says how the operands lie: "nn" is (m, k) and (k, n), "nt" is (m, k) and (n, k), "tn" is (k, m) and (k, n).
+    `layout` gives the operands' shapes: "nn" is (m, k) and (k, n), "nt" is (m, k) and (n, k), "tn" is (k, m) and (k,
+    n).
     """
     m, n = out.shape
     if simulated():
@@ -96,12 +96,12 @@ def tiled(layout: str, tile: Tile, dtype: str) -> Product:
 
 
 def _kernel(tile: Tile, left_by_depth: bool, right_by_depth: bool, with_bias: bool, dtype: str) -> Any:
-    """The kernel. An operand lies "by depth" when neighbours in memory differ in the inner dimension.
+    """The kernel. An operand is stored "by depth" if neighbours in memory differ in the inner dimension.
 
-    Both tiles are kept as [stage][depth][outer], so that in the inner loop the threads of a warp read neighbours, or
-    all the same. While one stage is multiplied, the next is on its way from global memory to registers; it is then
-    written to the other stage, and one barrier a turn is enough. Shared memory is asked for at the launch ("dynamic"):
-    the simulator's other kind is made by whichever thread comes first, now and then by two of them.
+    Both tiles are stored as [stage][depth][outer], so that in the inner loop the threads of a warp read neighbouring
+    values, or all the same value. While one stage is multiplied, the next is loaded from global memory to registers and
+    then written to the other stage, so one barrier per iteration is enough. Shared memory is allocated at the launch
+    ("dynamic"), because in the simulator two threads sometimes both allocate the other kind.
     """
     rows, cols, depth, thread_rows, thread_cols = tile.rows, tile.cols, tile.depth, tile.thread_rows, tile.thread_cols
     down, across = rows // thread_rows, cols // thread_cols
@@ -159,9 +159,9 @@ def _kernel(tile: Tile, left_by_depth: bool, right_by_depth: bool, with_bias: bo
 
 
 def _loader(outer: int, depth: int, threads: int, by_depth: bool, zero: Any) -> tuple[Any, Any]:
-    """How a block brings one tile of (depth, outer): `fetch` to registers, `keep` from there to shared memory.
+    """Functions that load one tile of (depth, outer): `fetch` to registers, `keep` from there to shared memory.
 
-    Neighbouring threads read neighbours in memory. What lies beyond the matrix is 0.
+    Neighbouring threads read neighbouring values. Values outside the matrix are 0.
     """
     loads, pitch = outer * depth // threads, outer + padding(depth)
 
@@ -189,10 +189,10 @@ def _loader(outer: int, depth: int, threads: int, by_depth: bool, zero: Any) -> 
 
 
 def _multiplier(tile: Tile, kind: Any) -> Any:
-    """sums += left.T @ right for one stage. Each operand is read from shared memory once a depth.
+    """sums += left.T @ right for one stage. Each operand is read from shared memory once per depth.
 
-    A thread's rows and columns are strided, so that what a warp reads lies side by side. `left` and `right` are where
-    the thread's first row and column lie in `tiles`.
+    A thread's rows and columns are strided, so that a warp reads adjacent values. `left` and `right` are the positions
+    of the thread's first row and column in `tiles`.
     """
     depth, thread_rows, thread_cols = tile.depth, tile.thread_rows, tile.thread_cols
     down, across = tile.rows // thread_rows, tile.cols // thread_cols
@@ -213,7 +213,7 @@ def _multiplier(tile: Tile, kind: Any) -> Any:
 
 
 def _bias_adder(tile: Tile, with_bias: bool) -> Any:
-    """sums += bias for a thread's columns from `first` on; or nothing, and then `bias` is any array."""
+    """sums += bias for a thread's columns from `first` on; without a bias it does nothing, and `bias` is any array."""
     thread_rows, thread_cols = tile.thread_rows, tile.thread_cols
     across = tile.cols // thread_cols
 

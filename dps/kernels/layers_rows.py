@@ -8,7 +8,7 @@ from dps.kernels.layers_cpu import Rows
 
 
 def row_order(rows: Rows) -> tuple[Rows, Rows, Rows]:
-    """The distinct row numbers, rising; the positions of each, in order of occurrence; where each one's begin.
+    """The distinct row numbers, sorted; the positions of each in order of occurrence; where these positions begin.
 
     Shapes (d,), (n,), (d + 1,), int64. The positions of distinct[s] are order[starts[s]:starts[s + 1]].
     """

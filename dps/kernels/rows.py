@@ -1,7 +1,7 @@
 """CPU kernels for row numbers and rows: check bounds, read rows, and add up duplicate rows.
 
-Tables and values are C-contiguous of shape (rows, dim), row numbers int64 of shape (n,). A ps copies row numbers
-that lie in shared memory before it checks them, or a peer could change them after the check.
+Tables and values are C-contiguous of shape (rows, dim), row numbers int64 of shape (n,). A ps copies row numbers from
+shared memory before it checks them, because a peer could change them after the check.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST = 1024  # bytes of a row to ask for; the processor's own prefetcher takes a
 
 @intrinsic
 def _prefetch_line(context: Any, address: Any) -> Any:
-    """Asks for the cache line at an address and does not wait; any address is harmless."""
+    """Prefetch the cache line at an address, without waiting; any address is harmless."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -41,7 +41,7 @@ def _prefetch_line(context: Any, address: Any) -> Any:
 
 @compiled
 def prefetch(table: Array, rows: Rows, i: int) -> None:
-    """Asks for the row that a loop over `rows`, now at i, comes to AHEAD rows later: 1.3 to 1.6 times the speed."""
+    """Prefetch the row that a loop over `rows`, now at i, reaches AHEAD rows later: 1.3 to 1.6 times as fast."""
     if i + AHEAD < rows.size:
         nbytes = table.shape[1] * table.itemsize
         start = int(np.int64(table.ctypes.data)) + rows[i + AHEAD] * nbytes
@@ -69,10 +69,11 @@ def gather(table: Array, rows: Rows, out: Array) -> None:
 
 
 def sum_duplicate_rows(indices: Rows, values: Array) -> tuple[Rows, Array, Rows]:
-    """The distinct row numbers, rising; the sum of the values of each; how many times each occurred.
+    """The distinct row numbers, in rising order; the sum of the values of each; how many times each occurred.
 
-    values[i] belongs to indices[i], shape (n, dim). A row's values are added in the order in which they occur, so
-    the sums do not depend on anything else. What comes back may be the arguments themselves, when they rise already.
+    values[i] belongs to indices[i], shape (n, dim). A row's values are added in the order in which they occur, so the
+    sums do not depend on anything else. If the row numbers are sorted and unique, the arguments themselves are
+    returned.
     """
     indices = indices.astype(np.int64, copy=False)
     if rises(indices):

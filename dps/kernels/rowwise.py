@@ -1,8 +1,8 @@
 """Adagrad with one accumulator per row, on CPU: a table of (rows, dim) has `rows` accumulators.
 
-As the kernels of `dps.kernels.cpu`, but for the accumulator of shape (rows,); dense arrays, too, are of shape
-(rows, dim). Variables and gradients may be halves; the rest is float32 then. `dps.kernels.cuda_rowwise` has the same
-for CUDA, with the same bits, but for halves.
+These are like the kernels of `dps.kernels.cpu`, but with an accumulator of shape (rows,), and also dense arrays have
+shape (rows, dim). Variables and gradients may be halves; the rest is then float32. `dps.kernels.cuda_rowwise` is the
+CUDA version, with the same bits, but without halves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def adagrad_rowwise(
     """row_accumulator += mean of g**2 over the row; out = w - lr * g / (sqrt(row_accumulator) + epsilon).
 
     `dim` is the length of a row as a number of the arrays' dtype. Squares are added in as many running sums as a vector
-    has lanes, element j in number j % lanes; those by halves; then what is left of the row, one by one.
+    has lanes, element j in sum j % lanes; then these sums are added by halving; then the rest of the row, one by one.
     Source: Naumov et al. 2019 (DLRM).
     """
     n, lanes = w.shape[1], lanes_of(w)
@@ -57,7 +57,7 @@ def adagrad_rowwise(
 def adagrad_rowwise_rows(
     w: Array, row_accumulator: Array, rows: Rows, g: Array, lr: Scalar, epsilon: Scalar, dim: Scalar
 ) -> None:
-    """`adagrad_rowwise` on the named rows. Its own text: functions with arrays as arguments made it twice as slow."""
+    """`adagrad_rowwise` on the named rows. Shares no code, because functions with array arguments were half as fast."""
     n, lanes = w.shape[1], lanes_of(w)
     whole = n // lanes * lanes
     flat_w, flat_g = w.reshape(w.size), g.reshape(g.size)

@@ -1,6 +1,6 @@
 """Each optimizer's update of one element, or of a vector, on CPU. Scalars have the dtype of the elements.
 
-`dps.kernels.cuda_rules` has the same for CUDA.
+`dps.kernels.cuda_rules` has the same rules for CUDA.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def rmsprop_rule(
     if centered:
         m = decay * m + one_minus_decay * g
         difference, zero = s - m * m, epsilon - epsilon
-        variance = above(zero, difference, zero, difference)  # rounding can take it below 0, where the root is nan
+        variance = above(zero, difference, zero, difference)  # rounding can make it negative; its root would be nan
     u = g / (math.sqrt(variance) + epsilon)
     if moving:
         v = mu * v + u
@@ -68,7 +68,7 @@ def ftrl_rule(
     w: Scalar, n: Scalar, z: Scalar, g: Scalar,
     lr: Scalar, power: Scalar, l1: Scalar, twice_l2: Scalar, beta: Scalar,
 ) -> tuple[Scalar, Scalar, Scalar]:  # fmt: skip
-    """For numbers alone: there are no powers of vectors."""
+    """For scalars only, because vectors have no powers."""
     after = n + g * g
     was, now = n**power, after**power
     w, z = _ftrl(w, z, g, was, now, lr, l1, twice_l2, beta)

@@ -1,11 +1,11 @@
 """Vectors of one cache line as a numba type, for kernels that control how memory is written.
 
-Numbers of two bytes are float32 in registers, so half a line of them makes a vector: `dps.kernels.widening`.
+Halves are float32 in registers, so half a line of them makes a vector: `dps.kernels.widening`. Arithmetic is
 
-Arithmetic is elementwise, each operation rounded as that on scalars is, so a rule of `dps.kernels.rules` gives the same
-bits for vectors as for numbers. LLVM makes of a vector what the processor has: one AVX-512 register, two of AVX2, four
-of SSE or NEON. `stream` stores past the caches (non-temporal): a line that is written whole is not read first, and what
-is in the caches stays there. A kernel that streams ends with `fence`, or other threads might see its index before it.
+elementwise, and each operation is rounded as on scalars, so a rule of `dps.kernels.rules` gives the same bits for
+vectors as for numbers. LLVM maps a vector to the processor's registers: one of AVX-512, two of AVX2, four of SSE or
+NEON. `stream` stores past the caches (non-temporal): a line that is written whole is not read first, and the caches
+keep their contents. A kernel that streams ends with `fence`; otherwise other threads might see a later store first.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _declared: Any = cgutils.get_or_insert_function
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """numba's, which supplies the first argument of what it decorates; mypy cannot know."""
+    """numba's decorator. It supplies the first argument of the decorated function, which mypy cannot know."""
     return extending.intrinsic(function)
 
 
 AHEAD = 16
-"""How many vectors ahead `ask` pays in a pass over memory: 1 KB. 4 KB and 8 KB were no better."""
+"""How many vectors ahead `ask` prefetches in a pass over memory: 1 KB. 4 KB and 8 KB were no better."""
 LINE = 64
-"""Bytes of a vector in registers, and a multiple of what `stream` wants its addresses to be one of."""
+"""Bytes of a vector in registers, and the alignment that `stream` needs."""
 
 
 class Vector(types.Type):
@@ -59,13 +59,13 @@ class _VectorModel(models.PrimitiveModel):
 
 @compiled
 def lanes_of(array: Array) -> int:
-    """How many of its elements a vector holds."""
+    """How many elements of the array a vector holds."""
     return LINE // max(4, array.itemsize)  # halves are float32 there
 
 
 @compiled
 def before_line(array: Array) -> int:
-    """How many elements lie before the first that begins a line; all of them where none does."""
+    """How many elements come before the first one that begins a cache line; all of them if none does."""
     nbytes = -int(np.int64(array.ctypes.data)) % LINE
     return min(array.size, nbytes // array.itemsize) if nbytes % array.itemsize == 0 else array.size
 
@@ -123,7 +123,7 @@ def stream(typing: Any, array: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def ask(typing: Any, array: Any, index: Any) -> Any:
-    """Have the line of array[index] brought into the caches, without waiting; any index is harmless."""
+    """Prefetch the cache line of array[index], without waiting; any index is harmless."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         flag, line = ir.IntType(32), _address(context, builder, signature.args[0], *args)
@@ -139,7 +139,7 @@ def ask(typing: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def fence(typing: Any) -> Any:
-    """What was streamed before is seen by everybody who sees what is stored after."""
+    """A store fence: threads that see later stores also see everything that was streamed before."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")
@@ -153,7 +153,7 @@ def fence(typing: Any) -> Any:
 
 @intrinsic
 def zeros(typing: Any, array: Any) -> Any:
-    """A vector of zeros of the type that the array's numbers are computed with."""
+    """A vector of zeros, of the type in which the array's numbers are computed."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return ir.Constant(context.get_value_type(signature.return_type), None)
@@ -192,7 +192,7 @@ def halved(typing: Any, value: Any) -> Any:
 
 
 def _operator(operation: Callable[[Any, Any], Any], instruction: str) -> None:
-    """Teach numba an operator on two vectors, or a vector and a number of its dtype, which stands for all lanes."""
+    """Define an operator on two vectors, or on a vector and a number of its dtype, which stands for all lanes."""
 
     @intrinsic
     def of_both(typing: Any, a: Any, b: Any) -> Any:
@@ -254,7 +254,7 @@ def _above(typing: Any, x: Any, limit: Any, then: Any, other: Any) -> Any:
 
 
 def above(x: Any, limit: Any, then: Any, other: Any) -> Any:
-    """`then` where x > limit, else `other`: of numbers, or lane by lane where one of them is a vector."""
+    """`then` where x > limit, else `other`: for numbers, or lane by lane if one of them is a vector."""
     raise NotImplementedError("numba compiles this")
 
 

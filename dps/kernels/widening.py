@@ -1,9 +1,9 @@
 """float16 and bfloat16 in LLVM: widened to float32 in registers, alone or as vectors, and rounded back.
 
-Kernels get float16 as arrays of int16 and bfloat16 as arrays of uint16, for numba has no arrays of either on CPU, and
-kernels that compute take such integers for nothing else; `dps.kernels.halves.bits_in` makes them. Widening is exact.
-Narrowing rounds to nearest, ties to even, and what is too large becomes infinite, as IEEE 754 has it and numpy and
-torch do it. A float16 that is NaN gets one payload, so its bits do not depend on the processor.
+Kernels get float16 as arrays of int16 and bfloat16 as arrays of uint16, because numba has no arrays of either on CPU.
+Computing kernels use such integers for nothing else; `dps.kernels.halves.bits_in` makes them. Widening is exact.
+Narrowing rounds to nearest, ties to even, and numbers that are too large become infinite, as in IEEE 754, numpy and
+torch. A NaN in float16 has a fixed payload, so its bits do not depend on the processor.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ FLOAT16, BFLOAT16 = types.int16, types.uint16
 
 
 def wide(dtype: Any) -> Any:
-    """The type that numbers of arrays of this type are computed with."""
+    """The type in which numbers of arrays of this type are computed."""
     return types.float32 if dtype in (FLOAT16, BFLOAT16) else dtype
 
 
 def is_narrow(dtype: Any) -> bool:
-    """Whether arrays of this type hold numbers of two bytes."""
+    """Whether arrays of this type hold halves."""
     return dtype in (FLOAT16, BFLOAT16)
 
 
 def converts_float16() -> bool:
-    """Whether the processor that numba compiles for converts float16 by itself; without that LLVM calls functions that
-    a process may not have."""
+    """Whether the processor that numba compiles for has float16 conversions. Without them LLVM calls functions that a
+    process may lack."""
     if platform.machine() in ("aarch64", "arm64"):
         return True
     settings: Any = numba_config
@@ -50,7 +50,7 @@ def widened(builder: Any, dtype: Any, bits: Any) -> Any:
         return builder.bitcast(builder.shl(half, _all(whole, 16)), number)
     sign = builder.shl(builder.and_(half, _all(whole, 0x8000)), _all(whole, 16))
     size = builder.and_(half, _all(whole, 0x7FFF))
-    # What is below 2**-14 is a multiple of 2**-24.
+    # Numbers below 2**-14 are multiples of 2**-24.
     small = builder.bitcast(builder.fmul(builder.uitofp(size, number), _all(number, 2.0**-24)), whole)
     large = builder.add(builder.shl(size, _all(whole, 13)), _all(whole, 112 << 23))
     beyond = builder.add(large, _all(whole, 112 << 23))  # infinite or NaN
