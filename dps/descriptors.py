@@ -10,30 +10,30 @@ from collections.abc import Iterator
 from dps.errors import ConfigError, OutOfDescriptors
 
 SPARE = 16
-"""For what comes and goes: checkpoints, modules that are loaded, a program's own files."""
+"""Additional descriptors for temporary use: checkpoints, module imports, a program's own files."""
 NEEDS = {"chief": (16, 5, 6), "ps": (26, 6, 3), "worker": (38, 7, 0)}
-"""Of each job: for itself, for each ps and for each worker. Counted in /proc/PID/fd of runs with 1 to 4 of each."""
+"""Descriptors of each job: for itself, per ps and per worker. Counted in /proc/PID/fd of runs with 1 to 4 of each."""
 LAUNCHER = (26, 0, 3)
-"""The same of `dps launch`, which asks the chief at the end."""
+"""The same for `dps launch`, which asks the chief at the end."""
 USUAL = 1024
 ROOM = 12
-"""More than a socket takes while it is made: its own, its monitor's, and what its address is looked up with."""
+"""More descriptors than making a socket takes: its own, its monitor's, and those for resolving its address."""
 
 
 def needed(job: str, ps: int, workers: int) -> int:
-    """About how many a task needs in a cluster of so many ps and workers."""
+    """About how many descriptors a task needs in a cluster with this number of ps and workers."""
     own, each_ps, each_worker = NEEDS.get(job, NEEDS["worker"])
     return own + each_ps * max(1, ps) + each_worker * max(1, workers) + SPARE
 
 
 def needed_to_launch(ps: int, workers: int) -> int:
-    """The most that the launcher or one of its tasks needs."""
+    """The most descriptors that the launcher or one of its tasks needs."""
     own, _, each = LAUNCHER
     return max(own + each * (ps + workers), *(needed(job, ps, workers) for job in NEEDS))
 
 
 def check(who: str, need: int) -> None:
-    """Have the system's limit for this process reach `need`; ConfigError where it is not allowed to be so high."""
+    """Raise this process's limit to `need` if necessary. Raises ConfigError if the system does not allow it."""
     found = _limits()
     if found is None:
         return
@@ -54,9 +54,9 @@ def check(who: str, need: int) -> None:
 
 @contextlib.contextmanager
 def opening(what: str) -> Iterator[None]:
-    """OutOfDescriptors, a ConfigError, in place of the system's or ZeroMQ's error for one descriptor too many.
+    """A scope that raises OutOfDescriptors, a ConfigError, instead of the system's or ZeroMQ's error at the limit.
 
-    Room for some is made sure of first: at the limit libzmq ends the whole process in places (ip_resolver.cpp)."""
+    It first checks that some are free, because at the limit libzmq may abort the whole process (ip_resolver.cpp)."""
     held: list[int] = []
     try:
         try:
@@ -79,12 +79,12 @@ def opening(what: str) -> Iterator[None]:
 
 
 def _round(need: int) -> int:
-    """A limit that people set."""
+    """Round up to a usual limit."""
     return max(USUAL, 1 << (need - 1).bit_length())
 
 
 def _limits() -> tuple[int, int, int] | None:
-    """The limit of now, the highest that may be set, and what stands for none; None where the system has no such."""
+    """The current limit, the highest allowed one, and the value for no limit; None if the system has no limits."""
     try:
         import resource
     except ImportError:

@@ -83,7 +83,7 @@ class SGD(Optimizer):
         weight_decay: L2 regularisation, added to the gradient; 0 is none.
 
     Raises:
-        ConfigError: A number out of range; a TypeError as well for what is no number.
+        ConfigError: A number out of range; a TypeError as well if it is not a number.
 
     Example:
         ```pycon
@@ -113,7 +113,7 @@ class Momentum(Optimizer):
         nesterov: Whether to use Nesterov's form.
 
     Raises:
-        ConfigError: A number out of range; a TypeError as well for what is no number.
+        ConfigError: A number out of range; a TypeError as well if it is not a number.
 
     Example:
         ```pycon
@@ -153,7 +153,7 @@ class Adagrad(Optimizer):
             row.
 
     Raises:
-        ConfigError: A number out of range; a TypeError as well for what is no number.
+        ConfigError: A number out of range; a TypeError as well if it is not a number.
 
     Example:
         ```pycon
@@ -201,7 +201,7 @@ class RMSProp(Optimizer):
         centered: Whether `sqrt(s - m**2)` takes the place of `sqrt(s)`, with `m = decay * m + (1 - decay) * g`.
 
     Raises:
-        ConfigError: A number out of range; a TypeError as well for what is no number.
+        ConfigError: A number out of range; a TypeError as well if it is not a number.
 
     Example:
         ```pycon
@@ -244,7 +244,7 @@ class Adam(Optimizer):
         epsilon: Keeps the divisor above 0.
 
     Raises:
-        ConfigError: A number out of range; a TypeError as well for what is no number.
+        ConfigError: A number out of range; a TypeError as well if it is not a number.
 
     Example:
         ```pycon
@@ -284,7 +284,7 @@ class AdamW(Adam):
         weight_decay: The decay for a rate of 1; at least 0.
 
     Raises:
-        ConfigError: A number out of range; a TypeError as well for what is no number.
+        ConfigError: A number out of range; a TypeError as well if it is not a number.
 
     Example:
         ```pycon
@@ -319,7 +319,7 @@ class Ftrl(Optimizer):
         beta: Added to the square root of the accumulator; at least 0.
 
     Raises:
-        ConfigError: A number out of range; a TypeError as well for what is no number.
+        ConfigError: A number out of range; a TypeError as well if it is not a number.
 
     Example:
         ```pycon

@@ -51,7 +51,7 @@ def record(cls: type[T]) -> type[T]:
 
 
 def own_fields(cls: type) -> tuple[str, ...]:
-    """The names that are annotated in this class and not as class variables."""
+    """The annotated names of this class, without class variables."""
     return tuple(
         name for name, hint in cls.__annotations__.items() if not str(hint).startswith(("ClassVar", "typing.Class"))
     )
@@ -68,7 +68,7 @@ def fields_of(cls: type) -> tuple[str, ...]:
 
 
 def as_dict(instance: Any) -> dict[str, Any]:
-    """A record's values by their names; what is inside them stays as it is."""
+    """A record's values by name; nested values are not converted."""
     return {name: getattr(instance, name) for name in instance.__match_args__}
 
 
@@ -78,11 +78,11 @@ def replace(instance: T, **changes: Any) -> T:
 
 
 def construct(cls: type, names: tuple[str, ...], given: dict[str, Any], **how: bool) -> None:
-    """Give a class the `__init__` of `constructor`, which is compiled when it is first called or looked at."""
+    """Give a class the `__init__` of `constructor`, which is compiled when it is first called or inspected."""
 
     def compiled() -> Callable[..., None]:
         init = constructor(cls, names, given, **how)
-        if cls.__dict__["__init__"] is __init__:  # and not what somebody has wrapped around it
+        if cls.__dict__["__init__"] is __init__:  # not if it was wrapped meanwhile
             setattr(cls, "__init__", init)  # noqa: B010
         return init
 
@@ -95,13 +95,13 @@ def construct(cls: type, names: tuple[str, ...], given: dict[str, Any], **how: b
 
 
 def init_of(cls: type) -> Callable[..., None]:
-    """The `__init__` of a class, with the parameters that it takes."""
+    """The `__init__` of a class, with its real parameters."""
     init: Any = cls.__init__  # type: ignore[misc]
     return cast(Callable[..., None], init.compiled() if hasattr(init, "compiled") else init)
 
 
 class _Signature:
-    """What `inspect.signature` and `help` find at a class; an instance that can be called has that of its __call__."""
+    """The signature of a class for `inspect.signature` and `help`. For a callable instance, that of its __call__."""
 
     def __get__(self, instance: object, owner: type) -> Any:
         if instance is not None:

@@ -38,7 +38,7 @@ class Constant(Schedule):
         value: The rate; at least 0.
 
     Raises:
-        ConfigError: A number out of range; a TypeError as well for what is no number.
+        ConfigError: A number out of range; a TypeError as well if it is not a number.
 
     Example:
         ```pycon
@@ -70,7 +70,7 @@ class Exponential(Schedule):
         staircase: Whether the exponent is rounded down, so that the rate falls in stairs.
 
     Raises:
-        ConfigError: A number out of range; a TypeError as well for what is no number.
+        ConfigError: A number out of range; a TypeError as well if it is not a number.
 
     Example:
         ```pycon
@@ -111,7 +111,7 @@ class Cosine(Schedule):
         alpha: The share of the initial rate that is left at the end.
 
     Raises:
-        ConfigError: A number out of range; a TypeError as well for what is no number.
+        ConfigError: A number out of range; a TypeError as well if it is not a number.
 
     Example:
         ```pycon
@@ -187,7 +187,7 @@ class WarmUp(Schedule):
         steps: How long the warm-up is; a whole number from 1.
 
     Raises:
-        ConfigError: A number out of range; a TypeError as well for what is no number.
+        ConfigError: A number out of range; a TypeError as well if it is not a number.
 
     Example:
         ```pycon
@@ -216,7 +216,7 @@ def rate_at(rate: float | Schedule, step: int) -> float:
 
 
 _KNOWN: dict[str, type[Schedule]] = {cls.name: cls for cls in (Constant, Exponential, Cosine, Piecewise, WarmUp)}
-_DEEPEST = 4  # a warm-up of a warm-up of ...: what arrives from the wire must not recurse for long
+_DEEPEST = 4  # nested warm-ups: data from the wire must not cause deep recursion
 
 
 def schedule_from_wire(wire: object, depth: int = 0) -> Schedule:

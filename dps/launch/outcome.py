@@ -45,7 +45,7 @@ def outcome(codes: Mapping[str, int], crashed: dict[str, int], reason: str = "")
 
 
 def _loss(crashed: dict[str, int], died: dict[str, int], reason: str) -> str:
-    """What was lost: the task that the chief names, by how its process died, else the chief's own words."""
+    """A text for a lost task: how the process died that the chief names, else the chief's own reason."""
     named = reason.partition(" ")[0]
     if named in crashed:
         return f"{named} was lost ({describe(crashed[named])})"

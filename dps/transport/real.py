@@ -91,7 +91,7 @@ class RealRuntime:
             os.kill(pid, 0)
         except ProcessLookupError:
             return False
-        except PermissionError:  # somebody else's
+        except PermissionError:  # another user's process
             return True
         return True
 

@@ -9,7 +9,7 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What a step of computing costs in virtual time.
+    """How much virtual time a computing step takes.
 
     Args:
         seconds: The length of a step.

@@ -26,7 +26,7 @@ class SimProcess:
     exit_code: int | None
     """None while it runs and after a kill."""
     error: BaseException | None
-    """What `main` raised, SystemExit excepted."""
+    """The error that `main` raised, except SystemExit."""
     incarnation: int
     """How often it was restarted."""
     runtime: SimRuntime

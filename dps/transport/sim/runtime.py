@@ -26,12 +26,12 @@ from dps.transport.sim.trace import Trace
 from dps.transport.tuning import Tuning
 
 EPOCH_S = 1_700_000_000.0
-"""What the wall clock shows when a world begins, seconds since 1970-01-01 UTC."""
+"""The wall clock at the beginning of a world, seconds since 1970-01-01 UTC."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all processes of one world share."""
+    """The objects that all processes of one world share."""
 
     seed: int | str
     scheduler: Scheduler
@@ -65,7 +65,7 @@ class SimRuntime(Group):
         self.storage: Storage = self.disk
         self.endpoints: list[SimEndpoint] = []
         self.work: Work | None = None
-        """Of machines that are modelled: what to ask for time on their cores."""
+        """The costs of messages, if machines are modelled."""
         if setting.rack is not None:
             self.work = Work(setting.rack, name)
         self._setting = setting
@@ -80,7 +80,7 @@ class SimRuntime(Group):
         self._ended(self, task)
 
     def now(self) -> float:
-        """As Runtime.now: each process has a clock that began some whole seconds earlier."""
+        """As Runtime.now; each process's clock has its own offset of some whole seconds."""
         return self._scheduler.now + self._offset_s
 
     def wall(self) -> float:
@@ -97,7 +97,7 @@ class SimRuntime(Group):
         return False
 
     def sleep(self, seconds: float) -> None:
-        """As Runtime.sleep; 0 lets the tasks run that are due now."""
+        """As Runtime.sleep; with 0, tasks that are due now run first."""
         self._scheduler.pass_time(self._scheduler.task(), seconds)
 
     def endpoint(self, bind: str | None = None) -> Endpoint:
@@ -119,7 +119,7 @@ class SimRuntime(Group):
         return self._setting.machine.attach(name)
 
     def spawn(self, name: str, target: Callable[[], None]) -> Task:
-        """As Runtime.spawn. What `target` raises ends only this task, and is kept in its `error` and the trace."""
+        """As Runtime.spawn. An error of `target` ends only this task, and is kept in its `error` and the trace."""
         self.check()
         context = copy_context()
         context.run(current_runtime.set, self)

@@ -26,18 +26,18 @@ from dps.transport.tuning import Tuning
 
 
 class World:
-    """Everything that a simulation holds. Processes are added to it, and `run` lets things happen.
+    """A simulation. Processes are added to it, and `run` runs its events.
 
     Belongs to one thread. Use it in a `with` block or `close` it: greenlets that still wait are never freed by
     themselves.
 
     Args:
-        seed: Chooses delays, losses and the order of what happens at once.
-        network: What the links are like. None: `Network()`.
-        compute: What a step of computing costs. None: no time.
-        faults: What fails, and when. They name processes that are there when `run` is called first.
+        seed: Determines delays, losses and the order of simultaneous events.
+        network: The properties of the links. None: `Network()`.
+        compute: How long a step computes. None: no time.
+        faults: What fails, and when. They name processes that exist at the first call of `run`.
         piece_nbytes: Large messages travel in pieces of this size; of `tuning`, where that is given.
-        trace: Whether to record what happens. "all": every message that arrives, too.
+        trace: Whether to record events. "all": also every message that arrives.
         storage: The disk that all processes share; it outlives them. None: one in memory.
         preempt: The probability that `Runtime.preempt` lets others run.
         preempt_s: For how long at most, in virtual seconds.
@@ -45,8 +45,9 @@ class World:
         shared_memory: Whether all processes are on one machine and one user's. Else each is on its own.
         memory_faults: The probability that shared memory cannot be had, or not be reached.
         datagrams: Whether, on one machine, small messages travel as datagrams between tasks that know each other.
-        machines: The cores that computing and messages need. None: there are always cores enough.
-        steps_at_one_instant: How much may happen while the clock stands still, before `run` raises SimulationError.
+        machines: The cores that computing and messages need. None: unlimited cores.
+        steps_at_one_instant: How many events may happen while the clock stands still, before `run` raises
+            SimulationError.
         tuning: The sizes and times that dps decides by. None: small ones, some of them chosen by the seed.
 
     Example:
@@ -94,7 +95,7 @@ class World:
         )  # fmt: skip
         self._supervisor = Supervisor(setting)
         self._unchecked = list(faults)
-        """Faults whose tasks nobody has looked for yet: the processes are added after the faults are given."""
+        """Faults whose tasks were not checked yet, because the processes are added after the faults are given."""
         for fault in faults:
             self._scheduler.push(fault.at, self._happen, fault)
 
@@ -110,7 +111,7 @@ class World:
 
     @property
     def trace(self) -> list[TraceEvent]:
-        """What happened, in order."""
+        """All events, in order."""
         return self._trace.events
 
     @property
@@ -119,7 +120,7 @@ class World:
         return self._trace.counts
 
     def core_s(self, name: str) -> float:
-        """Seconds of cores that were spent so far on the machine of a process.
+        """Core seconds spent so far on the machine of a process.
 
         Args:
             name: The process.
@@ -159,7 +160,7 @@ class World:
         return self._supervisor.add(name, main, restarts, restart_delay_s)
 
     def run(self, until_s: float = 600.0, stop: Callable[[], bool] | None = None) -> None:
-        """Let things happen until nothing can, or one of the arguments ends it. May be called again to go on.
+        """Run events until there are none, or until one of the arguments ends it. Call it again to continue.
 
         Args:
             until_s: The virtual second at which to stop.
@@ -167,7 +168,7 @@ class World:
 
         Raises:
             ValueError: A fault names no process.
-            SimulationError: A task does things without end while the clock stands still.
+            SimulationError: A task runs for ever while the clock stands still.
         """
         unchecked, self._unchecked = self._unchecked, []
         for fault in unchecked:
@@ -189,9 +190,9 @@ class World:
         call()
 
     def kill(self, name: str, restart_after: float | None = None) -> None:
-        """Kill a process now, as by `kill -9`. Ignored where it does not run.
+        """Kill a process now, as by `kill -9`. Ignored if it does not run.
 
-        Nothing that its code still does has an effect, `finally` blocks included.
+        Whatever its code still does has no effect, `finally` blocks included.
 
         Args:
             name: The process.
@@ -205,7 +206,7 @@ class World:
     def pause(self, name: str, seconds: float) -> None:
         """Stop a process for a while, as by SIGSTOP. Messages for it wait.
 
-        Peers take it for dead after the network's `heartbeat_s`.
+        Peers give it up after the network's `heartbeat_s`.
 
         Args:
             name: The process.
@@ -223,7 +224,7 @@ class World:
         seconds: float | None = None,
         one_way: bool = False,
     ) -> None:
-        """Cut the network between some tasks and others, now. Messages that are on their way are lost.
+        """Cut the network between some tasks and others, now. In-flight messages are lost.
 
         Args:
             tasks: The name of a task, or several.
@@ -246,7 +247,7 @@ class World:
         self._fabric.mend_all()
 
     def close(self) -> None:
-        """Kill what is alive, so that its memory is free; the trace stays. A second call does nothing."""
+        """Kill all living processes and free their memory; the trace stays. A second call does nothing."""
         self._supervisor.end_all()
 
     def __enter__(self) -> Self:
@@ -260,7 +261,7 @@ class World:
     # Faults
 
     def _check(self, fault: Fault) -> None:
-        """Raise ValueError for a fault that names a task which no process has."""
+        """Raise ValueError for a fault that names an unknown task."""
         match fault:
             case Kill() | Pause() | Slow():
                 self._named(fault.task, fault)
@@ -269,7 +270,7 @@ class World:
                     self._named(task, fault)
 
     def _named(self, task: str, what: object) -> str:
-        """The process that a task names: "chief:0" is also the one that is called "chief". ValueError for nobody."""
+        """The process of a task name: "chief:0" is also the one called "chief". ValueError if there is none."""
         processes = self.processes
         for name in (task, task.removesuffix(":0")):
             if name in processes:
@@ -331,8 +332,8 @@ def _cut_detail(cut: Cut) -> dict[str, object]:
 
 
 def _tuning(seed: int | str, piece_nbytes: int, modelled: bool) -> Tuning:
-    """What a world decides by that says nothing of it. `modelled`: what things cost is asked of the program as it is on
-    real machines. In half of the others messages travel one by one, and are lost and reordered one by one."""
+    """The tuning of a world that gives none. `modelled`: machines are modelled, so messages are bundled as on real ones.
+    In half of the other worlds messages are not bundled, so that each is lost and reordered by itself."""
     together = 64 if modelled else Random(f"{seed}/together").choice((1, 64))
     small = 1 << 18 if modelled else Random(f"{seed}/small").choice((0, 1 << 18))
     return Tuning.small().where(
@@ -341,7 +342,7 @@ def _tuning(seed: int | str, piece_nbytes: int, modelled: bool) -> Tuning:
 
 
 def _disk(scheduler: Scheduler, storage: Storage | None) -> tuple[DiskFaults, Storage]:
-    """The storage with its faults. One that is not a MemoryStorage has none: it cannot wait in virtual time."""
+    """The storage with its faults. Other kinds than MemoryStorage have none: they cannot wait in virtual time."""
     from dps.checkpoint.memory import MemoryStorage
 
     if storage is None:
