@@ -332,7 +332,7 @@ def _cut_detail(cut: Cut) -> dict[str, object]:
 
 
 def _tuning(seed: int | str, piece_nbytes: int, modelled: bool) -> Tuning:
-    """The tuning of a world that gives none. `modelled`: machines are modelled, so messages are bundled as on real ones.
+    """The tuning of a world that gives none. With `modelled` machines, messages are bundled as on real ones.
     In half of the other worlds messages are not bundled, so that each is lost and reordered by itself."""
     together = 64 if modelled else Random(f"{seed}/together").choice((1, 64))
     small = 1 << 18 if modelled else Random(f"{seed}/small").choice((0, 1 << 18))
