@@ -1,4 +1,4 @@
-"""dps: a parameter server for Python. Names are loaded when they are first used, so that the import is quick."""
+"""dps: a parameter server for Python. Names are imported when they are first used, so that `import dps` is fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of the site that are made when it is built: the notebooks, with their outputs."""
+"""Makes the site's pages of the notebooks, with their outputs, when the site is built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 WIDE = "---\nhide: [toc]\n---"
-"""At the head of a page: its text takes the room of the table of contents, as a notebook's code is wide."""
+"""The head of a page without a table of contents, because a notebook's code is wide."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -43,7 +43,7 @@ def page_of(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, bytes]]
 
 
 def linked(markdown: str) -> str:
-    """Links of a notebook lead from its own folder, those of its page from docs/notebooks."""
+    """Adapt a notebook's links, which start from its own folder, to its page in docs/notebooks."""
     markdown = markdown.replace("](../docs/", "](../").replace(".ipynb)", ".md)")
     return re.sub(r"\]\(\.\./examples/(\w+)\.py\)", r"](../gallery.md#\1)", markdown)
 

@@ -1,4 +1,4 @@
-"""Tells griffe that a `dps.record.record` is what a dataclass is: its fields are the parameters of its constructor."""
+"""Makes griffe treat a `dps.record.record` like a dataclass: its fields are the parameters of its constructor."""
 
 from __future__ import annotations
 

@@ -386,7 +386,7 @@ class Epochs:
             return f"the chief waits: {self.lock.waits_for}"
         return "the chief waits for a session " + ("that brings variables" if self.run is None else "to come back")
 
-    # -- what the epoch of now tells ----------------------------------------------------------------------------
+    # -- events of the current epoch ----------------------------------------------------------------------------
 
     def choose(self) -> Session | None:
         return self._sessions.bringer()

@@ -326,7 +326,7 @@ class ChiefActor(Actor):
     def _text(self) -> str:
         return self.ending.reason or self.epochs.text()
 
-    # -- what the parts ask for ---------------------------------------------------------------------------------
+    # -- requests of the parts ----------------------------------------------------------------------------------
 
     def refuse(self, session: Session, error: Exception) -> None:
         """A session cannot take part in this run."""

@@ -169,7 +169,7 @@ class LocalRun:
     def _running(self) -> Sequence[int]:
         return [task for task, state in enumerate(self._states) if state == RUNNING]
 
-    # -- told by those who run it ---------------------------------------------------------------------------------
+    # -- called by the workers' threads or processes --------------------------------------------------------------
 
     def opened(self, session: dict[str, Any]) -> None:
         """Note that a worker has opened a session, with its settings."""
