@@ -9,7 +9,7 @@ from typing import Any
 
 
 def at_first_use(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package. `names` maps each name to the module that defines it; "" if it is a module itself.
+    """The `__getattr__` of a package. `names` maps a name to its module; "" if it is a module itself.
 
     Type checkers see the names under `if TYPE_CHECKING`.
     """
