@@ -226,7 +226,7 @@ class _PartLookup(Transfer):
         super().__init__(connection.peers[part.ps])
         self._operation, self._lookups, self._part = operation, lookups, part
         self._first, self._count, self._whole = first, last - first, whole
-        self._lane = self._peer.lane
+        self._lane = self.peer.lane
         self._dtype = np.dtype(connection.plan.variables[part.variable].dtype)
         self._nbytes = self._count * part.row_size * self._dtype.itemsize
         self._counter = -1
@@ -238,7 +238,7 @@ class _PartLookup(Transfer):
             connection.epoch, connection.local_step if connection.sync else 0, part.index, rows.number,
             lookups.read_to(), shared, () if told else (rows.within(part),),
         )  # fmt: skip
-        self._caller.open(self._ref, self._message, self, 0.25 + self._nbytes / 100e6)
+        self._caller.open(self.peer.ref, self._message, self, 0.25 + self._nbytes / 100e6)
         lookups.opened(self.number)
 
     def again(self) -> Message:

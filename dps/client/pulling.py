@@ -100,11 +100,15 @@ class PullOp:
         were not newer are copies of what is kept. `still`: read-only."""
         found: list[Array] = []
         for ps, layout in self._connection.plan.layouts.items():
-            taken = self.transfers[ps].taken
-            if taken is not None:
-                found += taken.parts(still)
+            transfer = self.transfers[ps]
+            if transfer.taken is not None:
+                found += transfer.taken.parts(still)
+            elif transfer.hold is not None:
+                found += layout.listed(transfer.hold.memories)
             else:
-                found += layout.listed(self._memories(ps, kept, still))
+                run = kept[ps][1].copy()
+                run.flags.writeable = not still
+                found += layout.listed(layout.memories(run))
         return found
 
     def taken(self) -> list[Taken]:
@@ -126,21 +130,11 @@ class PullOp:
     def some(self) -> dict[int, Array]:
         """Those that were asked for, by index."""
         found: dict[int, Array] = {}
-        for ps, transfer in self.transfers.items():
-            memories = self._memories(ps, {}, False)
-            found |= {index: transfer.layout.view(memories, index) for index in transfer.parts}
+        for transfer in self.transfers.values():
+            assert transfer.taken is not None, "parts are not held, and come without a condition"
+            layout, memories = transfer.peer.layout, transfer.peer.layout.memories(transfer.taken.bytes)
+            found |= {index: layout.view(memories, index) for index in transfer.parts}
         return found
-
-    def _memories(self, ps: int, kept: Kept, still: bool) -> list[Array]:
-        """The bytes of a shard's arenas."""
-        transfer = self.transfers[ps]
-        if transfer.hold is not None:
-            return transfer.hold.memories
-        run = transfer.taken.bytes if transfer.taken is not None else kept[ps][1].copy()
-        if still:
-            run = run.view()
-            run.flags.writeable = False
-        return transfer.layout.memories(run)
 
     def drop(self) -> None:
         """Forget the requests; their late answers are for nobody."""

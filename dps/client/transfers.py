@@ -41,7 +41,7 @@ class Transfer(Request):
     """A request to one ps."""
 
     def __init__(self, peer: Peer) -> None:
-        self.ps, self._peer, self._caller, self._ref = peer.ps, peer, peer.caller, peer.ref
+        self.ps, self.peer, self._caller = peer.ps, peer, peer.caller
         self.error: Exception | None = None
         self.waits_for = ""
 
@@ -53,7 +53,7 @@ class Transfer(Request):
         if isinstance(message, Failed):
             error = message.exception()
             if isinstance(error, Aborted):
-                self._peer.abort()
+                self.peer.abort()
                 return False
             self.error = error
             return True
@@ -72,6 +72,46 @@ def copy_steadily(runtime: Runtime, target: Array, source: Array) -> None:
         runtime.preempt()
 
 
+class Pieces:
+    """The pieces of one answer of a ps: kept as they came, as long as all end where parts do, or copied into a run."""
+
+    def __init__(
+        self, answer: tuple[int, int], layout: ShardLayout, take: Callable[[ShardLayout], Taken], whole: bool
+    ) -> None:
+        """`answer`: its number and version. `whole`: pieces may be kept."""
+        self.answer, self._layout, self._take = answer, layout, take
+        self._run = None if whole else take(layout)
+        self._kept: dict[int, Array] = {}
+        self._got: dict[int, int] = {}
+
+    def put(self, offset: int, data: Array) -> None:
+        """Take bytes of the shard's run. Raises ProtocolError where they do not lie in it."""
+        self._layout.check_range(offset, len(data))
+        self._got[offset] = len(data)
+        if self._run is None and self._layout.is_whole(offset, len(data)):
+            self._kept[offset] = data
+            return
+        if self._run is None:
+            self._run = self._take(self._layout)
+        for at, piece in {**self._kept, offset: data}.items():
+            self._run.bytes[at : at + len(piece)] = piece
+        self._kept.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that have come."""
+        return sum(self._got.values())
+
+    def values(self) -> Taken | Arrived:
+        """What they make, once all are here, for the caller alone."""
+        (run, kept), self._run, self._kept = (self._run, self._kept), None, {}
+        if run is not None:
+            return run
+        from dps.client.arrived import Arrived
+
+        return Arrived(self._layout, kept)
+
+
 class PullTransfer(Transfer):
     """The values of one shard, in a run of bytes of the caller's.
 
@@ -87,34 +127,28 @@ class PullTransfer(Transfer):
 
         `behind`: a push that asks for the values with its result; the message is sent where it does not bring them."""
         super().__init__(peer)
-        self.layout = peer.layout
         self.taken: Taken | Arrived | None = None
         self.hold: Hold | None = None
         self.counter, self.step, self.newer = -1, 0, True
-        self._got: dict[int, int] = {}
-        self._kept: dict[int, Array] = {}
-        """Pieces that are used where they are, by their first byte."""
-        self._answer = -1, -1
-        """Number and version of the answer that pieces are taken of."""
-        self._message, self._lane = message, peer.lane
-        self._take_run, self._holds, self._behind = take, holds, behind
+        self._pieces: Pieces | None = None
+        self._message, self._take_run, self._holds, self._behind = message, take, holds, behind
         if behind is None:
             self._ask()
         else:
             behind.then, self.number = self, behind.number
-            self._lane.reads(self.number)
+            self.peer.lane.reads(self.number)
 
     def _ask(self) -> None:
-        self._caller.open(self._ref, self._message, self, 0.25 + self.layout.nbytes / 100e6)
+        self._caller.open(self.peer.ref, self._message, self, 0.25 + self.peer.layout.nbytes / 100e6)
         if self._message.shared:
-            self._lane.reads(self.number)
+            self.peer.lane.reads(self.number)
 
     def go_on(self, lent: list[Any]) -> None:
         """The push has its result, and with it these values, or none."""
         if lent:
             self.complete = self._read(SharedValues(self._message.epoch, *lent))
         if not self.complete:
-            self._lane.over(self.number)
+            self.peer.lane.over(self.number)
             self._ask()
             self._behind = None  # not before it has a number of its own: that of the push is not its to drop
 
@@ -137,12 +171,12 @@ class PullTransfer(Transfer):
         else:
             complete = bool(self._common(message))
         if complete:
-            self._lane.over(self.number)
+            self.peer.lane.over(self.number)
         return complete
 
     def _read(self, message: SharedValues) -> bool:
         """Read in place; where that fails the values are to be asked for over the socket."""
-        hold = held(self._peer, self.number, message.memories)
+        hold = held(self.peer, self.number, message.memories)
         if hold is None:
             self._message = changed(self._message, shared=False)
             return False
@@ -150,8 +184,8 @@ class PullTransfer(Transfer):
         if self._holds:
             self.hold, self.taken = hold, None  # pieces of an earlier answer are for nothing
             return True
-        self.taken = self._take_run(self.layout)
-        for arena, memory in zip(self.layout.arenas, hold.memories, strict=True):
+        self.taken = self._take_run(self.peer.layout)
+        for arena, memory in zip(self.peer.layout.arenas, hold.memories, strict=True):
             target = self.taken.bytes[arena.offset : arena.offset + arena.nbytes]
             copy_steadily(self._caller.runtime, target, memory)
         hold.release()
@@ -165,7 +199,7 @@ class PullTransfer(Transfer):
 
     def drop(self) -> None:
         """Forget the request; values that the ps lends to a late answer are given back at once."""
-        self._kept.clear()
+        self._pieces = None
         if self._behind is None:
             self._caller.drop(self)
         else:
@@ -173,45 +207,25 @@ class PullTransfer(Transfer):
             self._behind = None
         self.release()
         if self._message.shared and not self.complete:
-            self._lane.release(self.number, self.layout.nbytes)
+            self.peer.lane.release(self.number, self.peer.layout.nbytes)
 
     def _take(self, piece: Values) -> bool:
         """Pieces of two versions, or of two answers after a resend, are never mixed: a higher one starts anew."""
-        answer = piece.answer, piece.counter
-        if answer < self._answer or len(piece.offsets) != len(piece.arrays):
+        answer, known = (piece.answer, piece.counter), self._pieces
+        if (known is not None and answer < known.answer) or len(piece.offsets) != len(piece.arrays):
             return False
-        if not self.parts and piece.nbytes != self.layout.data_nbytes:
-            raise ProtocolError(f"an answer of {piece.nbytes} bytes; wanted all {self.layout.data_nbytes} of the shard")
-        if answer > self._answer:
-            self._answer, self.counter, self.step = answer, piece.counter, piece.step
-            self._got, self._kept = {}, {}
-            if self._message.whole:
-                self.taken = None
-            elif not isinstance(self.taken, Taken):
-                self.taken = self._take_run(self.layout)
+        layout = self.peer.layout
+        if not self.parts and piece.nbytes != layout.data_nbytes:
+            raise ProtocolError(f"an answer of {piece.nbytes} bytes; wanted all {layout.data_nbytes} of the shard")
+        if known is None or answer > known.answer:
+            self.counter, self.step = piece.counter, piece.step
+            self._pieces = known = Pieces(answer, layout, self._take_run, self._message.whole)
         for offset, data in zip(piece.offsets, piece.arrays, strict=True):
-            self.layout.check_range(offset, data.nbytes)
-            self._put(offset, data.reshape(-1).view(np.uint8))
-            self._got[offset] = data.nbytes
-        if sum(self._got.values()) < piece.nbytes:
+            known.put(offset, data.reshape(-1).view(np.uint8))
+        if known.nbytes < piece.nbytes:
             return False
-        if self.taken is None:
-            pieces, self._kept = self._kept, {}
-            from dps.client.arrived import Arrived
-
-            self.taken = Arrived(self.layout, pieces)
+        self.taken = known.values()
         return True
-
-    def _put(self, offset: int, data: Array) -> None:
-        """Pieces are kept as long as all that came end where parts do."""
-        if self.taken is None and self.layout.is_whole(offset, len(data)):
-            self._kept[offset] = data
-            return
-        if not isinstance(self.taken, Taken):
-            self.taken = self._take_run(self.layout)
-        for at, piece in {**self._kept, offset: data}.items():
-            self.taken.bytes[at : at + len(piece)] = piece
-        self._kept.clear()
 
     @property
     def parts(self) -> list[int]:
@@ -221,7 +235,7 @@ class PullTransfer(Transfer):
     @property
     def received(self) -> int:
         """Bytes of values that have come over the socket."""
-        return sum(self._got.values())
+        return 0 if self._pieces is None else self._pieces.nbytes
 
 
 class PushTransfer(Transfer):
@@ -245,7 +259,7 @@ class PushTransfer(Transfer):
         self._credit = len(self._pieces) == 1 or credit
         if cargo.run is not None:
             cargo.run.reader = self
-        self._caller.open(self._ref, self._pieces[0] if self._credit else Credit(self._epoch, self._push), self)
+        self._caller.open(self.peer.ref, self._pieces[0] if self._credit else Credit(self._epoch, self._push), self)
         if self._credit:
             for piece in self._pieces[1:]:
                 self._caller.send(self, piece)

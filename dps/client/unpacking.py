@@ -32,6 +32,7 @@ class PackedPull(PullTransfer):
         self._parts: Array | None = None
         """Bytes of the PackedLayout, or of what changed in it, as they come."""
         self._changes = False
+        self._got: dict[int, int] = {}
         super().__init__(peer, message, *others)
 
     def feed(self, message: Message) -> bool:
@@ -62,6 +63,10 @@ class PackedPull(PullTransfer):
         self._unpack(self._patched(self._parts) if changes else self._parts)
         return True
 
+    @property
+    def received(self) -> int:
+        return sum(self._got.values())
+
     def _patched(self, changes: Array) -> Array:
         """The version that the changes lead to; other pulls may still need the base."""
         from dps.variables.deltas import patch
@@ -75,8 +80,8 @@ class PackedPull(PullTransfer):
         from dps.kernels import compress as kernels
 
         self.arrived, self.plain = arrived, self._packed.plain
-        self.taken = self._take_run(self.layout)
-        views = self.layout.views(self.taken.bytes)
+        self.taken = self._take_run(self.peer.layout)
+        views = self.peer.layout.views(self.taken.bytes)
         for part, form, offset, nbytes in self._packed.entries:
             source, target = arrived[offset : offset + nbytes], views[part.index].reshape(-1)
             if form:

@@ -168,6 +168,6 @@ def test_a_pull_that_is_sent_again_asks_for_small_pieces() -> None:
 def test_pieces_of_a_pull_that_was_dropped_are_let_go() -> None:
     wire, transfer = pull(three(), 0, whole=True)
     wire.answer(*pieces_of(three(), 0, run_of(three(), 0), 5, 8, True)[:2])
-    assert transfer._kept
+    assert transfer.received
     transfer.drop()
-    assert not transfer._kept
+    assert not transfer.received
