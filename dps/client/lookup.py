@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dps.actors.requests import Request
 from dps.client.connection import Connection
 from dps.client.transfers import Transfer, copy_steadily
+from dps.client.waiting import Operation
 from dps.errors import DpsError, Unavailable
 from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
 from dps.transport.dtypes import wire_name
@@ -92,7 +92,7 @@ class Lookups:
         self._open.discard(number)
 
 
-class LookupOp:
+class LookupOp(Operation):
     """One lookup: its rows come part by part, each once, and are put in the caller's order where they are not yet."""
 
     def __init__(
@@ -139,16 +139,8 @@ class LookupOp:
             part.complete for part in self._parts
         )
 
-    def requests(self) -> Sequence[Request]:
+    def requests(self) -> Sequence[_PartLookup]:
         return self._parts
-
-    def waits_for(self) -> list[str]:
-        return [part.waits_for for part in self._parts if not part.complete]
-
-    def raise_error(self) -> None:
-        for part in self._parts:
-            if part.error is not None:
-                raise part.error
 
     def drop(self) -> None:
         """Nobody wants it any more."""
@@ -182,7 +174,7 @@ class LookupOp:
         return found  # the caller's alone: a transfer and its request would keep it
 
 
-class TablesOp:
+class TablesOp(Operation):
     """Lookups of several variables, asked for at one time and waited for together."""
 
     def __init__(self, lookups: dict[str, LookupOp]) -> None:
@@ -198,15 +190,8 @@ class TablesOp:
     def complete(self) -> bool:
         return all(operation.complete for operation in self._lookups.values())
 
-    def requests(self) -> Sequence[Request]:
+    def requests(self) -> Sequence[_PartLookup]:
         return [request for operation in self._lookups.values() for request in operation.requests()]
-
-    def waits_for(self) -> list[str]:
-        return sorted({name for operation in self._lookups.values() for name in operation.waits_for()})
-
-    def raise_error(self) -> None:
-        for operation in self._lookups.values():
-            operation.raise_error()
 
     def drop(self) -> None:
         """Nobody wants it any more."""

@@ -58,11 +58,6 @@ class PartsCargo(Cargo):
         self._parts = [_Sent(index, gradient) for index, gradient in parts]
         self._gather(take)
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing for this shard."""
-        return not self._parts
-
     def _gather(self, take: Callable[[int], Run]) -> None:
         """Values for a ps on this machine go into a run that it reads; else only rows that are to be put in order."""
         large = sum(sent.values.nbytes for sent in self._parts) >= self.peer.caller.runtime.tuning.shared_nbytes

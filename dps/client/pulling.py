@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from dps.client.pushes import Pushes
 from dps.client.pushing import PushOp
 from dps.client.recycled import Recycled, Taken
 from dps.client.transfers import PullTransfer
-from dps.client.waiting import Waiter
+from dps.client.waiting import Operation, Waiter
 from dps.protocol import Pull
 from dps.reply import Version
 from dps.transport.wire import Array
@@ -28,7 +28,7 @@ Kept = dict[int, tuple[int, Array]]
 """By ps: the version counter of values, and they."""
 
 
-class PullOp:
+class PullOp(Operation):
     """One pull: a transfer per ps. `names`: variable indices, None for all.
 
     `conditional`: unchanged shards move nothing. `launch` gives the messages of now.
@@ -87,13 +87,8 @@ class PullOp:
                 return False
         return self._incarnation >= 0
 
-    def waits_for(self) -> list[str]:
-        return [t.waits_for for t in self.transfers.values() if not t.complete]
-
-    def raise_error(self) -> None:
-        for transfer in self.transfers.values():
-            if transfer.error is not None:
-                raise transfer.error
+    def requests(self) -> Iterable[PullTransfer]:
+        return self.transfers.values()
 
     def parts(self, kept: Kept, still: bool) -> list[Array]:
         """All parts that a whole pull has brought, shard after shard, in the order of their runs; those of shards that

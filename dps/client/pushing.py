@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from dps.actors.caller import Caller
 from dps.client.cargo import Cargo
 from dps.client.connection import Connection
 from dps.client.transfers import PushTransfer
+from dps.client.waiting import Operation
 from dps.protocol import APPLIED, REFUSED, WINDOW
 from dps.reply import Push
 
 
-class PushOp:
+class PushOp(Operation):
     """One push. In sync the step ps's answer is the result, and the others are done with the session's memory; else
     every shard's is."""
 
@@ -30,9 +32,6 @@ class PushOp:
         self.refusal = ""
         """With the result: why the gradient was refused, "" when it was not."""
         self._restored_step = 0
-
-    def start(self) -> None:
-        """Pushes are sent when they are made."""
 
     def send(self, ps: int, credit: bool) -> None:
         """Send a ps its cargo, with the next flush. `credit`: the ps has given some for this push already."""
@@ -70,8 +69,8 @@ class PushOp:
         answers = [transfer.accepted for transfer in self._deciding]
         return None if None in answers else all(answers)
 
-    def waits_for(self) -> list[str]:
-        return [t.waits_for for t in self.transfers.values() if not t.complete]
+    def requests(self) -> Iterable[PushTransfer]:
+        return self.transfers.values()
 
     @property
     def error(self) -> Exception | None:

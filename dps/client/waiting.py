@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dps.client.connection import Connection
 from dps.errors import Aborted, DeadlineExceeded
+
+if TYPE_CHECKING:
+    from dps.client.transfers import Transfer
 
 log = logging.getLogger("dps")
 
@@ -22,20 +25,30 @@ class Loss(NamedTuple):
         return f"{'' if self.certain else 'at least '}{self.steps} {'step' if self.steps == 1 else 'steps'} lost"
 
 
-class Operation(Protocol):
-    """A pull or a push: requests to several ps that are complete together."""
+class Operation:
+    """A pull, a push or a lookup: requests to several ps that are complete together."""
 
     def start(self) -> None:
         """Send what is not sent yet, or is of an epoch that has ended."""
 
+    def requests(self) -> Iterable[Transfer]:
+        """Those that are sent."""
+        raise NotImplementedError
+
     @property
-    def complete(self) -> bool: ...
+    def complete(self) -> bool:
+        """Whether all have what they want."""
+        raise NotImplementedError
 
     def waits_for(self) -> list[str]:
         """What the ps that have not answered said they wait for; "" where they said nothing."""
+        return [request.waits_for for request in self.requests() if not request.complete]
 
     def raise_error(self) -> None:
         """Raise what a ps answered instead of a result."""
+        for request in self.requests():
+            if request.error is not None:
+                raise request.error
 
 
 class Waiter:
