@@ -96,6 +96,8 @@ class Session:
         ```
     """
 
+    # More than 12 attributes: the session is where its parts meet, and each call hands over to one or two of them.
+
     def __init__(
         self,
         server: Server | str,
