@@ -29,13 +29,13 @@ Kept = dict[int, tuple[int, Array]]
 
 
 class PullOp(Operation):
-    """One pull: a transfer per ps. `names`: variable indices, None for all.
+    """One pull: a transfer per ps. `names`: of variables, None for all.
 
     `conditional`: unchanged shards move nothing. `launch` gives the messages of now.
     """
 
     def __init__(
-        self, connection: Connection, names: list[int] | None, conditional: bool, launch: Callable[[], dict[int, Pull]],
+        self, connection: Connection, names: list[str] | None, conditional: bool, launch: Callable[[], dict[int, Pull]],
         take: Callable[[ShardLayout], Taken], hold: bool, behind: PushOp | None = None,
     ) -> None:  # fmt: skip
         self.names, self.conditional = names, conditional
@@ -178,21 +178,17 @@ class Pulls:
         those on their way.
         """
         self._waiter.check_open()
-        known = None if names is None else self._indices(names)
-        return self._operation(known, newer_than, after, hold, behind, leads)
-
-    def _operation(
-        self, known: list[int] | None, newer_than: Version | None, after: bool, hold: bool = False,
-        behind: PushOp | None = None, leads: bool = False,
-    ) -> PullOp:  # fmt: skip
+        by_name = self._connection.plan.by_name
+        wanted = None if names is None else list(dict.fromkeys(names))
+        if unknown := [name for name in wanted or () if name not in by_name]:
+            raise ValueError(f"no variables {unknown}; there are {list(by_name)[:10]}")
         to_come = itertools.chain([int(leads)], itertools.repeat(0))  # after a rollback it leads nothing
 
         def launch() -> dict[int, Pull]:
-            return self._launch(known, newer_than, after, next(to_come))
+            return self._launch(wanted, newer_than, after, next(to_come))
 
-        return PullOp(
-            self._connection, known, newer_than is not None, launch, self._recycled.take, hold, behind
-        )  # fmt: skip
+        conditional = newer_than is not None
+        return PullOp(self._connection, wanted, conditional, launch, self._recycled.take, hold, behind)
 
     @property
     def version(self) -> Version:
@@ -225,7 +221,7 @@ class Pulls:
         return self.may_follow_a_push and not self._connection.bounded and self._connection.compression is None
 
     def _launch(
-        self, names: list[int] | None, newer_than: Version | None, after: bool, to_come: int
+        self, names: list[str] | None, newer_than: Version | None, after: bool, to_come: int
     ) -> dict[int, Pull]:
         """What to ask the ps, with what holds in the run epoch of now: after a rollback a pull is launched again.
         `to_come`: pushes that leave right after it."""
@@ -236,9 +232,10 @@ class Pulls:
         last = {ps: number + to_come if behind else 0 for ps, number in pushes.numbers.items()}
         min_step = connection.local_step if connection.sync and not behind else 0
         patience_ms, plan = self._waiter.patience_ms, connection.plan
+        some = [part for name in names or () for part in plan.parts_of[plan.by_name[name]]]
         messages: dict[int, Pull] = {}
         for ps in plan.ps:
-            parts = [] if names is None else [p.index for i in names for p in plan.parts_of[i] if p.ps == ps]
+            parts = [part.index for part in some if part.ps == ps]
             if names is None or parts:
                 lane = connection.peers[ps].lane
                 messages[ps] = Pull(
@@ -254,13 +251,6 @@ class Pulls:
         worth = layout.data_nbytes >= runtime.tuning.piece_nbytes // 4
         return worth and runtime.keeps_blocks and len(layout.indices) <= MOST_PARTS
 
-    def _indices(self, names: Sequence[str]) -> list[int]:
-        by_name = self._connection.plan.by_name
-        unknown = [n for n in names if n not in by_name]
-        if unknown:
-            raise ValueError(f"no variables {unknown}; there are {list(by_name)[:10]}")
-        return [by_name[n] for n in dict.fromkeys(names)]
-
     def finish(self, operation: PullOp, out: Any, timeout: float | None, still: bool = False) -> Any:
         """Wait for a pull; the nested arrays, None where nothing was newer. `out`: arrays to fill and return; `still`:
         they are read-only."""
@@ -271,7 +261,7 @@ class Pulls:
             if not any(t.newer for t in operation.transfers.values()):
                 return None
             if not self._has_the_others(operation):
-                return self.finish(self._operation(operation.names, None, after=False), out, timeout)
+                return self.finish(self.start(operation.names, None, after=False), out, timeout)
             if operation.names is None:
                 kept = self._cache
                 self._cache = operation.kept_runs(kept)
@@ -312,10 +302,10 @@ class Pulls:
             return assembly.values([part for one in taken for part in one.parts()])
         return self._recycled.tree(taken, assembly.values, assembly.copy)
 
-    def _some(self, views: dict[int, Array], names: list[int]) -> Any:
+    def _some(self, views: dict[int, Array], names: list[str]) -> Any:
         """Nested dicts of these variables, of their parts by index."""
         plan = self._connection.plan
-        leaf, nesting = assemble(plan, views, plan.by_name), Nesting(nested([plan.variables[i].name for i in names]))
+        leaf, nesting = assemble(plan, views, plan.by_name), Nesting(nested(names))
         return nesting.build([leaf(path) for path in nesting.paths])
 
 
