@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,10 @@ class Whole(Mapping[int, Gradient]):
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self.arrays = arrays
+
+    def get(self, index: int, default: Any = None) -> Any:
+        """The user's own array, which may be strided."""
+        return self.arrays[index]
 
     def __getitem__(self, index: int) -> Array:
         array = self.arrays[index]

@@ -53,7 +53,7 @@ class OwnRun(Run):
 
     def holds(self, layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
         """Whether gradients of all of the shard were written to these arrays, as far as the first of them tells."""
-        gradient, view = gradients[layout.trained[0].variable], self.views[layout.trained[0].index]
+        gradient, view = gradients.get(layout.trained[0].variable), self.views[layout.trained[0].index]
         return gradient is view or (isinstance(gradient, np.ndarray) and np.may_share_memory(gradient, view))
 
 
