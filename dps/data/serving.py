@@ -10,6 +10,8 @@ from dps.data.messages import feed_name
 from dps.errors import ConfigError
 from dps.server import Server
 
+JOIN_S = 60.0
+
 
 class Serving:
     """A dataset that this task serves, until the task ends.
@@ -75,8 +77,20 @@ def serve(
         raise ConfigError(f"serve: got a {type(dataset).__name__}, wanted a dataset, as dps.data.from_arrays makes it")
     if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
         raise ConfigError(f"serve: ahead: got {ahead!r}, wanted a whole number from 1 on")
-    if isinstance(position, dict) and server.name in position:
-        position = position[server.name]
-    actor = DatasetActor(dataset, name, ahead, position, server.target)
+    actor = DatasetActor(dataset, name, ahead, _own(position, server), server.target)
     server.host(feed_name(name), actor)
     return Serving(actor)
+
+
+def _own(position: Any, server: Server) -> dict[str, Any] | None:
+    """This task's part of the positions of all tasks that serve. Blocks until the task has its number."""
+    if not isinstance(position, dict) or "from" in position or not all(":" in task for task in position):
+        return position
+    server.wait_joined(server.runtime.now() + JOIN_S)
+    if server.name not in position:
+        raise ConfigError(
+            f"position: got those of {', '.join(position) or 'no task'}, wanted that of {server.name}; give the task "
+            "the same --task as in the run before"
+        )
+    found: dict[str, Any] = position[server.name]
+    return found

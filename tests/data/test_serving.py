@@ -57,6 +57,8 @@ def test_bad_use_of_serving_is_told_in_one_line() -> None:
             dps.data.remote(server, prefetch=99)
         with pytest.raises(dps.ConfigError, match="wanted the position of a dataset that is served"):
             dps.data.serve(dataset, server, position={"epoch": 0})
+        with pytest.raises(dps.ConfigError, match="got those of dataset:3, wanted that of worker:0"):
+            dps.data.serve(dataset, server, position={"dataset:3": {"from": {"epoch": 0}, "finished": []}})
         assert feed_name("x") == "feed/x"
 
 
