@@ -82,7 +82,7 @@ def serve(
     return Serving(actor)
 
 
-def _own(position: Any, server: Server) -> dict[str, Any] | None:
+def _own(position: dict[str, Any] | None, server: Server) -> dict[str, Any] | None:
     """This task's part of the positions of all tasks that serve. Blocks until the task has its number."""
     if not isinstance(position, dict) or "from" in position or not all(":" in task for task in position):
         return position
