@@ -167,9 +167,12 @@ class ArenaMemory:
         return free
 
     def spare(self) -> int | None:
-        """A buffer for a draft that may be dropped; None if no other one would remain for further updates."""
+        """A buffer for a draft that may be dropped; None if there is such a draft, or no other one would remain for
+        further updates."""
+        if not self.reversible or any(buffer.drafted for buffer in self.buffers):
+            return None
         left = self._most - len(self.buffers) + sum(b.free for i, b in enumerate(self.buffers) if i != self.current)
-        return None if not self.reversible or left < 1 + self.is_still() else self.free_buffer()
+        return None if left < 1 + self.is_still() else self.free_buffer()
 
     def catch_up(self, index: int) -> None:
         """Copy into a free buffer the ranges that it missed."""

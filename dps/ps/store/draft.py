@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
-from dps.ps.store.arena import WHOLE, ArenaMemory
+from dps.ps.store.arena import ArenaMemory
 from dps.ps.store.gradients import Gradient, Mean, Pieces, RowGradient, cut, size_of
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
@@ -36,11 +36,6 @@ class Target:
     places: slice | list[int]
     ranges: list[tuple[int, int]]
 
-    @staticmethod
-    def whole() -> Target:
-        """All of an arena; the buffer is chosen later."""
-        return Target(-1, slice(None), [WHOLE])
-
 
 class Drafted(Protocol):
     """What a draft needs of its store."""
@@ -51,11 +46,8 @@ class Drafted(Protocol):
     counter: int
     step: int
 
-    def make_current(self, draft: Draft) -> None:
-        """What it wrote is the current version."""
-
-    def forget(self, draft: Draft) -> None:
-        """Nothing comes of what it wrote."""
+    def end(self, draft: Draft, published: bool) -> None:
+        """What a draft wrote is the current version, or nothing comes of it."""
 
 
 class Draft:
@@ -104,7 +96,7 @@ class Draft:
     def publish(self) -> None:
         """Make the draft the current version."""
         self._closed = True
-        self._store.make_current(self)
+        self._store.end(self, published=True)
         if self.listener is not None:
             self.listener.published()
 
@@ -117,7 +109,7 @@ class Draft:
             self.publish()
             return
         self._closed = True
-        self._store.forget(self)
+        self._store.end(self, published=False)
         if self.listener is not None:
             self.listener.dropped()
 

@@ -184,15 +184,14 @@ class Store:
         None if optimizers have slots, a GPU has the values, another such draft is open, or no spare buffer would remain
         for others.
         """
-        targets = {a: Target.whole() for a, _ in self._trained} if parts is None else self._targets(parts)
+        targets = self._targets(parts)
         with self._lock:
             for a, target in targets.items():
                 memory = self.arenas[a]
                 if not reversible:
                     target.index = memory.target() if self.leases_on else memory.current
                     continue
-                busy = not self.leases_on or any(buffer.drafted for buffer in memory.buffers)
-                index = None if busy else memory.spare()
+                index = memory.spare() if self.leases_on else None
                 if index is None:
                     return None
                 target.index = index
@@ -205,8 +204,10 @@ class Store:
                 self.arenas[a].catch_up(target.index)
         return Draft(self, targets, step, scale, reversible)
 
-    def _targets(self, parts: Collection[int]) -> dict[int, Target]:
-        """What an update of these parts writes, but for the buffers."""
+    def _targets(self, parts: Collection[int] | None) -> dict[int, Target]:
+        """What an update of these parts, or of all that is trained, writes, but for the buffers."""
+        if parts is None:
+            return {a: Target(-1, slice(None), [WHOLE]) for a, _ in self._trained}
         targets: dict[int, Target] = {}
         for number in parts:
             a, start = self.layout.place[number]
@@ -217,27 +218,19 @@ class Store:
             target.ranges.append((start, start + self.arenas[a].arena.parts[place].size))
         return targets
 
-    def make_current(self, draft: Draft) -> None:
-        """What a draft wrote is the current version."""
+    def end(self, draft: Draft, published: bool) -> None:
+        """What a draft wrote is the current version, or nothing comes of it."""
         with self._lock:
             for a, target in draft.targets.items():
                 memory = self.arenas[a]
-                memory.applied[target.places] += 1
-                memory.wrote(target.index, target.ranges)
-            self.counter, self.step = draft.counter, draft.step
-            self._free(draft)
-
-    def forget(self, draft: Draft) -> None:
-        """Nothing comes of what a draft wrote."""
-        with self._lock:
-            self._free(draft)
-
-    def _free(self, draft: Draft) -> None:
-        if not draft.reversible:
-            self._writing = False
-            return
-        for a, target in draft.targets.items():
-            self.arenas[a].buffers[target.index].drafted = False
+                if draft.reversible:
+                    memory.buffers[target.index].drafted = False
+                if published:
+                    memory.applied[target.places] += 1
+                    memory.wrote(target.index, target.ranges)
+            if published:
+                self.counter, self.step = draft.counter, draft.step
+            self._writing &= draft.reversible
 
     def _together(self, update: Gradient) -> Gradient:
         """Pieces put together for the arenas whose passes need that, before the update counts: memory may lack."""
