@@ -32,12 +32,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-WORKS, SIZES, LANES = ("W1", "W2", "W3", "W4", "W5"), ("small", "resnet"), ("shared", "socket")
-SMALL = [(2560,)] * 10
-RESNET = [(1_000_000,)] * 25 + [(4096,)] * 136
-"""161 variables, 25.6 M elements, as the ResNet-50-like set has: few large ones and many small ones."""
+WORKS, SIZES, LANES = ("W1", "W2", "W3", "W4", "W5"), ("4k", "small", "resnet"), ("shared", "socket")
+SHAPES = {"4k": [(1024,)], "small": [(2560,)] * 10, "resnet": [(1_000_000,)] * 25 + [(4096,)] * 136}
+"""In resnet 161 variables, 25.6 M elements, as the ResNet-50-like set has: few large ones and many small ones."""
 ROWS, TAKEN, DIM, LISTS = 1_000_000, 8192, 64, 48
-STEPS = {"small": 200, "resnet": 12}
+STEPS = {"4k": 200, "small": 200, "resnet": 12}
 """Synchronous steps: both workers have to make as many."""
 WARM, LEAST = 3, 5
 CLEAR = 5
@@ -112,8 +111,7 @@ def _params(kind: str, size: str, chosen: Chosen) -> dict[str, Any]:
 
     if kind == "sparse":
         return {"table": dps.Variable(np.zeros((chosen.rows, DIM), np.float32), sparse=True)}
-    shapes = SMALL if size == "small" else RESNET
-    return {f"v{i}": np.zeros(shape, np.float32) for i, shape in enumerate(shapes)}
+    return {f"v{i}": np.zeros(shape, np.float32) for i, shape in enumerate(SHAPES[size])}
 
 
 def _dense(session: Any, size: str) -> dict[str, Callable[[], object]]:

@@ -26,6 +26,9 @@ NOTHING: list[Any] = []
 NO_NOTES: dict[str, Any] = {}
 """As NOTHING."""
 
+NOT_LENT = (0,) * 6
+"""Counter, step and place of values that are not lent."""
+
 APPLIED, DROPPED, REFUSED = "applied", "dropped", "refused"
 
 
@@ -58,6 +61,22 @@ class Pull(Message, kind=10):
     -1: it keeps none yet, and will keep this version."""
     whole: bool = False
     """The asker keeps the received memory instead of copying it, if pieces end where parts end."""
+
+    def compact(self) -> tuple[int, ...] | None:
+        """Of all of a shard, by an asker on the ps's machine."""
+        if not self.shared or self.parts or self.packed or self.base != NO_BASE:
+            return None
+        return (
+            self.epoch, self.min_step, self.after, self.clock, self.newer_than, self.patience_ms, self.released,
+            self.whole,
+        )  # fmt: skip
+
+    @classmethod
+    def expanded(
+        cls, epoch: int, min_step: int, after: int, clock: int, newer_than: int, patience_ms: int, released: int,
+        whole: int,
+    ) -> Pull:  # fmt: skip
+        return cls(epoch, min_step, after, clock, newer_than, [], patience_ms, True, released, whole=bool(whole))
 
 
 class Values(Message, kind=11):
@@ -128,6 +147,18 @@ class SharedValues(Message, kind=15):
     counter: int
     step: int
     memories: list[Any]
+
+    def compact(self) -> tuple[int, ...] | None:
+        """Of a shard with one arena."""
+        if len(self.memories) != 1 or self.memories[0].__class__ is not list:
+            return None
+        return self.epoch, self.counter, self.step, *self.memories[0]
+
+    @classmethod
+    def expanded(
+        cls, epoch: int, counter: int, step: int, process: int, descriptor: int, inode: int, nbytes: int
+    ) -> SharedValues:
+        return cls(epoch, counter, step, [[process, descriptor, inode, nbytes]])
 
 
 class Release(Message, kind=16):
@@ -201,61 +232,24 @@ class Push(Message, kind=20):
     """As of Pull."""
     arrays: tuple[Array, ...] = ()
 
+    def compact(self) -> tuple[int, ...] | None:
+        """Of all of a shard, in memory that begins with it."""
+        if self.form != SHARED or self.offsets or self.arrays or len(self.parts) != 2 or self.parts[1] != 0:
+            return None
+        if self.parts[0].__class__ is not list:
+            return None
+        return (
+            self.epoch, self.number, self.step, self.counter, self.nbytes, self.clock, self.lend, self.released,
+            *self.parts[0],
+        )  # fmt: skip
 
-NOWHERE = [0, 0, 0, 0]
-"""The place of values if none are lent."""
-
-
-class Step(Message, kind=32):
-    """A push of form SHARED, of all of a shard, from the beginning of the memory that the last four numbers name.
-    Answered with Stepped where it was applied at once, in sync with those of all others that came as this one; else it
-    is to the ps the Push that it stands for. Its sender, when it has waited for a moment, sends that Push."""
-
-    epoch: int
-    number: int
-    step: int
-    counter: int
-    released: int
-    lend: int
-    """1: values are wanted with the result."""
-    process: int
-    descriptor: int
-    inode: int
-    nbytes: int
-
-
-class Stepped(Message, kind=33):
-    """The push was applied: its step, its staleness, the shard's version, and where that can be read in place, as of
-    SharedValues: the memory of its only arena. All 0 where it was not wanted."""
-
-    number: int
-    step: int
-    staleness: int
-    counter: int
-    process: int
-    descriptor: int
-    inode: int
-    nbytes: int
-
-
-class Look(Message, kind=34):
-    """A pull of all of a shard with one arena, which the asker can read in the ps's memory. Answered with Shown; with
-    anything else, or nothing, where the asker is to send the Pull."""
-
-    epoch: int
-    released: int
-    """As of Pull."""
-
-
-class Shown(Message, kind=35):
-    """The version of now, its step, and where it can be read, as of Stepped."""
-
-    counter: int
-    step: int
-    process: int
-    descriptor: int
-    inode: int
-    nbytes: int
+    @classmethod
+    def expanded(
+        cls, epoch: int, number: int, step: int, counter: int, nbytes: int, clock: int, lend: int, released: int,
+        process: int, descriptor: int, inode: int, memory_nbytes: int,
+    ) -> Push:  # fmt: skip
+        place = [[process, descriptor, inode, memory_nbytes], 0]
+        return cls(epoch, number, step, counter, SHARED, nbytes, [], place, clock, bool(lend), released)
 
 
 class PushStatus(Message, kind=21):
@@ -295,6 +289,26 @@ class Pushed(Message, kind=24):
     request number. Empty if they were not requested or cannot be lent; then they must be pulled."""
     credit: bool = False
     """The next push may be sent without asking for credit."""
+
+    def compact(self) -> tuple[int, ...] | None:
+        """Of a push that was applied, with values of one arena or none."""
+        if self.status != APPLIED or self.reason:
+            return None
+        about = self.number, self.step, self.staleness, self.counter, self.credit
+        if not self.lent:
+            return *about, *NOT_LENT
+        counter, step, memories = self.lent
+        if len(memories) != 1 or memories[0].__class__ is not list or not memories[0][-1]:
+            return None
+        return *about, counter, step, *memories[0]
+
+    @classmethod
+    def expanded(
+        cls, number: int, step: int, staleness: int, counter: int, credit: int, lent_counter: int, lent_step: int,
+        process: int, descriptor: int, inode: int, nbytes: int,
+    ) -> Pushed:  # fmt: skip
+        lent = [lent_counter, lent_step, [[process, descriptor, inode, nbytes]]] if nbytes else NOTHING
+        return cls(number, APPLIED, step, staleness, counter, "", lent, bool(credit))
 
 
 class Credit(Message, kind=25):

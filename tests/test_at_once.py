@@ -1,4 +1,4 @@
-"""Asynchronous pulls and pushes at once, through sessions: what they bring is what the ordinary way brings."""
+"""Small asynchronous pulls and pushes in one round trip, through sessions: they bring what others bring."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import pytest
 
 import dps
 from dps.actors.caller import Caller
-from dps.client import stepping
+from dps.client import at_once
 from dps.client.lanes import Lane
 from dps.errors import Unavailable
-from dps.protocol import NOWHERE, Look, Shown, Step
-from dps.ps.shard import Shard
+from dps.ps.serving.reading import Reading
 from dps.reply import Push
 from tests.in_process import cluster
 from tests.interrupting import interrupted_at
@@ -53,7 +52,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     post, send = Caller.post, Caller.send
 
     def posted(self: Caller, to: Any, message: Any) -> int:
-        asked.append(type(message).__name__)
+        asked.append(f"{type(message).__name__} at once")
         return post(self, to, message)
 
     def sent(self: Caller, request: Any, message: Any) -> None:
@@ -87,9 +86,10 @@ def test_the_bits_are_those_of_the_ordinary_way(optimizer: Any, in_place: bool, 
                     found.append(s.pull()["c"])
         return found
 
-    at_once = run(True)
-    assert asked.count("Step") == 12 and asked.count("Look") == 8 and "Push" not in asked and "Pull" not in asked
-    for one, other in zip(at_once, run(False), strict=True):
+    small = run(True)
+    assert asked.count("Push at once") == 12 and asked.count("Pull at once") == 8
+    assert "Push" not in asked and "Pull" not in asked
+    for one, other in zip(small, run(False), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -102,7 +102,7 @@ def test_a_result_says_its_step_and_how_many_came_in_between(asked: Asked) -> No
         assert one.push(ones()) == Push(3, True, 2)
         assert values(one) == (-3.0, -3.0) and one.global_step == 3 and one.version.counters == ((0, 3),)
         assert one.push(ones()) == Push(4, True, 0)
-        assert set(asked) == {"Look", "Step"}
+        assert set(asked) == {"Pull at once", "Push at once"}
 
 
 def test_a_pull_sees_what_others_have_pushed_since(asked: Asked) -> None:
@@ -147,7 +147,7 @@ def test_some_of_the_gradients_go_the_ordinary_way_and_keep_their_place(asked: A
         s.push(ones())
         s.push({"c": ones()["c"]})
         assert s.push(ones()).step == 3 and values(s) == (-2.0, -3.0)
-        assert [kind for kind in asked if kind in ("Step", "Push")] == ["Step", "Push", "Step"]
+        assert [kind for kind in asked if "Push" in kind] == ["Push at once", "Push", "Push at once"]
 
 
 def test_a_refused_gradient_is_told_and_changes_nothing() -> None:
@@ -187,17 +187,16 @@ def test_a_reader_without_params_sees_the_values_of_now(asked: Asked) -> None:
     with cluster(1, 2) as servers, session(servers[0]) as s, dps.Session(servers[1]) as reader:
         s.push(ones())
         asked.clear()
-        assert values(reader) == (-1.0, -1.0) and asked == ["Look", "Release"]
+        assert values(reader) == (-1.0, -1.0) and asked == ["Pull at once", "Release"]
         assert reader.global_step == 1
 
 
 def test_where_there_is_no_room_for_a_reader_the_values_are_sent(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> None:
     with trained() as s:
-        monkeypatch.setattr(Shard, "lend", lambda *_: None)
-        monkeypatch.setattr(Shard, "lend_all", lambda *_: NOWHERE)
+        monkeypatch.setattr(Reading, "lend", lambda *_: None)
         assert values(s) == (0.0, 0.0)
         assert float(s.step(ones())["w"][0, 0]) == -1.0
-        assert asked[-4:] == ["Pull", "Step", "Look", "Pull"]
+        assert asked[-4:] == ["Pull", "Push at once", "Pull at once", "Pull"]
 
 
 def test_where_the_values_cannot_be_read_sockets_are_used(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> None:
@@ -206,9 +205,9 @@ def test_where_the_values_cannot_be_read_sockets_are_used(monkeypatch: pytest.Mo
 
     with trained() as s:
         monkeypatch.setattr(Lane, "attach", gone)
-        assert values(s) == (0.0, 0.0) and asked[-2:] == ["Look", "Pull"]
+        assert values(s) == (0.0, 0.0) and asked[-2:] == ["Pull at once", "Pull"]
         asked.clear()
-        assert float(s.step(ones())["w"][0, 0]) == -1.0 and "Look" not in asked
+        assert float(s.step(ones())["w"][0, 0]) == -1.0 and "Pull at once" not in asked
 
 
 def test_what_takes_too_long_goes_the_ordinary_way_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,13 +263,13 @@ def test_readers_that_idle_keep_no_versions_from_others() -> None:
 
 
 def test_what_ctrl_c_leaves_behind_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: stepping.Stepping, lent: Any) -> None:
+    def interrupted(self: at_once.AtOnce, lent: Any) -> None:
         raise KeyboardInterrupt
 
     with trained() as s:
         for _ in range(5):
             with monkeypatch.context() as patch:
-                patch.setattr(stepping.Stepping, "note", interrupted)
+                patch.setattr(at_once.AtOnce, "note", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     s.pull()
         s.pull()
@@ -285,7 +284,3 @@ def test_what_is_done_to_the_arrays_of_one_view_is_not_seen_in_the_next(monkeypa
         with s.view() as seen:
             assert seen["w"].shape == (100, 170) and not seen["w"].flags.writeable
         assert s.pull(out=ones())["w"].shape == (100, 170)
-
-
-def test_the_messages_are_of_whole_numbers() -> None:
-    assert all(kind.form_of.plain is not None for kind in (Step, Look, Shown))

@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dps import config
+from dps.client.at_once import AtOnce
 from dps.client.connection import Connection
 from dps.client.lookup import Lookups
 from dps.client.opening import Model, check_timeout, compression_asked, run_settings
 from dps.client.pulling import PullOp, Pulls, filled
 from dps.client.pushes import Pushes
 from dps.client.reports import Reports
-from dps.client.stepping import Stepping
 from dps.client.turns import Turns, one_at_a_time
 from dps.client.waiting import Loss, Waiter
 from dps.errors import DeadlineExceeded, DpsError
@@ -172,7 +172,7 @@ class Session:
         nesting = Nesting(nested([v.name for v in connection.plan.variables]) if params is None else params)
         self._pushes = Pushes(connection, self._waiter, nesting, self._reports.settled)
         self._pulls = Pulls(connection, self._waiter, self._pushes)
-        self._stepping = Stepping(connection, self._pushes, self._pulls)
+        self._at_once = AtOnce(connection, self._pushes, self._pulls)
         self._lookups = Lookups(connection)
         self._reports.opened(values.values())
 
@@ -228,7 +228,7 @@ class Session:
             if out is not None:
                 with self._held(timeout) as values:
                     return filled(out, values)
-            if (values := self._stepping.pull(None)) is not None:
+            if (values := self._at_once.pull(None)) is not None:
                 return values
         return self._pulls.finish(self._pulls.start(names, if_newer_than, after=False), out, timeout)
 
@@ -320,9 +320,9 @@ class Session:
     def _held(self, timeout: float | None) -> Iterator[Any]:
         """The values of now, to read only; those of ps on this machine lie in their memory until the block ends."""
         self._waiter.check_open()
-        if (lent := self._stepping.lent()) is not None:
+        if (lent := self._at_once.lent()) is not None:
             try:
-                self._stepping.holds()
+                self._at_once.holds()
                 yield self._pulls.still([lent.memory])
             finally:
                 lent.release()
@@ -453,7 +453,7 @@ class Session:
             ```
         """
         gradients = self._gradients(grads, loss)
-        made, operation = self._stepping.push(gradients, loss)
+        made, operation = self._at_once.push(gradients, loss)
         if made is not None:
             self._reports.settled(made.result, loss)
             return made.result
@@ -512,13 +512,13 @@ class Session:
             ```
         """
         gradients = self._gradients(grads, loss)
-        made, pushing = self._stepping.step(gradients, loss)
+        made, pushing = self._at_once.step(gradients, loss)
         if made is not None:
             incarnation = self._connection.caller.incarnation
             self._reports.settled(made.result, loss)
             if self._connection.caller.incarnation != incarnation or made.lent is None:  # a hook may have rolled back
                 return self.pull(timeout=timeout)
-            self._stepping.note(made.lent)
+            self._at_once.note(made.lent)
             return made.values
         pulling: PullOp | None = None
         try:

@@ -19,7 +19,6 @@ from dps.protocol import (
     Decide,
     Enter,
     Init,
-    Look,
     Lookup,
     Members,
     Probe,
@@ -34,7 +33,6 @@ from dps.protocol import (
     SaveShard,
     Serving,
     Stats,
-    Step,
 )
 from dps.ps.intake.intake import State
 from dps.ps.intake.parts import unknown_list
@@ -42,14 +40,12 @@ from dps.ps.intake.receiving import receive
 from dps.ps.intake.staged import Staged
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
 from dps.ps.modes.mode import Mode
-from dps.ps.modes.stepping import as_push
 from dps.ps.modes.sync import SyncMode
 from dps.ps.serving.saving import restore
 from dps.ps.shard import Shard
 from dps.ps.store.memory import check_device
 from dps.ps.warm import warm
 from dps.transport.endpoint import Memory
-from dps.transport.message import Message
 from dps.transport.probing import marked, starts_with
 from dps.update import Async, Bounded, SyncReplicas, Update, from_wire
 from dps.variables.plan import Plan
@@ -235,6 +231,8 @@ class PsActor(Actor):
         shard = self._shard(message.epoch)
         ledger, number = shard.ledger(sender, message.epoch), message.number
         shard.reading.heard(message, sender)
+        if shard.mode.at_once(message, ledger, sender):
+            return
         if ledger.is_complete(number):
             shard.mode.again(ledger, number, sender)
         elif missing := unknown_list(message, ledger.memory):
@@ -248,28 +246,6 @@ class PsActor(Actor):
                 self.node.answer(sender, PushMissing(number))
             else:
                 shard.credits.heard((sender.incarnation, number), came.ranges.nbytes, self.node.runtime.now())
-
-    def on_Step(self, message: Step, sender: Sender) -> None:
-        shard = self._shard(message.epoch)
-        if not shard.ready or not shard.mode.step(message, sender):
-            self._take_back(shard)
-            self.on_Push(as_push(message, shard.layout.gradient_nbytes), sender)
-
-    def handle(self, message: Message, sender: Sender) -> None:
-        """All but a Step finds the steps that are kept on the ordinary way."""
-        if message.__class__ is Step:
-            self.on_Step(message, sender)
-            return
-        if self.shard is not None:
-            self._take_back(self.shard)
-        super().handle(message, sender)
-
-    def _take_back(self, shard: Shard) -> None:
-        for push, sender in shard.mode.taken_back():
-            self.node.handle(self.name, push, sender)
-
-    def on_Look(self, message: Look, sender: Sender) -> None:
-        self._shard(message.epoch).reading.look(sender, message)
 
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)

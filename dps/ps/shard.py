@@ -10,7 +10,6 @@ from dps.errors import Aborted
 from dps.protocol import (
     Members,
     Pushed,
-    Step,
 )
 from dps.ps.intake.borrowed import Borrowed
 from dps.ps.intake.credit import Credits
@@ -19,7 +18,6 @@ from dps.ps.modes.mode import Mode
 from dps.ps.serving.reading import Reading
 from dps.ps.serving.saving import Saving
 from dps.ps.store.store import Store
-from dps.transport.wire import Array
 from dps.variables.plan import Plan, ShardLayout
 
 
@@ -42,8 +40,9 @@ class Shard:
         """The newest; None while the shard has no first values."""
         self.saving = Saving(self.store, plan, ps, node, self._decided)
         self.checks_finite = bool(settings.get("check_finite", True))
-        self.takes_steps = len(self.layout.arenas) == 1 and bool(self.layout.trained)
-        """Whether a Step can name all that a push brings."""
+        trained = len(self.layout.arenas) == 1 and bool(self.layout.trained)
+        self.is_small = trained and self.layout.nbytes <= node.runtime.tuning.small_nbytes
+        """Whether a push is one run of few bytes."""
         self.ended = False
         """A newer run epoch has replaced this shard; what it still asked for is moot."""
         self.mode: Mode
@@ -116,8 +115,3 @@ class Shard:
         ledger.record(result)
         self.counts[result.status] += 1
         return result
-
-    def gradients_of(self, step: Step, sender: Sender) -> list[Array]:
-        """What a Step brings, by arena, where it lies. ProtocolError and Unavailable as of `Borrowed.run`."""
-        name = step.process, step.descriptor, step.inode, step.nbytes
-        return self.ledgers[sender.incarnation].memory.arrays(name, self.layout)

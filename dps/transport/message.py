@@ -35,7 +35,12 @@ class Form(NamedTuple):
     usual: tuple[type | None, ...]
     """The usual classes of the fields, to be checked by one comparison."""
     plain: struct.Struct | None
-    """The wire format of a message with integers alone: three bytes, then request, incarnation, fields."""
+    """The wire format of integers: three bytes, then request, incarnation, the integers. None for classes whose
+    messages are never that."""
+    numbers: Callable[[Any], tuple[int, ...] | None]
+    """A message as integers: its fields, or its `compact` form; None if it has none."""
+    made: Callable[..., Message]
+    """The message of such integers."""
 
 
 FORMS: dict[int, Form] = {}
@@ -48,6 +53,10 @@ class Message:
 
     Types are int, str, bool, bytes, float, list, dict and Any; `arrays`, the last, is a tuple of arrays. A message and
     its contents do not change once it is made. Raises TypeError for a number that another class has.
+
+    A class whose usual messages are a few integers has two methods for a compact form of them: `compact(self)` returns
+    the integers, or None for a message that takes more; the class method `expanded(cls, *integers)` returns the
+    message. The receiver gets the same message from both forms.
     """
 
     form_of: ClassVar[Form]
@@ -60,10 +69,17 @@ class Message:
         names = tuple(name for name in fields if name != "arrays")
         types = tuple(_TYPES[cls.__annotations__[name].partition("[")[0]] for name in names)
         usual = tuple(None if t is None else next(iter(t)) if len(t) == 1 else float for t in types)
-        plain = struct.Struct(f"<3B{2 + len(names)}q") if names == fields and set(usual) <= {int} else None
         given = {name: cls.__dict__[name] for name in fields if name in cls.__dict__}
         construct(cls, fields, given, frozen=False)
-        cls.form_of = FORMS[kind] = Form(cls, kind, names, types, "arrays" in fields, getter(names), usual, plain)
+        values = getter(names)
+        numbers, made, count = values, cls, len(names) if names == fields and set(usual) <= {int} else -1
+        if hasattr(cls, "compact"):
+            numbers, made = cls.compact, cls.expanded  # type: ignore[attr-defined]
+            count = made.__func__.__code__.co_argcount - 1
+        plain = None if count < 0 else struct.Struct(f"<3B{2 + count}q")
+        cls.form_of = FORMS[kind] = Form(
+            cls, kind, names, types, "arrays" in fields, values, usual, plain, numbers, made
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._fields)})"

@@ -2,9 +2,9 @@
 
 The header is a msgpack list: protocol version, kind of message, request number, sender, its incarnation, the target
 actor, the message's fields, and dtype and shape of each array. The field `arrays`, if a message class has it, is sent
-as frames. A message with integers alone has a plain header: a first byte that no list has, version, kind, request,
-incarnation and fields of 8 bytes each, then actor and sender, with a 0 between them. All input is checked before it is
-used: kinds, field types, dtypes, shapes, byte counts.
+as frames. A message that a few integers describe has a plain header (see `Message`): a first byte that no list has,
+version, kind, request, incarnation and the integers, 8 bytes each, then actor and sender, with a 0 between them. All
+input is checked before it is used: kinds, field types, dtypes, shapes, byte counts.
 """
 
 from __future__ import annotations
@@ -55,9 +55,11 @@ def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
     form = message.form_of
     if form.plain is not None:
         try:
-            numbers = form.plain.pack(PLAIN, VERSION, form.number, request, incarnation, *form.values(message))
-            return numbers + _names(actor, sender), ()
-        except (struct.error, ValueError):  # a number of more than 8 bytes, or a name that is too long
+            numbers = form.numbers(message)
+            if numbers is not None:
+                plain = form.plain.pack(PLAIN, VERSION, form.number, request, incarnation, *numbers)
+                return plain + _names(actor, sender), ()
+        except (struct.error, TypeError, ValueError):  # a number of more than 8 bytes, or a name that is too long
             pass
     arrays: tuple[Array, ...] = message.arrays if form.has_arrays else ()  # type: ignore[attr-defined]
     shapes = [(a.dtype.str, *a.shape) for a in arrays] if arrays else ()
@@ -108,7 +110,7 @@ def _plain(header: bytes, frames: Sequence[Buffer]) -> Envelope:
         actor, sender = _named(header[form.plain.size :])
     except (struct.error, ValueError) as error:
         raise ProtocolError(f"a plain {form.cls.__name__} is cut off or wrong: {error}") from None
-    return Envelope(form.cls(*fields), actor, request, sender, incarnation)
+    return Envelope(form.made(*fields), actor, request, sender, incarnation)
 
 
 _unpack = functools.partial(msgpack.unpackb, strict_map_key=False, use_list=True)

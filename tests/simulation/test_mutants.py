@@ -10,13 +10,12 @@ import pytest
 
 from dps.chief import admission, epochs, journaling, losses, takeover
 from dps.chief.run import write_journal
-from dps.client import pushing, stepping, waiting
+from dps.client import at_once, pushing, waiting
 from dps.errors import CheckpointError
 from dps.ps import server, shard
 from dps.ps.intake import ledger, rowlists, staged
 from dps.ps.modes import asynchronous as modes
-from dps.ps.modes import clocks, quorum, sync, tokens
-from dps.ps.modes import stepping as ps_stepping
+from dps.ps.modes import clocks, quorum, sync, together, tokens
 from dps.ps.serving import answers, early
 from dps.ps.store import draft, store
 from dps.reply import Push
@@ -194,59 +193,67 @@ def test_a_reader_that_is_let_in_one_step_too_far_ahead_is_caught(monkeypatch: p
 def test_a_push_that_goes_the_ordinary_way_under_another_number_is_caught(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    push = stepping.Stepping._push
+    push = at_once.AtOnce._push
 
-    def renumbered(self: stepping.Stepping, way: Any, memory: Any, number: int, *more: Any) -> Any:
+    def renumbered(self: at_once.AtOnce, way: Any, memory: Any, number: int, *more: Any) -> Any:
         found = push(self, way, memory, number, *more)
         self._pushes.numbers[way.ps] = number
         return found
 
-    monkeypatch.setattr(stepping.Stepping, "_push", renumbered)
+    monkeypatch.setattr(at_once.AtOnce, "_push", renumbered)
     caught(mode, "was applied, which sent")
 
 
-def test_a_push_that_is_on_both_ways_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken_back = ps_stepping.Stepping.taken_back
-    back: list[Any] = []
+def test_a_kept_push_that_stays_kept_when_it_is_reported_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(self: together.Together, staged: Any, sender: Any) -> bool:
+        if (
+            staged.push.incarnation in self._kept
+            and self._kept[staged.push.incarnation][0].push.number < staged.push.number
+        ):
+            del self._kept[staged.push.incarnation]
+        return bool(kept(self, staged, sender))
 
-    def copied(self: ps_stepping.Stepping) -> Any:
-        kept = {i: one for i, one in self._kept.items() if not any(one[1] is known for known in back)}
-        back.extend(one[1] for one in kept.values())
-        self._kept, now = kept, self._kept
-        found = taken_back(self)
-        self._kept = now
-        return found
-
-    monkeypatch.setattr(ps_stepping.Stepping, "taken_back", copied)
+    kept = together.Together.keep
+    monkeypatch.setattr(together.Together, "keep", keep)
+    monkeypatch.setattr(together.Together, "taken", lambda self: list(self._kept.values()))
+    monkeypatch.setattr(quorum.Quorum, "awaits", lambda *_: True)
     caught("steps", "applied twice")
 
 
-def test_a_push_at_once_of_which_no_result_is_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    step, decide = modes.AsyncMode.step, shard.Shard.decide
+def test_kept_pushes_that_are_never_reported_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync.SyncMode, "_report_kept", lambda self: None)
+    caught("steps", "a push took more than")
 
-    def forgetful(self: modes.AsyncMode, message: Any, sender: Any) -> bool:
+
+def test_a_step_in_one_go_that_does_not_wait_for_its_last_push_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = property(lambda self: self.kept >= max(1, self._wanted - 1))
+    monkeypatch.setattr(together.Together, "complete", early)
+    caught("steps", "is below the quota")
+
+
+def test_a_push_at_once_of_which_no_result_is_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, decide = modes.AsyncMode.at_once, shard.Shard.decide
+
+    def forgetful(self: modes.AsyncMode, *given: Any) -> bool:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(shard.Shard, "decide", lambda self, ledger, result: result)
-            return step(self, message, sender)
+            return at_once(self, *given)
 
-    monkeypatch.setattr(modes.AsyncMode, "step", forgetful)
+    monkeypatch.setattr(modes.AsyncMode, "at_once", forgetful)
     assert shard.Shard.decide is decide
     caught("at once", "applied twice")
 
 
 def test_a_push_at_once_ahead_of_others_that_are_staged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = modes.AsyncMode.step
+    at_once = modes.AsyncMode.at_once
 
-    def hasty(self: modes.AsyncMode, message: Any, sender: Any) -> bool:
-        ledger = self.shard.ledgers.get(sender.incarnation)
-        if ledger is None:
-            return False
+    def hasty(self: modes.AsyncMode, push: Any, ledger: Any, sender: Any) -> bool:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ledger, "done", message.number - 1)
+            patch.setattr(ledger, "done", push.number - 1)
             patch.setattr(ledger, "staged", {})
-            return step(self, message, sender)
+            return at_once(self, push, ledger, sender)
 
-    monkeypatch.setattr(modes.AsyncMode, "step", hasty)
+    monkeypatch.setattr(modes.AsyncMode, "at_once", hasty)
     caught("at once", "applied twice", 100)
 
 

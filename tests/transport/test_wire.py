@@ -18,7 +18,7 @@ import dps.actors.messages
 import dps.protocol  # noqa: F401  registers the kinds
 from dps.actors.messages import Done, Waiting
 from dps.errors import ProtocolError
-from dps.protocol import Credit, Lookup, Pull, Push, Stats, Values
+from dps.protocol import APPLIED, SHARED, Credit, Lookup, Pull, Push, Pushed, SharedValues, Stats, Values
 from dps.transport import wire
 from dps.transport.message import FORMS, Message, changed
 from dps.transport.wire import Envelope, decode, encode, peek
@@ -64,6 +64,50 @@ envelopes = st.builds(Envelope, messages(), st.text(max_size=5), INTS, st.text(m
 
 def frames_of(arrays: tuple[np.ndarray[Any, Any], ...]) -> list[memoryview]:
     return [memoryview(a.tobytes()) for a in arrays]
+
+
+SMALL = st.integers(-3, 3) | st.sampled_from([1 << 62, 1 << 63])
+PLACES = st.lists(SMALL | st.booleans() | st.floats(allow_nan=False), min_size=3, max_size=5) | PLAIN
+LENT = st.just([]) | st.tuples(SMALL, SMALL, st.lists(PLACES, max_size=2)).map(list) | st.lists(PLAIN, max_size=4)
+FORM = st.sampled_from([SHARED, SHARED, 0, 1, 2])
+ARRAYS = st.just(()) | st.just((np.zeros(2, np.float32),))
+USUAL = (
+    st.builds(
+        Push, SMALL, SMALL, SMALL, SMALL, FORM, SMALL, st.just([]) | st.lists(SMALL, max_size=2),
+        st.tuples(PLACES, st.just(0) | PLAIN).map(list) | st.lists(PLACES, max_size=3), SMALL, st.booleans(), SMALL,
+        ARRAYS,
+    )
+    | st.builds(
+        Pushed, SMALL, st.sampled_from(["applied", "dropped"]), SMALL, SMALL, SMALL, st.sampled_from(["", "why"]), LENT,
+        st.booleans(),
+    )
+    | st.builds(SharedValues, SMALL, SMALL, SMALL, st.lists(PLACES, max_size=2))
+    | st.builds(
+        Pull, SMALL, SMALL, SMALL, SMALL, SMALL, st.just([]) | st.lists(SMALL, max_size=2), SMALL, st.booleans(), SMALL,
+        st.just([]) | st.lists(PLAIN, max_size=2), SMALL, st.booleans(),
+    )
+)  # fmt: skip
+"""Messages that have a compact form, and some that nearly have one."""
+
+
+@given(USUAL)
+@settings(max_examples=500)
+def test_a_compact_message_is_the_same_message(message: Message) -> None:
+    header, arrays = encode(Envelope(message, "ps", 7, "worker:0", 3))
+    back = decode(header, frames_of(arrays)).message
+    assert type(back) is type(message)
+    for name in message.form_of.names:
+        assert getattr(back, name) == getattr(message, name), name
+
+
+def test_the_usual_messages_of_a_small_step_are_compact() -> None:
+    place = [1 << 20, 3, 1 << 40, 4096]
+    usual: list[Message] = [
+        Push(1, 2, 3, -1, SHARED, 4096, [], [place, 0], 0, True, 7), Pull(1, 0, 0, 0, -1, [], 0, True, 7),
+        Pushed(2, APPLIED, 3, 0, 3, "", [3, 3, [place]]), Pushed(2, APPLIED, 3, 1, 3, ""),
+        SharedValues(1, 3, 3, [place]),
+    ]  # fmt: skip
+    assert all(encode(Envelope(message, "", 1, "ps:0"))[0][0] == wire.PLAIN for message in usual)
 
 
 @given(envelopes)

@@ -10,7 +10,6 @@ from dps.errors import ProtocolError
 from dps.ps.intake.rowlists import RowLists
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
-from dps.variables.plan import ShardLayout
 
 
 class Borrowed:
@@ -23,8 +22,6 @@ class Borrowed:
         self._attached: OrderedDict[tuple[int, ...], Array] = OrderedDict()
         self._runs: dict[tuple[int, ...], Array] = {}
         """What was named before and is still attached: by memory, offset and length."""
-        self._arrays: dict[tuple[int, ...], list[Array]] = {}
-        """The same, of runs that begin a memory: their arrays, by its name."""
 
     def run(self, parts: list[object], nbytes: int) -> Array:
         """`nbytes` of a memory: `parts` is its name and an offset. ProtocolError for what is not inside it,
@@ -44,13 +41,6 @@ class Borrowed:
             found = self._runs[place] = writable(memory[offset : offset + nbytes])
         return found
 
-    def arrays(self, name: tuple[int, ...], layout: ShardLayout) -> list[Array]:
-        """The gradients of all arenas in the run that a memory begins with, flat. Errors as of `run`."""
-        found = self._arrays.get(name)
-        if found is None:
-            found = self._arrays[name] = layout.flats(self.run([list(name), 0], layout.nbytes))
-        return found
-
     def _memory(self, name: list[int]) -> Array:
         key = tuple(name) if all(type(part) is int for part in name) else None
         found = self._attached.get(key) if key is not None else None
@@ -60,7 +50,6 @@ class Borrowed:
             self._attached[key] = found
             while len(self._attached) > self._most:
                 gone, _ = self._attached.popitem(last=False)
-                self._arrays.pop(gone, None)
                 self._runs = {place: run for place, run in self._runs.items() if place[: len(gone)] != gone}
         else:
             self._attached.move_to_end(tuple(name))

@@ -11,7 +11,7 @@ import numpy as np
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.kernels.halves import widened
-from dps.protocol import APPLIED, DROPPED, REFUSED, Members, Pull, Push, Pushed, Step, Token
+from dps.protocol import APPLIED, DROPPED, REFUSED, SHARED, Members, Pull, Push, Pushed, Token
 from dps.ps.intake.intake import Applying, Gathering, Intake, Keeping
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.staged import PushOf, Staged
@@ -40,8 +40,8 @@ class AsyncMode:
         self._senders: dict[tuple[int, int], Sender] = {}
         self._backups: dict[int, list[Array]] = {}
         self._worth = Worth(shard.store.tuning.most_skipped)
-        stale = settings.max_staleness is not None or settings.damping is not None or bool(settings.compensation)
-        self._plain = not stale and shard.takes_steps
+        self._plain = settings == Async() and shard.is_small
+        """Whether nothing comes of a push's staleness, and one can be applied without staging."""
 
     def whole(self, staged: Staged, sender: Sender) -> None:
         incarnation = staged.push.incarnation
@@ -53,6 +53,22 @@ class AsyncMode:
             if asker is not None:
                 self.shard.reading.answer_push(asker, result)
         self.shard.reading.wake()
+
+    def at_once(self, push: Push, ledger: Ledger, sender: Sender) -> bool:
+        """Apply and answer a push that is the next of its session, and finite, if the settings ignore its staleness."""
+        shard, store, layout = self.shard, self.shard.store, self.shard.layout
+        is_next = push.number == ledger.done + 1 and not ledger.staged
+        is_run = push.form == SHARED and not push.offsets and push.nbytes == layout.gradient_nbytes
+        if not (self._plain and is_next and is_run):
+            return False
+        gradient = layout.flats(ledger.memory.run(push.parts, layout.nbytes))[0]
+        if shard.checks_finite and not store.arenas[0].is_finite(gradient):
+            return False
+        result = Pushed(push.number, APPLIED, self._step(push.step), self._staleness(push.counter), 0, "")
+        store.apply(Gradient([gradient], {}), result.step, record=partial(self._record, ledger, result))
+        shard.reading.answer_push(sender, ledger.results[push.number])
+        shard.reading.wake()
+        return True
 
     def begin(self, push: PushOf) -> Intake:
         """The pieces of a session's next push are applied as they come if they can be.
@@ -86,29 +102,6 @@ class AsyncMode:
             return
         self._senders[sender.incarnation, number] = sender
         self.shard.node.answer(sender, Waiting(f"push {number} waits for push {ledger.done + 1} of {ledger.name}"))
-
-    def step(self, step: Step, sender: Sender) -> bool:
-        """Apply a push at once where that needs no more than it says: it is the next of its session, and finite, and
-        the settings make nothing of its staleness."""
-        shard, store = self.shard, self.shard.store
-        ledger = shard.ledgers.get(sender.incarnation)
-        if ledger is None or ledger.staged or step.number != ledger.done + 1 or not self._plain:
-            return False
-        gradients = tuple(shard.gradients_of(step, sender))
-        if shard.checks_finite and not store.arenas[0].is_finite(gradients[0]):
-            return False
-        staleness = self._staleness(step.counter)
-        if step.released:
-            shard.reading.released(sender.incarnation, step.released)
-        result = Pushed(step.number, APPLIED, self._step(step.step), staleness, 0, "")
-        record = partial(self._record, ledger, result)
-        store.apply(Gradient([gradients[0]], {}), result.step, record=record)
-        shard.reading.stepped(sender, step, staleness)
-        shard.reading.wake()
-        return True
-
-    def taken_back(self) -> list[tuple[Push, Sender]]:
-        return []
 
     def enter(self, sender: Sender) -> None:
         self.shard.node.answer(sender, Token(self.shard.store.step))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from dps.actors.ref import Sender
-from dps.protocol import Members, Pull, Push, Step
+from dps.protocol import Members, Pull, Push
 from dps.ps.intake.intake import Intake
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.staged import PushOf, Staged
@@ -27,6 +27,9 @@ class Mode(Protocol):
     def whole(self, staged: Staged, sender: Sender) -> None:
         """A push is complete and, unless that is left to its pass, checked."""
 
+    def at_once(self, push: Push, ledger: Ledger, sender: Sender) -> bool:
+        """Apply and answer a small push in shared memory that needs no staging; False if it has to be staged."""
+
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
         """A push that is whole or decided came again: answer what there is to say."""
 
@@ -47,9 +50,3 @@ class Mode(Protocol):
 
     def waiting_for(self) -> str:
         """Who is waited for now, for errors and status; "" when nobody is."""
-
-    def step(self, step: Step, sender: Sender) -> bool:
-        """Take a push that may be part of a step at once; False where it is for the ordinary way."""
-
-    def taken_back(self) -> list[tuple[Push, Sender]]:
-        """The pushes that `step` took and that have no answer yet: they are for the ordinary way now."""

@@ -148,13 +148,12 @@ class Quorum:
             number += 1
         return actions + self._settle() if actions or self._waiting else actions
 
-    def step_at_once(self, pushes: Sequence[PushId]) -> int:
-        """As `report` of as many sound pushes as were `undisturbed`, one of each session, in order; each is granted a
-        token. Returns the step that they make."""
+    def made_at_once(self, pushes: Sequence[PushId]) -> None:
+        """The next step was made of as many sound pushes as were `undisturbed`, one of each session: as `report` of all
+        of them, whose tokens are granted."""
         for _, incarnation, number in pushes:
             self._next[incarnation] = number + 1
         self.step += 1
-        return self.step
 
     # -- questions --------------------------------------------------------------------------------------------
 
@@ -163,7 +162,7 @@ class Quorum:
         """How many pushes make the next step when nothing is under way, one of each worker; else 0."""
         usual = self.configured_aggregate is self.configured_total is self._initial_tokens is None
         busy = self._held or self._waiting or self._reports or self._at_door or self._excused or self._leaving
-        return len(self.counted) if usual and self._started and not busy and not self.tokens else 0
+        return len(self.counted) if usual and self._started and not (busy or self._absent or self.tokens) else 0
 
     def awaits(self, incarnation: int, number: int, step: int) -> bool:
         """Whether this is the next push of a member, and of the step of now."""

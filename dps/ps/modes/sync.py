@@ -19,7 +19,6 @@ from dps.protocol import (
     Pushed,
     PushHeld,
     Report,
-    Step,
     Token,
 )
 from dps.ps.intake.intake import Gathering, Intake
@@ -27,7 +26,7 @@ from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.staged import PushOf, Staged
 from dps.ps.modes.combine import mean
 from dps.ps.modes.quorum import Decision, Grant, Member, PushId, Quorum
-from dps.ps.modes.stepping import Stepping
+from dps.ps.modes.together import Together
 from dps.ps.serving.notices import Notices
 from dps.ps.shard import Shard
 from dps.transport.message import Message
@@ -61,7 +60,7 @@ class SyncMode:
         self._askers: dict[tuple[int, int], Sender] = {}
         self._granted: dict[tuple[int, int], Pushed] = {}
         self._cuts: list[str] = []
-        self._stepping = Stepping(shard, self.quorum, self._note) if self.quorum and not self._others else None
+        self._together = Together(shard, self.quorum, self._note) if self.quorum and not self._others else None
         self._accepted: list[tuple[int, int]] = []
         """Pushes that count, by incarnation and number, whose askers do not know it yet."""
 
@@ -72,6 +71,32 @@ class SyncMode:
         return Gathering(push, self.shard.layout, self.shard.checks_finite)
 
     def whole(self, staged: Staged, sender: Sender) -> None:
+        together = self._together
+        if together is None or not together.keep(staged, sender):
+            self._report_kept()
+            self._whole(staged, sender)
+        elif not together.complete:
+            if together.kept == 1:
+                self._notices.add(partial(self._report_late, staged.push.step))
+        elif not together.make():
+            self._report_kept()
+
+    def at_once(self, push: Push, ledger: Ledger, sender: Sender) -> bool:
+        """A push waits for those of the others."""
+        return False
+
+    def _report_kept(self) -> None:
+        """Report the pushes that are kept for a step in one go: something unusual has happened."""
+        if self._together is not None:
+            for staged, sender in self._together.taken():
+                self._whole(staged, sender)
+
+    def _report_late(self, step: int) -> None:
+        """A step that is still not made takes long: those who wait are to be told whom for."""
+        if self.shard.store.step == step and not self.shard.ended:
+            self._report_kept()
+
+    def _whole(self, staged: Staged, sender: Sender) -> None:
         staged.look(self.shard.store)
         push = staged.push
         key = push.incarnation, push.number
@@ -95,6 +120,7 @@ class SyncMode:
         self.shard.node.answer(sender, self._held(key[1]))
 
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
+        self._report_kept()
         result = self._granted.get((sender.incarnation, number)) if self.quorum else ledger.results.get(number)
         if result is not None:
             self.shard.reading.answer_push(sender, result)
@@ -103,6 +129,7 @@ class SyncMode:
         self._say_held((sender.incarnation, number))
 
     def enter(self, sender: Sender) -> None:
+        self._report_kept()
         if self.quorum is None:
             self.shard.node.answer(sender, Token(self.shard.store.step))
             return
@@ -118,6 +145,7 @@ class SyncMode:
         """Nothing to note: a step's set says what a gradient was computed from."""
 
     def members(self, message: Members) -> None:
+        self._report_kept()
         if self.quorum is None:
             self._own_all_but({incarnation for incarnation, *_ in message.live})
         else:
@@ -136,6 +164,7 @@ class SyncMode:
         return max(self.shard.store.step, 0 if self.quorum is None else self.quorum.step)
 
     def waiting_for(self) -> str:
+        self._report_kept()
         if self.quorum is None:
             return f"{self.shard.node.name} waits for the step ps, ps:{self.shard.step_ps}"
         shortage, missing = self.quorum.shortage(), self.quorum.missing()
@@ -143,12 +172,6 @@ class SyncMode:
             return shortage
         waits = f"step {self.quorum.step + 1} waits for " + (", ".join(missing) or "workers that have a token")
         return f"{shortage}: {waits}" if shortage else waits
-
-    def step(self, step: Step, sender: Sender) -> bool:
-        return self._stepping is not None and self._stepping.take(step, sender)
-
-    def taken_back(self) -> list[tuple[Push, Sender]]:
-        return [] if self._stepping is None else self._stepping.taken_back()
 
     # -- decisions --------------------------------------------------------------------------------------------
 
@@ -170,6 +193,7 @@ class SyncMode:
 
     def cut(self, name: str) -> None:
         """Copy the shard between two steps, the same two on every ps: the step ps numbers the cut as a decision."""
+        self._report_kept()
         if self.quorum is not None and name not in self._cuts:
             self._cuts.append(name)
             self._issue(Decision(self.quorum.step), name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,19 +11,14 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.protocol import (
     NO_BASE,
-    NOWHERE,
     REFUSED,
     Changes,
-    Look,
     NotNewer,
     Pull,
     Push,
     Pushed,
     Release,
     SharedValues,
-    Shown,
-    Step,
-    Stepped,
     Values,
 )
 from dps.ps.serving.lending import Lending
@@ -201,39 +196,11 @@ class Reading:
 
     def lend(self, sender: Sender) -> Hold | None:
         """Let a reader on this machine read in place; None when it has to be sent the values."""
+        self._shard.store.refresh([])
         hold = self.lending.lend(sender.incarnation, sender.request)
         if hold is not None:
             self._note(sender, record=True)
         return hold
-
-    def lend_all(self, senders: Sequence[Sender]) -> list[int]:
-        """Let several readers of this machine read the current version; where the memory of the only arena is, or
-        NOWHERE when they have to be sent the values."""
-        self._shard.store.refresh([])
-        place = NOWHERE
-        for sender in senders if len(self._shard.layout.arenas) == 1 else ():
-            hold = self.lend(sender)
-            if hold is None:  # so it is for all of them: what keeps one from holding the current version keeps the next
-                return NOWHERE
-            place = hold.memories[0]
-        return place
-
-    def look(self, sender: Sender, message: Look) -> None:
-        """Answer who reads in place, if that goes at once."""
-        self._shard.ledger(sender, message.epoch)
-        if message.released:
-            self.released(sender.incarnation, message.released)
-        place = self.lend_all([sender])
-        if place is NOWHERE:
-            self._shard.node.answer(sender, Waiting(f"{self._shard.node.name} has no room for one more reader"))
-        else:
-            self._shard.node.answer(sender, Shown(self._shard.store.counter, self._shard.store.step, *place))
-
-    def stepped(self, sender: Sender, step: Step, staleness: int) -> None:
-        """Tell of a push that was just applied, with the values where its sender wants them and they can be lent."""
-        store = self._shard.store
-        place = self.lend_all([sender]) if step.lend else NOWHERE
-        self._shard.node.answer(sender, Stepped(step.number, store.step, staleness, store.counter, *place))
 
     def heard(self, message: Push, sender: Sender) -> None:
         """What a push says of values that were lent, and of those that are wanted with its result."""
@@ -247,7 +214,6 @@ class Reading:
         if self.lending.wants(sender.incarnation, sender.request) and result.status != REFUSED:
             hold = self.lending.lent(sender.incarnation, sender.request)
             if hold is None:
-                self._shard.store.refresh([])
                 hold = self.lend(sender)
             if hold is not None:
                 result = changed(result, lent=[hold.counter, hold.step, hold.memories])

@@ -1,4 +1,4 @@
-"""Synchronous steps at once, on the ps: the outcome of the ordinary way, and the way back to it."""
+"""Small synchronous steps that a ps makes in one go: the outcome of reporting each push, and the way back to that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dps.actors.ref import Sender
 from dps.errors import Aborted, DpsError, Unavailable
 from dps.protocol import (
     APPLIED,
-    NOWHERE,
     REFUSED,
     SHARED,
     AskStats,
@@ -25,11 +24,10 @@ from dps.protocol import (
     PushHeld,
     PushMissing,
     PushStatus,
-    Step,
-    Stepped,
     Token,
 )
 from dps.ps.modes.sync import SyncMode
+from dps.ps.modes.together import Together
 from dps.ps.server import PsActor
 from dps.transport.current import runtime
 from dps.update import SyncReplicas, to_wire
@@ -78,6 +76,9 @@ class Ps:
         for incarnation in self.memories:
             self.node.handle("ps", Enter(1), sender(incarnation))
         self.number = 1
+        self.together: list[int] = []
+        """The steps that were made in one go."""
+        self._note_steps()
         self.node.take()
         self.steps(dict.fromkeys(self.memories, 0.0), ordinary=True)  # the quorum hands out tokens from now on
 
@@ -87,22 +88,36 @@ class Ps:
         version = 1 if members is None else members.version + 1
         self.node.handle("ps", Members(1, version, live, [], [], 0), Sender("chief", 2, "chief", 0))
 
+    def _note_steps(self) -> None:
+        together = getattr(self.shard.mode, "_together", None)
+        if together is not None:
+            make = together.make
+
+            def noted() -> bool:
+                made: bool = make()
+                if made:
+                    self.together.append(self.shard.store.step)
+                return made
+
+            together.make = noted
+
     def step(
         self, incarnation: int, value: float, ordinary: bool = False, number: int | None = None, released: int = 0,
         **changes: Any,
     ) -> list[tuple[int, Any]]:  # fmt: skip
-        """A worker's push, under a request number that is its own; what the ps answers to anybody."""
+        """A worker's push, under a request number that is its own; what the ps answers to anybody. `ordinary`: it is
+        reported at once."""
         number = self.number if number is None else number
         memory = self.memories[incarnation]
         memory.array.view(np.float32)[:] = value
         step = changes.pop("step", self.shard.store.step)
-        if ordinary:
-            place = [memory.name, 0]
-            message: Any = Push(1, number, step, 0, SHARED, LAYOUT.gradient_nbytes, [], place, 0, True, released)
-        else:
-            message = Step(1, number, step, 0, released, 1, *changes.pop("memory", memory.name))
+        place = [changes.pop("memory", memory.name), 0]
         assert not changes
-        self.node.handle("ps", message, sender(incarnation, 10 * number))
+        message = Push(1, number, step, 0, SHARED, LAYOUT.gradient_nbytes, [], place, 0, True, released)
+        with pytest.MonkeyPatch.context() as patch:
+            if ordinary:
+                patch.setattr(Together, "keep", lambda *_: False)
+            self.node.handle("ps", message, sender(incarnation, 10 * number))
         return self.node.take()
 
     def steps(self, values: dict[int, float], ordinary: bool = False) -> dict[int, list[Any]]:
@@ -141,13 +156,13 @@ def everything_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     tune(monkeypatch, shard_nbytes=1)
 
 
-def test_a_step_at_once_is_the_mean_of_all_and_tells_where_the_values_are() -> None:
+def test_a_step_in_one_go_is_the_mean_of_all_and_tells_where_the_values_are() -> None:
     ps = Ps()
     assert ps.step(2, 6.0) == []
     answers = dict(ps.step(1, 2.0))
     assert ps.values == [-4.0] * 6  # a rate of 1, and the mean of 2 and 6
     (memory,) = ps.shard.store.hold(shared=True).memories
-    assert answers == {i: Stepped(2, 2, 0, 2, *memory) for i in (1, 2)}
+    assert answers == {i: Pushed(2, APPLIED, 2, 0, 2, "", [2, 2, [memory]]) for i in (1, 2)}
     assert ps.node.flushes == 2
 
 
@@ -156,12 +171,12 @@ def test_the_books_are_those_of_the_ordinary_way() -> None:
     for step in range(12):  # more than results are kept
         values = {2 - step % 2: 1.0 + step, 1 + step % 2: 2.0}
         got = at_once.steps(values)
-        assert all(isinstance(answer, Stepped) for (answer,) in got.values())
         wanted = ordinary.steps(values, ordinary=True)
         for incarnation, (answer,) in got.items():
             result = wanted[incarnation][-1]
             assert (answer.number, answer.step, answer.counter) == (result.number, result.step, result.counter)
         assert at_once.books() == ordinary.books()
+    assert at_once.together == list(range(2, 14)) and not ordinary.together
 
 
 def test_what_is_read_is_given_back_with_the_next_step() -> None:
@@ -175,7 +190,7 @@ def test_what_is_read_is_given_back_with_the_next_step() -> None:
     assert ps.shard.store.leased() == 2 and held > 2  # those of this step
 
 
-def test_a_question_finds_the_push_on_the_ordinary_way() -> None:
+def test_a_question_has_the_kept_push_reported() -> None:
     ps = Ps()
     assert ps.step(1, 2.0) == []
     ps.node.handle("ps", PushStatus(1, 2), sender(1, 21))
@@ -184,7 +199,8 @@ def test_a_question_finds_the_push_on_the_ordinary_way() -> None:
     assert {to: (a.number, a.status, a.step) for to, a in answers.items()} == dict.fromkeys((1, 2), (2, APPLIED, 2))
     assert ps.values == [-3.0] * 6 and ps.shard.store.counter == 2
     ps.number += 1
-    assert all(isinstance(a, Stepped) for (a,) in ps.steps({1: 0.0, 2: 0.0}).values())  # and back again
+    ps.steps({1: 0.0, 2: 0.0})
+    assert ps.together == [3]  # and back again
 
 
 def test_whatever_else_comes_does_so_too() -> None:
@@ -230,7 +246,8 @@ def test_a_worker_that_ends_in_the_middle_of_a_step_takes_nothing_with_it() -> N
     ps.members(1)
     answers = [answer for to, answer in ps.node.take() if to == 1]
     assert (answers[-1].status, answers[-1].step) == (APPLIED, 2) and ps.values == [-2.0] * 6
-    assert isinstance(dict(ps.step(1, 1.0, number=3))[1], Stepped)  # it makes steps alone now
+    ps.step(1, 1.0, number=3)
+    assert ps.together == [3]  # it makes steps alone now
 
 
 def test_the_push_of_a_worker_that_ends_is_forgotten() -> None:
@@ -238,7 +255,8 @@ def test_the_push_of_a_worker_that_ends_is_forgotten() -> None:
     ps.step(2, 8.0)
     ps.members(1)
     ps.node.take()
-    assert isinstance(dict(ps.step(1, 2.0))[1], Stepped) and ps.values == [-2.0] * 6
+    ps.step(1, 2.0)
+    assert ps.together == [2] and ps.values == [-2.0] * 6
 
 
 def test_a_worker_that_joins_in_the_middle_of_a_step_is_in_the_next_one() -> None:
@@ -276,7 +294,7 @@ def test_a_number_out_of_reach_is_no_step(number: int) -> None:
     ps = Ps()
     ps.step(1, 2.0)
     answers = [answer for to, answer in ps.step(2, 1.0, number=number) if to == 2]
-    assert len(answers) == 1 and not isinstance(answers[0], Stepped) and ps.shard.store.counter == 1
+    assert len(answers) == 1 and not ps.together and ps.shard.store.counter == 1
     if number:
         assert isinstance(answers[0], Aborted)
 
@@ -290,18 +308,18 @@ def test_a_stranger_is_no_part_of_a_step() -> None:
 
 
 @pytest.mark.parametrize("update", [SyncReplicas(1, 2), SyncReplicas(3, 2), SyncReplicas(initial_tokens=2)])
-def test_with_quotas_of_their_own_steps_go_the_ordinary_way(update: SyncReplicas) -> None:
+def test_with_quotas_of_their_own_each_push_is_reported(update: SyncReplicas) -> None:
     ps = Ps(update)
     for _ in range(3):
-        answers = ps.steps({1: 1.0, 2: 1.0})
-        assert not any(isinstance(answer, Stepped) for found in answers.values() for answer in found)
+        ps.steps({1: 1.0, 2: 1.0})
+    assert not ps.together
 
 
 def test_where_no_memory_can_be_lent_the_result_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ps = Ps()
     monkeypatch.setattr(ps.shard.store, "hold", lambda **_: None)
     answers = ps.steps({1: 2.0, 2: 4.0})
-    assert answers == {i: [Stepped(2, 2, 0, 2, *NOWHERE)] for i in (1, 2)}
+    assert answers == {i: [Pushed(2, APPLIED, 2, 0, 2, "")] for i in (1, 2)} and ps.together == [2]
 
 
 def test_a_worker_is_not_let_in_by_a_step() -> None:
@@ -324,12 +342,11 @@ def test_no_numbers_of_a_peer_make_a_step_or_leave_a_trace() -> None:
         [process, descriptor, inode + 1, nbytes], [process, descriptor, inode, most], [process, descriptor, inode, 0],
     ]  # fmt: skip
     for name, number, step in itertools.product(names, (2, 1, 0, -1, most), (1, 0, -1, most)):
-        answers = ps.step(2, 1.0, number=number, step=step, released=-most, memory=name)
-        assert not any(isinstance(answer, Stepped) for _, answer in answers)
-    assert ps.books() == before
+        ps.step(2, 1.0, number=number, step=step, released=-most, memory=name)
+    assert ps.books() == before and not ps.together
 
 
-def test_a_shard_of_which_nothing_is_trained_makes_no_steps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_of_which_nothing_is_trained_makes_no_steps_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan([VariableSpec("w", (6,), "<f4", None)], (0,), lambda *_: 0, None)
     monkeypatch.setattr(this, "PLAN", plan)
     monkeypatch.setattr(this, "LAYOUT", plan.layouts[0])
@@ -341,9 +358,10 @@ def test_a_shard_of_which_nothing_is_trained_makes_no_steps_at_once(monkeypatch:
 def test_values_that_were_lent_under_one_number_again_and_again_all_come_back() -> None:
     ps = Ps(workers=1)
     for number in range(2, 8):
-        message = Step(1, number, number - 1, 0, 0, 1, *ps.memories[1].name)
+        place = [ps.memories[1].name, 0]
+        message = Push(1, number, number - 1, 0, SHARED, LAYOUT.gradient_nbytes, [], place, 0, True)
         ps.node.handle("ps", message, sender(1, 99))
-        assert [type(answer) for _, answer in ps.node.take()] == [Stepped]
+        assert [type(answer) for _, answer in ps.node.take()] == [Pushed]
     ps.members()
     assert ps.shard.store.leased() == 0
 
@@ -371,4 +389,4 @@ def test_values_are_made_ready_to_be_read_before_they_are_lent(monkeypatch: pyte
     hold = store.hold
     monkeypatch.setattr(store, "refresh", lambda parts: ready.append(store.counter))
     monkeypatch.setattr(store, "hold", lambda **how: hold(**how) if store.counter in ready else None)
-    assert all(isinstance(answer, Stepped) for (answer,) in ps.steps({1: 1.0, 2: 1.0}).values())
+    assert all(answer.lent for (answer,) in ps.steps({1: 1.0, 2: 1.0}).values())

@@ -1,8 +1,8 @@
-"""Pulls, pushes and steps at once: one small message to the ps, one back, and nothing in between that was not foreseen.
+"""Small pulls, pushes and steps in one round trip: one message to the ps, one answer, and no request kept open.
 
-What is foreseen is the usual: all gradients are there, and the ps, which is on this machine and the only one, answers
-soon with the place where the new values lie. When anything else comes, or nothing for a moment, the same push goes the
-ordinary way under the same number, of which the ps carries out one: nothing depends on what was foreseen.
+In the usual case all gradients are there, and the only ps is on this machine and answers soon, in a push or a pull with
+the place of the new values. Everything else is left to the ordinary requests: after another answer, or none for a
+moment, the same push is sent as one of them. It has the same number, so the ps applies one of the two.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from dps.actors.ref import Ref
+from dps.client.cargo import About, shared_message
 from dps.client.connection import Connection
 from dps.client.lanes import Lane
 from dps.client.pulling import Pulls
@@ -18,7 +19,8 @@ from dps.client.pushes import Pushes
 from dps.client.pushing import PushOp
 from dps.client.transfers import copy_steadily
 from dps.errors import DpsError
-from dps.protocol import APPLIED, NOWHERE, Look, Pushed, Shown, Step, Stepped
+from dps.protocol import APPLIED, Pull, Pushed, SharedValues
+from dps.protocol import Push as PushMessage
 from dps.reply import Push
 from dps.transport.endpoint import Memory
 from dps.transport.message import Message
@@ -66,7 +68,7 @@ def _nothing(layout: ShardLayout) -> None:
     return None
 
 
-class Stepping:
+class AtOnce:
     """What one session does at once."""
 
     def __init__(self, connection: Connection, pushes: Pushes, pulls: Pulls) -> None:
@@ -141,7 +143,7 @@ class Stepping:
     def _try(
         self, gradients: Mapping[int, Gradient], loss: Any, use: Callable[[Way, Memory, int], Made | None], lend: bool
     ) -> tuple[Made | None, PushOp | None]:
-        """`use(way, memory of the gradients, number of the push)`, where everything is as foreseen."""
+        """`use(way, memory of the gradients, number of the push)`, in the usual case."""
         pushes = self._pushes
         if self._unread is not None:
             self._unread.release()
@@ -178,7 +180,7 @@ class Stepping:
         return self._way
 
     def _found(self) -> Way | None:
-        """The way of this incarnation; None where the run or the model is another than foreseen."""
+        """The way of this incarnation; None where the run or the model is not the usual one."""
         connection = self._connection
         ps, layout = connection.step_ps, connection.plan.layouts[connection.step_ps]
         one = len(connection.plan.ps) == len(layout.arenas) == 1
@@ -191,7 +193,9 @@ class Stepping:
     def _read_at_once(self, way: Way, memory: Memory, number: int) -> Made | None:
         """Make a push and copy the values."""
         prepared: list[tuple[Array, Any]] = []
-        answer, lent = self._push(way, memory, number, 1, lambda layout: prepared.append(self._pulls.prepared(layout)))
+        answer, lent = self._push(
+            way, memory, number, True, lambda layout: prepared.append(self._pulls.prepared(layout))
+        )
         if answer is None:
             return None
         result = Push(answer.step, True, answer.staleness)
@@ -199,21 +203,22 @@ class Stepping:
 
     def _keep(self, way: Way, memory: Memory, number: int) -> Made | None:
         """Make a push, and in sync keep where the values are: until the next step nobody changes them."""
-        answer, self._unread = self._push(way, memory, number, int(self._connection.sync), _nothing)
+        answer, self._unread = self._push(way, memory, number, self._connection.sync, _nothing)
         self.holds()
         return None if answer is None else Made(Push(answer.step, True, answer.staleness))
 
     def _push(
-        self, way: Way, memory: Memory, number: int, lend: int, meanwhile: Callable[[ShardLayout], None]
-    ) -> tuple[Stepped | None, Lent | None]:
+        self, way: Way, memory: Memory, number: int, lend: bool, meanwhile: Callable[[ShardLayout], None]
+    ) -> tuple[Pushed | None, Lent | None]:
         """Make a push; its result, and what came with it. `meanwhile` is called before the answer is waited for."""
         connection, pushes = self._connection, self._pushes
-        step = Step(
-            connection.epoch, number, connection.local_step, pushes.pulled[way.ps], way.lane.all_released_below(), lend,
-            *memory.name,
+        step = connection.local_step if connection.sync else connection.step
+        about = About(
+            connection.epoch, number, step, pushes.pulled[way.ps], 0, lend, way.lane.all_released_below()
         )  # fmt: skip
-        answer, lent = self._ask(way, step, number, meanwhile)
-        if not isinstance(answer, Stepped):
+        (message,) = shared_message(way.layout, memory.name, about)
+        answer, lent = self._ask(way, message, number, meanwhile)
+        if not isinstance(answer, Pushed):
             return None, None
         pushes.made(way.ps, number, answer.step)
         return answer, lent
@@ -223,15 +228,17 @@ class Stepping:
         way = self._open_way()
         if way is None:
             return None
-        answer, lent = self._ask(way, Look(self._connection.epoch, way.lane.all_released_below()), 0, meanwhile)
+        connection = self._connection
+        pull = Pull(connection.epoch, 0, 0, 0, -1, [], 0, True, way.lane.all_released_below())
+        answer, lent = self._ask(way, pull, 0, meanwhile)
         if lent is not None and answer is not None:
-            self._connection.steps.saw(answer.step)
+            connection.steps.saw(answer.step)
             self.note(lent)
         return lent
 
     def _ask(
-        self, way: Way, message: Step | Look, number: int, meanwhile: Callable[[ShardLayout], None]
-    ) -> tuple[Stepped | Shown | None, Lent | None]:
+        self, way: Way, message: PushMessage | Pull, number: int, meanwhile: Callable[[ShardLayout], None]
+    ) -> tuple[Pushed | SharedValues | None, Lent | None]:
         """Send a message; what it is answered with, and the values that this lends."""
         connection, lane = self._connection, way.lane
         request = connection.caller.post(way.ref, message)
@@ -239,35 +246,39 @@ class Stepping:
         try:
             lane.reads(request)
             meanwhile(way.layout)
-            answer = _as_foreseen(connection.caller.hear(request, connection.runtime.tuning.client.step_patience_s))
-            if answer is not None and answer.nbytes and (values := self._attached(way, answer)) is not None:
-                until = connection.runtime.now() + connection.runtime.tuning.client.step_values_s
-                self._loose = lent = Lent(way, request, number, answer.counter, values, until)
+            tuning = connection.runtime.tuning.client
+            answer = _usual(connection.caller.hear(request, tuning.step_patience_s))
+            counter, memories = _lent(answer)
+            if memories and (values := self._attached(way, memories)) is not None:
+                until = connection.runtime.now() + tuning.step_values_s
+                self._loose = lent = Lent(way, request, number, counter, values, until)
             return answer, lent
         finally:
             if lent is None:
                 lane.over(request)
 
-    def _attached(self, way: Way, answer: Stepped | Shown) -> Array | None:
+    def _attached(self, way: Way, memories: list[Any]) -> Array | None:
         """The values in the ps's memory; None where they cannot be read."""
         try:
-            memory = way.lane.attach([answer.process, answer.descriptor, answer.inode, answer.nbytes])
+            memory = way.lane.attach(memories[0])
         except DpsError as error:
             way.lane.give_up(error)
             return None
         return memory if len(memory) == way.layout.arenas[0].nbytes else None
 
 
-def _as_foreseen(answer: Message | None) -> Stepped | Shown | None:
-    """What a message was answered with; None for anything but what was foreseen.
-
-    A push that went the ordinary way on the ps, because another worker's did, has the same answer in other words. If it
-    were sent again for that, it would in turn take the next step of the others from their way."""
-    if isinstance(answer, Stepped | Shown):
+def _usual(answer: Message | None) -> Pushed | SharedValues | None:
+    """What a message was answered with; None for anything but the usual answer."""
+    if isinstance(answer, SharedValues) or (isinstance(answer, Pushed) and answer.status == APPLIED):
         return answer
-    if isinstance(answer, Pushed) and answer.status == APPLIED:
-        counter, place = answer.counter, NOWHERE
-        if len(answer.lent) == 3 and len(answer.lent[2]) == 1:
-            counter, _, (place,) = answer.lent
-        return Stepped(answer.number, answer.step, answer.staleness, counter, *place)
     return None
+
+
+def _lent(answer: Pushed | SharedValues | None) -> tuple[int, list[Any]]:
+    """The version of the values that came with an answer, and where they lie; nothing where none did."""
+    if isinstance(answer, SharedValues):
+        return answer.counter, answer.memories
+    if answer is None or not answer.lent:
+        return -1, []
+    counter, _, memories = answer.lent
+    return counter, memories

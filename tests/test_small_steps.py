@@ -1,4 +1,4 @@
-"""Synchronous steps at once, through sessions: the same bits, whatever comes in between."""
+"""Small synchronous steps through sessions: the same bits, whatever comes in between."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 import dps
 from dps.actors.caller import Caller
-from dps.client import stepping, transfers
+from dps.client import at_once, transfers
 from dps.client.lanes import Lane
 from dps.client.pushes import Pushes
 from dps.errors import TaskLost, Unavailable
-from dps.protocol import Step, Stepped
+from dps.protocol import Pushed
 from tests.in_process import cluster, on_all
 from tests.interrupting import interrupted_at
 from tests.tuned import tune
@@ -38,14 +38,14 @@ def gradients(step: int) -> dict[str, Any]:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each step that was begun this way whether it was made at once."""
     made: list[bool] = []
-    push = stepping.Stepping._push
+    push = at_once.AtOnce._push
 
-    def noted(self: stepping.Stepping, *arguments: Any) -> Any:
+    def noted(self: at_once.AtOnce, *arguments: Any) -> Any:
         found = push(self, *arguments)
         made.append(found[0] is not None)
         return found
 
-    monkeypatch.setattr(stepping.Stepping, "_push", noted)
+    monkeypatch.setattr(at_once.AtOnce, "_push", noted)
     tune(monkeypatch, client__step_patience_s=5.0)
     return made
 
@@ -85,12 +85,12 @@ def assert_same(first: Any, second: Any) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_bits_are_those_of_the_ordinary_way(workers: int, made: list[bool]) -> None:
-    at_once = trained(workers)
+    small = trained(workers)
     assert sum(made) >= workers * (STEPS - 2)  # but for those until all have found the ps on their machine
     made.clear()
     ordinary = trained(workers, shared_memory=False)
     assert not made
-    for values in at_once:
+    for values in small:
         assert_same(values, ordinary[0])
 
 
@@ -118,7 +118,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(made: list[bool], monkeypatch
 
     monkeypatch.setattr(Caller, "hear", forgetful)
     values = trained()
-    assert Stepped in lost and any(made) and not all(made)
+    assert Pushed in lost and any(made) and not all(made)
     monkeypatch.setattr(Caller, "hear", hear)
     assert_same(values[0], trained()[0])
 
@@ -381,7 +381,3 @@ def test_what_a_pulled_tree_holds_is_the_callers_own(made: list[bool]) -> None:
         np.testing.assert_array_equal(first["w"], kept)
         assert not np.shares_memory(first["w"], second["w"]) and not (second["b"]["c"] == 9.0).any()
     assert made == [True, True, True]
-
-
-def test_a_step_is_a_message_of_whole_numbers() -> None:
-    assert Step.form_of.plain is not None and Stepped.form_of.plain is not None
