@@ -10,9 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dps import config
-from dps.client.at_once import AtOnce
 from dps.client.connection import Connection
-from dps.client.lookup import Lookups
 from dps.client.opening import Model, check_timeout, compression_asked, run_settings
 from dps.client.pulling import PullOp, Pulls, filled
 from dps.client.pushes import Pushes
@@ -35,6 +33,7 @@ from dps.variables.tree import Nesting, nested
 
 if TYPE_CHECKING:
     from dps.client.compressing import Traffic
+    from dps.client.lookup import Lookups
     from dps.compress import Compressor
     from dps.hooks.hook import Hook
     from dps.hooks.loop import Loop
@@ -172,8 +171,10 @@ class Session:
         nesting = Nesting(nested([v.name for v in connection.plan.variables]) if params is None else params)
         self._pushes = Pushes(connection, self._waiter, nesting, self._reports.settled)
         self._pulls = Pulls(connection, self._waiter, self._pushes)
+        from dps.client.at_once import AtOnce  # here: `import dps` stays quick
+
         self._at_once = AtOnce(connection, self._pushes, self._pulls)
-        self._lookups = Lookups(connection)
+        self._made_lookups: Lookups | None = None
         self._reports.opened(values.values())
 
     def _give_up(self, error: BaseException) -> None:
@@ -332,6 +333,14 @@ class Session:
             yield self._pulls.finish(operation, None, timeout, still=True)
         finally:
             operation.release()
+
+    @property
+    def _lookups(self) -> Lookups:
+        if self._made_lookups is None:
+            from dps.client.lookup import Lookups
+
+            self._made_lookups = Lookups(self._connection)
+        return self._made_lookups
 
     @overload
     def lookup(self, /, name: str, rows: Any, timeout: float | None = None, out: Array | None = None) -> Array: ...
@@ -579,7 +588,8 @@ class Session:
         """The session takes part again, under a new incarnation and often in a new run epoch."""
         connection = self._connection
         self._pulls.roll_back()
-        self._lookups.roll_back()
+        if self._made_lookups is not None:
+            self._made_lookups.roll_back()
 
         def tell() -> None:
             if new_epoch:
