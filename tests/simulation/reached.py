@@ -107,6 +107,8 @@ def at_import(path: Path) -> set[int]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.stmt):
             every.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            every.update(decorator.lineno for decorator in node.decorator_list)
         if isinstance(node, ast.FunctionDef):
             inside.update(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
     return every - inside
