@@ -116,24 +116,17 @@ class AtOnce:
         self._pulls.read = self._connection.epoch, {lent.way.ps: lent.counter}
         self._pushes.pulled[lent.way.ps] = lent.counter
 
-    def pull(self, out: Any) -> Any:
-        """The nested arrays of the values of now, the caller's own, or `out`, filled with them; None where they have to
-        be pulled. Blocks for a moment."""
+    def pull(self) -> Any:
+        """The nested arrays of the values of now, the caller's own; None where they have to be pulled. Blocks for a
+        moment."""
         prepared: list[tuple[Array, Any]] = []
+        lent = self.lent(lambda layout: prepared.append(self._pulls.prepared(layout)))
+        return None if lent is None else self._read(lent, prepared)
 
-        def prepare(layout: ShardLayout) -> None:
-            if out is None:
-                prepared.append(self._pulls.prepared(layout))
-
-        lent = self.lent(prepare)
-        return None if lent is None else self._read(lent, prepared, out)
-
-    def _read(self, lent: Lent, prepared: list[tuple[Array, Any]], out: Any = None) -> Any:
-        """The values in `out`, or in what was prepared for them, if anything was; what was lent is released."""
+    def _read(self, lent: Lent, prepared: list[tuple[Array, Any]]) -> Any:
+        """The values in what was prepared for them, if anything was; what was lent is released."""
         try:
             self.holds()
-            if out is not None:
-                return self._pulls.still([lent.memory], out)
             run, tree = prepared[0] if prepared else self._pulls.prepared(lent.way.layout)
             copy_steadily(self._connection.runtime, run[: len(lent.memory)], lent.memory)
             return tree

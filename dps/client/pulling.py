@@ -290,10 +290,9 @@ class Pulls:
             t.newer or (whole and ps in kept and kept[ps][0] == t.counter) for ps, t in operation.transfers.items()
         )
 
-    def still(self, memories: list[Array], out: Any = None) -> Any:
-        """The nested arrays, only to be read, in the memory of all arenas of all shards; or `out`, filled with them."""
-        tree = self._pushes.assembly.still(memories)
-        return tree if out is None else filled(out, tree)
+    def still(self, memories: list[Array]) -> Any:
+        """The nested arrays, only to be read, in the memory of all arenas of all shards."""
+        return self._pushes.assembly.still(memories)
 
     def _tree(self, taken: list[Taken]) -> Any:
         """The user's nesting of the values that were put into these, one for each shard."""

@@ -229,7 +229,7 @@ class Session:
             if out is not None:
                 with self._held(timeout) as values:
                     return filled(out, values)
-            if (values := self._at_once.pull(None)) is not None:
+            if (values := self._at_once.pull()) is not None:
                 return values
         return self._pulls.finish(self._pulls.start(names, if_newer_than, after=False), out, timeout)
 

@@ -20,13 +20,6 @@ Gradient = Array | Rows | PackedGradient
 """Packed gradients come from a session's `Compression`."""
 
 
-def specs_of(
-    found: list[tuple[str, Array, dict[str, Any] | None, bool]],
-) -> list[VariableSpec]:
-    """Logical variables from (name, array, optimizer wire form, sparse)."""
-    return [VariableSpec(n, tuple(a.shape), wire_name(a.dtype), o, sparse) for n, a, o, sparse in found]
-
-
 def split(array: Array, part: Part, parts: int) -> Array:
     """A part's rows of a logical array."""
     return array if parts == 1 else array[part.row0 : part.row0 + part.shape[0]]
