@@ -132,20 +132,32 @@ def run_status(args: argparse.Namespace) -> int:
         saved = ", saved ".join(text for text in (chief["saved"], chief["saved_ago"]) if text) or "none"
         print(f"chief at {args.chief}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {saved}")
         for what in ("live", "waiting", "finished", "given_up"):
-            print(f"workers {what.replace('_', ' ')}: {', '.join(chief[what]) or 'none'}")
-        print(f"{'ps':4} {'address':22} {'state':9} " + " ".join(f"{name:>8}" for name in COLUMNS))
+            names = sorted(chief[what], key=lambda name: (len(name), name))  # worker:2 before worker:10
+            print(f"workers {what.replace('_', ' ')}: {', '.join(names) or 'none'}")
+        print(_row_of_ps("ps", "address", {"state": "state"} | {name: name for name in COLUMNS}))
         for task, address in chief["cluster"].get("ps", {}).items():
             try:
                 values = ask(Ref(address, PS))
             except DpsError:
                 values = {"state": "no answer"}
             else:
-                values["MB"] = round(values.get("nbytes", 0) / 1e6, 1)
-            row = " ".join(f"{values.get(name, '-'):>8}" for name in COLUMNS)
-            print(f"{task:4} {address:22} {values['state']:9} {row}")
+                values = _shown(values, chief["phase"])
+            print(_row_of_ps(task, address, values))
     finally:
         caller.close()
     return 0
+
+
+def _shown(values: dict[str, Any], phase: str) -> dict[str, Any]:
+    """What a ps says of itself, as the table shows it; `phase`: the chief's."""
+    from dps.chief.phase import RUN
+
+    idle = "step" not in values and phase == RUN
+    return values | {"MB": round(values.get("nbytes", 0) / 1e6, 1)} | ({"state": "has no variables"} if idle else {})
+
+
+def _row_of_ps(task: str, address: str, values: dict[str, Any]) -> str:
+    return f"{task:4} {address:22} {values['state']:19} " + " ".join(f"{values.get(name, '-'):>8}" for name in COLUMNS)
 
 
 def run_doctor(args: argparse.Namespace) -> int:

@@ -82,6 +82,17 @@ def test_status_shows_the_chief_the_workers_and_a_row_for_each_ps(capsys: pytest
     assert ps.split()[0] == "0" and step_version_mb == ["1", "1", "1.0"]
 
 
+def test_status_says_of_a_ps_without_variables_that_it_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    def look(server: dps.Server) -> None:
+        with dps.Session(server, {"w": np.zeros(3, np.float32)}, optimizer=dps.optim.SGD(1.0)):
+            assert exit_code("status", "--chief", server.target) == 0
+
+    with dps.LocalCluster(ps=2, workers=1, processes=False) as local:
+        local.run(look).wait()
+    *_, first, second = capsys.readouterr().out.splitlines()
+    assert first.split()[2] == "ready" and " has no variables " in second
+
+
 def test_status_of_a_chief_that_is_not_there_is_exit_code_4(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
