@@ -169,12 +169,12 @@ HOSTILE: dict[str, Any] = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_push_that_names_other_memory_is_refused_and_the_ps_lives(what: str) -> None:
     with cluster(1, 1) as (server,), session(server) as s:
-        layout = s._connection.plan.layouts[0]
+        layout = s._connection.agreed.plan.layouts[0]
         memory = SharedMemory(layout.nbytes)
         caller = Caller(runtime(), "hostile")
         caller.incarnation = s._connection.caller.incarnation
         place = HOSTILE[what](memory.name, layout.nbytes)
-        push = Push(s._connection.epoch, 1, 0, 0, SHARED, layout.gradient_nbytes, [], place)
+        push = Push(s._connection.membership.epoch, 1, 0, 0, SHARED, layout.gradient_nbytes, [], place)
         with pytest.raises((ProtocolError, Unavailable)):
             caller.ask(Ref(s._connection.peers[0].ref.address, PS), push, 5.0)
         caller.close()

@@ -42,7 +42,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def noted(self: at_once.AtOnce, *arguments: Any) -> Any:
         found = push(self, *arguments)
-        made.append(found[0] is not None)
+        made.append(found is not None)
         return found
 
     monkeypatch.setattr(at_once.AtOnce, "_push", noted)

@@ -334,7 +334,7 @@ def test_values_in_memory_that_is_not_the_senders_are_refused(hostile: Any, what
     memory, where = place(what)
     number = s._pushes.numbers[0] + 1
     nbytes = IDS.nbytes + NBYTES
-    push = Push(s._connection.epoch, number, 0, 0, PARTS, nbytes, [], [[0, ROWS, 0, where]], arrays=(IDS,))
+    push = Push(s._connection.membership.epoch, number, 0, 0, PARTS, nbytes, [], [[0, ROWS, 0, where]], arrays=(IDS,))
     with pytest.raises((ProtocolError, Unavailable)):
         ask(push)
     assert s.push({"table": dps.Rows(IDS, np.zeros((N, WIDTH), np.float32))}).accepted
@@ -344,7 +344,7 @@ def test_values_in_memory_that_is_not_the_senders_are_refused(hostile: Any, what
 @pytest.mark.parametrize("rows", [IDS + ROWS_OF_TABLE, IDS - 1, IDS * (1 << 52), np.full(N, -(1 << 63))])
 def test_row_numbers_out_of_range_are_refused_and_not_kept(hostile: Any, rows: Any) -> None:
     ask, s = hostile
-    epoch = s._connection.epoch
+    epoch = s._connection.membership.epoch
     with pytest.raises(ValueError, match="out of range"):
         ask(Lookup(epoch, 0, 0, 77, 0, True, (rows,)))
     assert ask(Lookup(epoch, 0, 0, 77, 0, True)) == RowsUnknown(77)
@@ -352,7 +352,7 @@ def test_row_numbers_out_of_range_are_refused_and_not_kept(hostile: Any, rows: A
 
 def test_a_list_that_was_never_sent_or_belongs_to_others_is_asked_for(hostile: Any, server: dps.Server) -> None:
     ask, s = hostile
-    epoch, numbers = s._connection.epoch, s._pushes.numbers
+    epoch, numbers = s._connection.membership.epoch, s._pushes.numbers
     for number in (0, 99, -5, 1 << 60):
         assert ask(Lookup(epoch, 0, 0, number, 0, False)) == RowsUnknown(number)
     values = np.zeros((N, WIDTH), np.float32)
@@ -363,13 +363,13 @@ def test_a_list_that_was_never_sent_or_belongs_to_others_is_asked_for(hostile: A
         caller = Caller(runtime(), "other")
         caller.incarnation = other._connection.caller.incarnation
         ref = Ref(s._connection.peers[0].ref.address, PS)
-        assert caller.ask(ref, Lookup(other._connection.epoch, 0, 0, 98, 0, False), 5.0) == RowsUnknown(98)
+        assert caller.ask(ref, Lookup(other._connection.membership.epoch, 0, 0, 98, 0, False), 5.0) == RowsUnknown(98)
         caller.close()
 
 
 def test_a_list_that_does_not_fit_its_values_or_its_part_is_refused(hostile: Any) -> None:
     ask, s = hostile
-    epoch, numbers = s._connection.epoch, s._pushes.numbers
+    epoch, numbers = s._connection.membership.epoch, s._pushes.numbers
     assert isinstance(ask(Lookup(epoch, 0, 0, 96, 0, False, (IDS,))), Rows)
     values = np.zeros((N, WIDTH), np.float32)
     described: list[tuple[Any, tuple[Any, ...]]] = [
@@ -393,10 +393,10 @@ def test_a_list_that_does_not_fit_its_values_or_its_part_is_refused(hostile: Any
 def test_what_one_session_makes_the_ps_keep_is_bounded(hostile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ask, s = hostile
     for number in range(1000, 1100):
-        assert isinstance(ask(Lookup(s._connection.epoch, 0, 0, number, 0, False, (IDS,))), Rows)
-    assert ask(Lookup(s._connection.epoch, 0, 0, 1000, 0, False)) == RowsUnknown(1000)
+        assert isinstance(ask(Lookup(s._connection.membership.epoch, 0, 0, number, 0, False, (IDS,))), Rows)
+    assert ask(Lookup(s._connection.membership.epoch, 0, 0, 1000, 0, False)) == RowsUnknown(1000)
     kinds = [
-        type(ask(Lookup(s._connection.epoch, 0, 0, 1099, 0, True))) for _ in range(12)
+        type(ask(Lookup(s._connection.membership.epoch, 0, 0, 1099, 0, True))) for _ in range(12)
     ]  # none of these says that an answer was read
     assert kinds.count(SharedRows) <= 4 and kinds[-1] is Rows
 

@@ -18,9 +18,7 @@ from dps.client.membership import Agreed, Membership, Steps
 from dps.errors import CANCELLED, Aborted, Cancelled, DeadlineExceeded, DpsError, TaskLost
 from dps.protocol import CHIEF, AskCluster, AskState, AskStats, CloseSession, ClusterIs, State, Stats
 from dps.server import Home
-from dps.transport.endpoint import Runtime
 from dps.transport.message import Message
-from dps.variables.plan import Plan
 from dps.variables.rowlists import RowLists
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ class Lookout:
         """Ask, unless that was less than half a second ago."""
         caller, connection = self._connection.caller, self._connection
         now = caller.now()
-        if now - self._asked_at < connection.runtime.tuning.client.slice_s:
+        if now - self._asked_at < connection.home.runtime.tuning.client.slice_s:
             return
         self._asked_at = now
         if self._asked is not None:
@@ -105,62 +103,25 @@ class Connection:
         self.joining = Joining(self, Lanes(home.runtime, self.caller, shared_memory, reads))
         self.caller.connect(home.chief)
 
-    @property
-    def runtime(self) -> Runtime:
-        return self.home.runtime
-
-    @property
-    def name(self) -> str:
-        return self.home.name
-
-    @property
-    def epoch(self) -> int:
-        return self.membership.epoch
-
-    @property
-    def plan(self) -> Plan:
-        return self.agreed.plan
-
-    @property
-    def sync(self) -> bool:
-        return self.agreed.sync
-
-    @property
-    def bounded(self) -> bool:
-        return self.agreed.bounded
-
-    @property
-    def step_ps(self) -> int:
-        return self.agreed.plan.ps[0]
-
-    @property
-    def step(self) -> int:
-        """The highest global step that the session has heard of."""
-        return self.steps.step
-
-    @property
-    def local_step(self) -> int:
-        return self.steps.local_step
-
     def ps_tasks(self, deadline: float) -> list[int]:
         """The ps tasks of the cluster, once the chief knows all of them. Blocks until the deadline."""
-        patience, pause_s = Patience(), self.runtime.tuning.client.ask_again_s
+        patience, pause_s = Patience(), self.home.runtime.tuning.client.ask_again_s
         while True:
             answer = self.ask(AskCluster(), deadline, "the chief")
             assert isinstance(answer, ClusterIs)
             if answer.complete:
                 return sorted(int(task) for task in answer.cluster["ps"])
             if self.caller.now() >= deadline - 2 * pause_s:  # a later answer could come too late to say why
-                raise DeadlineExceeded(f"{self.name}: {answer.text}")
+                raise DeadlineExceeded(f"{self.home.name}: {answer.text}")
             self.tell(patience, answer.text)
-            self.runtime.sleep(pause_s)
+            self.home.runtime.sleep(pause_s)
 
     def tell(self, patience: Patience, text: str) -> None:
         """Say whom the chief waits for, unless the chief's own log comes to the same eyes."""
-        told = config.launched.is_set() or self.runtime.simulated  # all tasks of a simulation write to one log
-        told = told or local_actor(self.runtime, self.chief.address, CHIEF) is not None
+        told = config.launched.is_set() or self.home.runtime.simulated  # all tasks of a simulation write to one log
+        told = told or local_actor(self.home.runtime, self.chief.address, CHIEF) is not None
         if not told and patience.due(self.caller.now()):
-            log.warning("%s: %s", self.name, text)
+            log.warning("%s: %s", self.home.name, text)
 
     def ask(self, message: Message, deadline: float, whom: str, ref: Ref | None = None) -> Message:
         """Ask the chief (or a ps) until the deadline, minding this node's own end and new epochs."""
@@ -175,17 +136,17 @@ class Connection:
             return True
 
         request = self.caller.start(ref or self.chief, message, feed)
-        slice_s = self.runtime.tuning.client.slice_s
+        slice_s = self.home.runtime.tuning.client.slice_s
         while not self.caller.wait([request], min(slice_s, max(0.0, deadline - self.caller.now()))):
             self.check_node()
             if ref is not None:
                 self.lookout.look()
                 if self.membership.over:
                     self.caller.drop(request)
-                    raise Aborted(f"run epoch {self.epoch} is over")
+                    raise Aborted(f"run epoch {self.membership.epoch} is over")
             if self.caller.now() >= deadline:
                 self.caller.drop(request)
-                raise DeadlineExceeded(f"{self.name}: {text[0]}")
+                raise DeadlineExceeded(f"{self.home.name}: {text[0]}")
         if isinstance(answers[0], Failed):
             raise answers[0].exception()
         return answers[0]
@@ -225,10 +186,16 @@ class Connection:
             if self.home.over() is None:
                 checkpoint_dir = str(self.agreed.settings.get("checkpoint_dir") or "")
                 message = CloseSession(
-                    self.number, error, self.home.job, self.home.task, checkpoint_dir, self.step, self.epoch
+                    self.number,
+                    error,
+                    self.home.job,
+                    self.home.task,
+                    checkpoint_dir,
+                    self.steps.step,
+                    self.membership.epoch,
                 )
                 self.caller.ask(self.chief, message, timeout_s)
         except DpsError as problem:
-            log.debug("%s: could not say goodbye: %s", self.name, problem)
+            log.debug("%s: could not say goodbye: %s", self.home.name, problem)
         finally:
             self.caller.close()

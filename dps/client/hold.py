@@ -1,4 +1,4 @@
-"""Values in a ps's memory that are held: the ps does not overwrite them until they are released."""
+"""A hold on values in a ps's memory: the ps does not overwrite them until they are released."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ from dps.transport.wire import Array
 
 
 class Hold:
-    """One version of a shard in the ps's memory, by arena: bytes, to read only."""
+    """One version of a shard in the ps's memory. `memories`: the bytes of each arena, read-only."""
 
-    def __init__(self, peer: Peer, number: int, memories: list[Array]) -> None:
-        self.memories = memories
-        self._peer, self._number, self._open = peer, number, True
+    def __init__(self, peer: Peer, request: int, counter: int, memories: list[Array]) -> None:
+        self.peer, self.counter, self.memories = peer, counter, memories
+        self._request: int | None = request
 
     def release(self) -> None:
-        """The values are read, or nobody wants them; a further call does nothing."""
-        if self._open:
-            self._open = False
-            self._peer.lane.release(self._number, self._peer.layout.nbytes)
+        """Tell the ps that nobody reads the values any more. A further call does nothing."""
+        request, self._request = self._request, None
+        if request is not None:
+            self.peer.lane.release(request, self.peer.layout.nbytes)
 
 
-def held(peer: Peer, number: int, names: list[Any]) -> Hold | None:
-    """Hold what the ps has lent under a request's number: the memory of each arena, by its name. None where it cannot
-    be read; then the socket is used from now on."""
+def held(peer: Peer, request: int, counter: int, names: list[Any]) -> Hold | None:
+    """Hold the version that the ps keeps for a request. `names`: of the memory of each arena.
+
+    None if the memory cannot be read. The session uses the socket from then on.
+    """
+    memories: list[Array] = []
     try:
-        memories = [peer.lane.attach(name) for name in names]
-        if [len(memory) for memory in memories] != [arena.nbytes for arena in peer.layout.arenas]:
-            raise Unavailable("the ps's memory is not laid out as agreed")
-    except DpsError as error:
+        for name, arena in zip(names, peer.layout.arenas, strict=True):
+            memories.append(peer.lane.attach(name))
+            if len(memories[-1]) != arena.nbytes:
+                raise Unavailable(f"an arena has {len(memories[-1])} bytes in the ps's memory; wanted {arena.nbytes}")
+    except (DpsError, ValueError) as error:
         peer.lane.give_up(error)
         return None
-    return Hold(peer, number, memories)
+    return Hold(peer, request, counter, memories)

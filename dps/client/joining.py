@@ -58,7 +58,7 @@ class Joining:
 
     def __init__(self, connection: Connection, lanes: Lanes) -> None:
         self._connection, self._caller = connection, connection.caller
-        self._lanes, self._slice_s = lanes, connection.runtime.tuning.client.slice_s
+        self._lanes, self._slice_s = lanes, connection.home.runtime.tuning.client.slice_s
         self._refs: dict[int, Ref] = {}
         self._plan: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
@@ -77,8 +77,8 @@ class Joining:
         connection = self._connection
         while True:
             opened = self._opened(deadline)
-            enters = bool(self._plan) or not connection.sync
-            if enters or opened.epoch != connection.epoch:
+            enters = bool(self._plan) or not connection.agreed.sync
+            if enters or opened.epoch != connection.membership.epoch:
                 connection.steps.begin(opened.step)
             connection.membership = membership = Membership(opened)
             connection.home.joined(opened.epoch)
@@ -92,7 +92,7 @@ class Joining:
                 continue
 
     def _peers(self, membership: Membership) -> dict[int, Peer]:
-        layouts, least = self._connection.plan.layouts, max(1, self._connection.runtime.tuning.shard_nbytes)
+        layouts, least = self._connection.agreed.plan.layouts, max(1, self._connection.home.runtime.tuning.shard_nbytes)
         lanes = self._lanes.open(self._refs, membership.epoch, lambda ps: layouts[ps].nbytes >= least)
         return {
             ps: Peer(self._caller, ps, self._refs[ps], layout, lanes[ps], membership.end)
@@ -101,8 +101,8 @@ class Joining:
 
     def _enter(self, deadline: float) -> None:
         """Learn the step of now from the step ps; in sync, where that ps lets nobody in during a step, take part."""
-        connection, ps = self._connection, self._connection.step_ps
-        answer = connection.ask(Enter(connection.epoch), deadline, f"ps:{ps}", self._refs[ps])
+        connection, ps = self._connection, self._connection.agreed.step_ps
+        answer = connection.ask(Enter(connection.membership.epoch), deadline, f"ps:{ps}", self._refs[ps])
         assert isinstance(answer, Token)
         connection.steps.begin(answer.step)
 
@@ -110,8 +110,8 @@ class Joining:
         connection, home, caller = self._connection, self._connection.home, self._caller
         request, patience = Opening(
             OpenSession(
-                connection.number, home.job, home.task, home.process, home.address, connection.epoch, self._plan,
-                self._settings, connection.step,
+                connection.number, home.job, home.task, home.process, home.address, connection.membership.epoch,
+                self._plan, self._settings, connection.steps.step,
             )
         ), Patience()  # fmt: skip
         caller.open(connection.chief, request.again(), request)
@@ -156,12 +156,12 @@ class Joining:
                 errors.append(answer.exception())
             return isinstance(answer, Done | Failed)
 
-        values = Whole([self._values[spec.name] for spec in connection.plan.variables])
-        for ps, layout in connection.plan.layouts.items():
+        values = Whole([self._values[spec.name] for spec in connection.agreed.plan.variables])
+        for ps, layout in connection.agreed.plan.layouts.items():
             # Zeros, and pages that go back to the system; in malloc's heap they would leave a hole for small objects.
             run = np.frombuffer(mmap.mmap(-1, max(1, layout.nbytes)), np.uint8, layout.nbytes)
-            gather(connection.plan, layout, values, run, trained_only=False)
-            for piece in layout.pieces(connection.runtime.tuning.piece_nbytes):
+            gather(connection.agreed.plan, layout, values, run, trained_only=False)
+            for piece in layout.pieces(connection.home.runtime.tuning.piece_nbytes):
                 arrays = tuple(run[offset : offset + n] for offset, n in piece)
                 message = Init(epoch, layout.nbytes, [offset for offset, _ in piece], arrays)
                 requests.append(caller.start(self._refs[ps], message, feed, resend_s=1.0))
@@ -185,7 +185,7 @@ class Joining:
         for request in requests:
             caller.drop(request)
         if not stop() and caller.now() >= deadline:
-            raise DeadlineExceeded(f"{self._connection.name} waited for {whom}")
+            raise DeadlineExceeded(f"{self._connection.home.name} waited for {whom}")
         for error in errors:
             if not isinstance(error, Aborted):
                 raise error

@@ -69,48 +69,52 @@ class Loader:
     def check(self, gradients: Mapping[int, Gradient]) -> None:
         """ValueError for NaN and infinite values where the ps cannot refuse the push as one: in async with several."""
         connection = self._connection
-        if not connection.sync and len(connection.plan.ps) > 1 and connection.agreed.settings.get("check_finite", True):
+        if (
+            not connection.agreed.sync
+            and len(connection.agreed.plan.ps) > 1
+            and connection.agreed.settings.get("check_finite", True)
+        ):
             for index, gradient in gradients.items():
-                _check_finite(connection.plan.variables[index].name, gradient)
+                _check_finite(connection.agreed.plan.variables[index].name, gradient)
 
-    def cargo(self, ps: int, gradients: Mapping[int, Gradient], about: About) -> Cargo | None:
+    def cargo(self, peer: Peer, gradients: Mapping[int, Gradient], about: About) -> Cargo | None:
         """What one ps gets; None for nothing. In sync every ps gets a push, and the step ps does in every mode."""
-        connection, peer = self._connection, self._connection.peers[ps]
+        connection = self._connection
         if is_whole(peer.layout, gradients):
             travels = not peer.lane.on and self._own_run(peer, gradients) is None
-            if travels and ArraysCargo.pays(peer.layout, connection.runtime.tuning):
-                return ArraysCargo(peer, about, connection.plan, gradients)
-            return RunCargo(peer, about, self.run(ps, gradients))
-        parts = parts_of_shard(connection.plan, peer.layout, gradients, connection.row_lists)
-        if not parts and not connection.sync and ps != connection.step_ps:
+            if travels and ArraysCargo.pays(peer.layout, connection.home.runtime.tuning):
+                return ArraysCargo(peer, about, connection.agreed.plan, gradients)
+            return RunCargo(peer, about, self.run(peer, gradients))
+        parts = parts_of_shard(connection.agreed.plan, peer.layout, gradients, connection.row_lists)
+        if not parts and not connection.agreed.sync and peer.ps != connection.agreed.step_ps:
             return None
         from dps.client.partial import PartsCargo
 
-        return PartsCargo(peer, about, parts, self._of(ps).take_rounded)
+        return PartsCargo(peer, about, parts, self._of(peer).take_rounded)
 
-    def run(self, ps: int, gradients: Mapping[int, Gradient]) -> Run:
+    def run(self, peer: Peer, gradients: Mapping[int, Gradient]) -> Run:
         """A run with the gradients of all of a shard in it: the user's own where they lie there, or they are copied."""
-        peer, plan = self._connection.peers[ps], self._connection.plan
+        plan = self._connection.agreed.plan
         own = self._own_run(peer, gradients)
         if own is not None and not own.in_use:
             fill_run(plan, peer.layout, gradients, own.views, own.bytes)
             return own
-        run = self._of(ps).take(peer.layout.nbytes)
+        run = self._of(peer).take(peer.layout.nbytes)
         gather(plan, peer.layout, gradients, run.bytes)
         return run
 
     def _own_run(self, peer: Peer, gradients: Mapping[int, Gradient]) -> OwnRun | None:
         return next((runs[peer.ps] for runs in self._own if runs[peer.ps].holds(peer.layout, gradients)), None)
 
-    def _of(self, ps: int) -> Runs:
-        if ps not in self._runs:
-            self._runs[ps] = Runs(self._connection.runtime, self._connection.peers[ps])
-        return self._runs[ps]
+    def _of(self, peer: Peer) -> Runs:
+        if peer.ps not in self._runs:
+            self._runs[peer.ps] = Runs(self._connection.home.runtime, peer)
+        return self._runs[peer.ps]
 
     def own_parts(self) -> list[Array]:
         """Arrays for the user to fill, of all parts of all shards, in the order of their runs."""
-        runs = {ps: OwnRun(self._connection.runtime, peer) for ps, peer in self._connection.peers.items()}
-        self._own = [*self._own[1 - self._connection.runtime.tuning.client.kept_gradients :], runs]
+        runs = {ps: OwnRun(self._connection.home.runtime, peer) for ps, peer in self._connection.peers.items()}
+        self._own = [*self._own[1 - self._connection.home.runtime.tuning.client.kept_gradients :], runs]
         return [part for run in runs.values() for part in run.parts]
 
     def forget(self) -> None:

@@ -52,7 +52,7 @@ class Lookups:
         return operation
 
     def _lookup(self, name: str, rows: Any, out: Any) -> LookupOp:
-        plan = self.connection.plan
+        plan = self.connection.agreed.plan
         if name not in plan.by_name:
             raise ValueError(f"no variable {name!r}; there are {list(plan.by_name)[:10]}")
         spec = plan.variables[plan.by_name[name]]
@@ -104,7 +104,7 @@ class LookupOp(Operation):
         self._shape, self._given = shape, given
         self._parts: list[_PartLookup] = []
         self._incarnation = -1
-        plan = lookups.connection.plan
+        plan = lookups.connection.agreed.plan
         self._of_variable = plan.parts_of[plan.by_name[spec.name]]
         self.sent, self._which = rows.to_read(len(self._of_variable))
         self._in_place = self._which is None and out.flags.c_contiguous
@@ -212,16 +212,16 @@ class _PartLookup(Transfer):
         self._operation, self._lookups, self._part = operation, lookups, part
         self._first, self._count, self._whole = first, last - first, whole
         self._lane = self.peer.lane
-        self._dtype = np.dtype(connection.plan.variables[part.variable].dtype)
+        self._dtype = np.dtype(connection.agreed.plan.variables[part.variable].dtype)
         self._nbytes = self._count * part.row_size * self._dtype.itemsize
         self._counter = -1
         self._got: dict[int, int] = {}
         rows = operation.sent
         told = rows.is_told(part, connection.caller.incarnation)
-        shared = self._lane.on and 0 < self._nbytes >= connection.runtime.tuning.shared_nbytes
+        shared = self._lane.on and 0 < self._nbytes >= connection.home.runtime.tuning.shared_nbytes
         self._message = Lookup(
-            connection.epoch, connection.local_step if connection.sync else 0, part.index, rows.number,
-            lookups.read_to(), shared, () if told else (rows.within(part),),
+            connection.membership.epoch, connection.steps.local_step if connection.agreed.sync else 0, part.index,
+            rows.number, lookups.read_to(), shared, () if told else (rows.within(part),),
         )  # fmt: skip
         self._caller.open(self.peer.ref, self._message, self, 0.25 + self._nbytes / 100e6)
         lookups.opened(self.number)

@@ -37,8 +37,10 @@ class Agreed:
         self.settings: dict[str, Any] = {}
         self.sync = self.bounded = False
         """The update mode; neither: async."""
+        self.step_ps = -1
         if opened is not None:
             self.plan, self.settings = Plan.from_wire(opened.plan), opened.settings
+            self.step_ps = self.plan.ps[0]
             mode: str = opened.settings["update"]["mode"]
             self.sync, self.bounded = mode == "sync", mode == "bounded"
 

@@ -60,8 +60,8 @@ class PullOp(Operation):
     def _start_more(self) -> None:
         """In bounded mode the step ps answers before the others are asked."""
         connection = self._connection
-        first = connection.step_ps
-        if connection.bounded:
+        first = connection.agreed.step_ps
+        if connection.agreed.bounded:
             if first in self.transfers and not self.transfers[first].complete:
                 return
             due = [first] if first in self._messages else list(self._messages)
@@ -94,7 +94,7 @@ class PullOp(Operation):
         """All parts that a whole pull has brought, shard after shard, in the order of their runs; those of shards that
         were not newer are copies of what is kept. `still`: read-only."""
         found: list[Array] = []
-        for ps, layout in self._connection.plan.layouts.items():
+        for ps, layout in self._connection.agreed.plan.layouts.items():
             transfer = self.transfers[ps]
             if transfer.taken is not None:
                 found += transfer.taken.parts(still)
@@ -108,14 +108,14 @@ class PullOp(Operation):
 
     def taken(self) -> list[Taken]:
         """What the values of all shards were put into; empty where some of them lie elsewhere."""
-        found = [self.transfers[ps].taken for ps in self._connection.plan.layouts]
+        found = [self.transfers[ps].taken for ps in self._connection.agreed.plan.layouts]
         mine = [taken for taken in found if isinstance(taken, Taken)]
         return mine if len(mine) == len(found) else []
 
     def held(self) -> list[Array] | None:
         """The bytes of all arenas of all shards, where all are held in place."""
         found: list[Array] = []
-        for ps in self._connection.plan.layouts:
+        for ps in self._connection.agreed.plan.layouts:
             hold = self.transfers[ps].hold
             if hold is None:
                 return None
@@ -156,7 +156,7 @@ class Pulls:
 
     def __init__(self, connection: Connection, waiter: Waiter, pushes: Pushes) -> None:
         self._connection, self._waiter, self._pushes = connection, waiter, pushes
-        self.read: tuple[int, dict[int, int]] = connection.epoch, {}
+        self.read: tuple[int, dict[int, int]] = connection.membership.epoch, {}
         """Of the last whole pull: run epoch, and each shard's version counter."""
         self._cache: Kept = {}
         self._recycled = Recycled()
@@ -178,7 +178,7 @@ class Pulls:
         those on their way.
         """
         self._waiter.check_open()
-        by_name = self._connection.plan.by_name
+        by_name = self._connection.agreed.plan.by_name
         wanted = None if names is None else list(dict.fromkeys(names))
         if unknown := [name for name in wanted or () if name not in by_name]:
             raise ValueError(f"no variables {unknown}; there are {list(by_name)[:10]}")
@@ -205,7 +205,7 @@ class Pulls:
     @property
     def sync(self) -> bool:
         """Whether the run's update mode is sync."""
-        return self._connection.sync
+        return self._connection.agreed.sync
 
     @property
     def may_follow_a_push(self) -> bool:
@@ -213,12 +213,12 @@ class Pulls:
         update = self._connection.agreed.settings["update"]
         if update["mode"] == "sync":
             return update["replicas_to_aggregate"] is None and not update["initial_tokens"]
-        return not (self._connection.bounded and len(self._connection.plan.ps) > 1)
+        return not (self._connection.agreed.bounded and len(self._connection.agreed.plan.ps) > 1)
 
     @property
     def may_come_with_a_push(self) -> bool:
         """Whether ps on this machine may send the values with the result of a push."""
-        return self.may_follow_a_push and not self._connection.bounded and self._connection.compression is None
+        return self.may_follow_a_push and not self._connection.agreed.bounded and self._connection.compression is None
 
     def _launch(
         self, names: list[str] | None, newer_than: Version | None, after: bool, to_come: int
@@ -226,12 +226,12 @@ class Pulls:
         """What to ask the ps, with what holds in the run epoch of now: after a rollback a pull is launched again.
         `to_come`: pushes that leave right after it."""
         connection, pushes = self._connection, self._pushes
-        counters = dict(newer_than.counters) if newer_than and newer_than.epoch == connection.epoch else {}
+        counters = dict(newer_than.counters) if newer_than and newer_than.epoch == connection.membership.epoch else {}
         behind = after and (pushes.under_way or to_come > 0)
         clock = pushes.acknowledged + (1 if behind else 0)
         last = {ps: number + to_come if behind else 0 for ps, number in pushes.numbers.items()}
-        min_step = connection.local_step if connection.sync and not behind else 0
-        patience_ms, plan = self._waiter.patience_ms, connection.plan
+        min_step = connection.steps.local_step if connection.agreed.sync and not behind else 0
+        patience_ms, plan = self._waiter.patience_ms, connection.agreed.plan
         some = [part for name in names or () for part in plan.parts_of[plan.by_name[name]]]
         messages: dict[int, Pull] = {}
         for ps in plan.ps:
@@ -239,7 +239,7 @@ class Pulls:
             if names is None or parts:
                 lane = connection.peers[ps].lane
                 messages[ps] = Pull(
-                    connection.epoch, min_step, last[ps], clock, counters.get(ps, -1),
+                    connection.membership.epoch, min_step, last[ps], clock, counters.get(ps, -1),
                     parts, patience_ms, lane.on and not parts, lane.all_released_below(),
                     whole=not parts and self._may_be_kept(plan.layouts[ps]),
                 )  # fmt: skip
@@ -247,7 +247,7 @@ class Pulls:
 
     def _may_be_kept(self, layout: ShardLayout) -> bool:
         """Whether a shard's values need not be copied out of the messages that they come in."""
-        runtime = self._connection.runtime
+        runtime = self._connection.home.runtime
         worth = layout.data_nbytes >= runtime.tuning.piece_nbytes // 4
         return worth and runtime.keeps_blocks and len(layout.indices) <= MOST_PARTS
 
@@ -270,7 +270,7 @@ class Pulls:
         if operation.names is None:
             counters = {ps: t.counter for ps, t in operation.transfers.items()}
             self._pushes.pulled |= counters
-            self.read = connection.epoch, counters
+            self.read = connection.membership.epoch, counters
         connection.steps.saw(max((t.step for t in operation.transfers.values()), default=0))
         names = operation.names
         if names is not None:
@@ -303,7 +303,7 @@ class Pulls:
 
     def _some(self, views: dict[int, Array], names: list[str]) -> Any:
         """Nested dicts of these variables, of their parts by index."""
-        plan = self._connection.plan
+        plan = self._connection.agreed.plan
         leaf, nesting = assemble(plan, views, plan.by_name), Nesting(nested(names))
         return nesting.build([leaf(path) for path in nesting.paths])
 

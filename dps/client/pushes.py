@@ -11,6 +11,7 @@ from dps.client.assembly import Assembly
 from dps.client.cargo import About, Cargo, Run
 from dps.client.connection import Connection
 from dps.client.dense import Whole, fit, is_whole
+from dps.client.lanes import Peer
 from dps.client.loading import Loader
 from dps.client.pushing import PushOp
 from dps.client.waiting import Waiter
@@ -30,7 +31,7 @@ class Pushes:
         self, connection: Connection, waiter: Waiter, nesting: Nesting, settled: Callable[[Push, Any], None]
     ) -> None:
         self._connection, self._waiter, self._settled = connection, waiter, settled
-        self._nesting, self._assembly = nesting, Assembly(connection.plan, nesting)
+        self._nesting, self._assembly = nesting, Assembly(connection.agreed.plan, nesting)
         self._under_way: list[PushOp] = []
         self._loader = Loader(connection)
         self._begin_epoch()
@@ -38,8 +39,8 @@ class Pushes:
     def _begin_epoch(self) -> None:
         self.acknowledged = 0
         self._connection.steps.begin_numbers()
-        self.numbers = dict.fromkeys(self._connection.plan.ps, 0)
-        self.pulled = dict.fromkeys(self._connection.plan.ps, -1)
+        self.numbers = dict.fromkeys(self._connection.agreed.plan.ps, 0)
+        self.pulled = dict.fromkeys(self._connection.agreed.plan.ps, -1)
         """The version of each shard that the last pull gave: what the next push was computed from."""
         self._credit: dict[int, int] = {}
         """The push, by its number, that a ps takes without being asked, by ps."""
@@ -51,8 +52,8 @@ class Pushes:
     @property
     def assembly(self) -> Assembly:
         """How the plan of now is nested."""
-        if self._assembly.plan is not self._connection.plan:
-            self._assembly = Assembly(self._connection.plan, self._nesting)
+        if self._assembly.plan is not self._connection.agreed.plan:
+            self._assembly = Assembly(self._connection.agreed.plan, self._nesting)
         return self._assembly
 
     def of(self, tree: Any) -> Mapping[int, Gradient]:
@@ -63,17 +64,15 @@ class Pushes:
             return assembly.gradients(tree)
         return Whole(arrays) if fit(assembly.plan, arrays) else assembly.gradients(tree)
 
-    def filled(self, ps: int, gradients: Mapping[int, Gradient]) -> Run | None:
-        """A run with a shard's gradients in it; None where not all are there, as arrays."""
-        if not is_whole(self._connection.plan.layouts[ps], gradients):
-            return None
-        return self._loader.run(ps, gradients)
+    def filled(self, peer: Peer, gradients: Mapping[int, Gradient]) -> Run | None:
+        """A run with the gradients of all of a shard; None if some are missing, or are not dense."""
+        return self._loader.run(peer, gradients) if is_whole(peer.layout, gradients) else None
 
     def made(self, ps: int, number: int, step: int) -> None:
         """A push, which has this number, was made at once."""
         connection = self._connection
         connection.steps.saw(step)
-        if connection.sync:
+        if connection.agreed.sync:
             connection.steps.take_token(number, step)
         self.acknowledged += 1
         self.numbers[ps] = number
@@ -95,17 +94,23 @@ class Pushes:
         found: dict[int, Cargo] = {}
         operation = PushOp(connection, found, loss)
         if connection.compression is not None:
-            gradients = connection.compression.pack(connection.plan, gradients, operation)
-        step = connection.local_step if connection.sync else connection.step
-        for ps, peer in connection.peers.items():
-            about = About(
-                connection.epoch, self.numbers[ps] + 1, step, self.pulled[ps], clock if ps == connection.step_ps else 0,
-                lend and peer.lane.on, peer.lane.all_released_below(),
-            )  # fmt: skip
-            cargo = self._loader.cargo(ps, gradients, about)
+            gradients = connection.compression.pack(connection.agreed.plan, gradients, operation)
+        for peer in connection.peers.values():
+            about = self.about(peer, lend and peer.lane.on, clock if peer.ps == connection.agreed.step_ps else 0)
+            cargo = self._loader.cargo(peer, gradients, about)
             if cargo is not None:
-                found[ps] = cargo
+                found[peer.ps] = cargo
         return operation
+
+    def about(self, peer: Peer, lend: bool, clock: int = 0) -> About:
+        """What the messages of the next push to a ps say of it; `clock`: for the step ps in bounded mode."""
+        connection, lane = self._connection, peer.lane
+        steps, ps = connection.steps, peer.ps
+        return About(
+            connection.membership.epoch, self.numbers[ps] + 1,
+            steps.local_step if connection.agreed.sync else steps.step,
+            self.pulled[ps], clock, lend, lane.all_released_below(),
+        )  # fmt: skip
 
     def send(self, operation: PushOp) -> None:
         """Send what was prepared, before anything else is."""
@@ -132,8 +137,8 @@ class Pushes:
         while self._under_way and (operation := self._first_complete()) is not None:
             self._under_way.remove(operation)
             if connection.compression is not None:
-                connection.compression.settle(operation, connection.plan, operation.applied)
-            result = operation.settle(connection.step)
+                connection.compression.settle(operation, connection.agreed.plan, operation.applied)
+            result = operation.settle(connection.steps.step)
             self._credit |= operation.credit
             self.acknowledged += 1
             connection.steps.saw(result.step)
@@ -183,7 +188,7 @@ class Pushes:
         self._loader.forget()
         told()
         for operation in given_up:
-            operation.settle(self._connection.step)
+            operation.settle(self._connection.steps.step)
             self._tell(operation)
 
     def gradients(self) -> Any:

@@ -23,7 +23,7 @@ class PushOp(Operation):
     def __init__(self, connection: Connection, cargo: dict[int, Cargo], loss: Any = None) -> None:
         """`cargo`: what each ps gets, prepared."""
         self._connection, self.cargo, self.loss = connection, cargo, loss
-        self._sync, self._step_ps = connection.sync, connection.step_ps
+        self._sync, self._step_ps = connection.agreed.sync, connection.agreed.step_ps
         self.transfers: dict[int, PushTransfer] = {}
         self._deciding: list[PushTransfer] = []
         self.rolled_back = False
@@ -44,10 +44,10 @@ class PushOp(Operation):
     def streams(self) -> bool:
         """Whether all ps get it over their sockets, in pieces that they may apply one by one."""
         connection = self._connection
-        layouts, tuning = connection.plan.layouts, connection.runtime.tuning
+        layouts, tuning = connection.agreed.plan.layouts, connection.home.runtime.tuning
         least = tuning.client.streamed_pieces * tuning.piece_nbytes
         return (
-            not (connection.sync or connection.bounded)
+            not (connection.agreed.sync or connection.agreed.bounded)
             and max(layout.gradient_nbytes for layout in layouts.values()) >= least
             and self.cargo.keys() == layouts.keys()
             and all(cargo.in_pieces for cargo in self.cargo.values())
@@ -100,7 +100,7 @@ class PushOp(Operation):
     def roll_back(self, caller: Caller) -> None:
         """The run epoch is over before the session took note of the result: the push is no part of the new one."""
         self.rolled_back = True
-        self._restored_step = self._connection.step
+        self._restored_step = self._connection.steps.step
         for transfer in self.transfers.values():
             caller.drop(transfer)
 

@@ -14,6 +14,7 @@ from dps.client.connection import Connection
 from dps.client.opening import Model, check_timeout, compression_asked, run_settings
 from dps.client.pulling import PullOp, Pulls, filled
 from dps.client.pushes import Pushes
+from dps.client.pushing import PushOp
 from dps.client.reports import Reports
 from dps.client.turns import Turns, one_at_a_time
 from dps.client.waiting import Loss, Waiter
@@ -165,10 +166,10 @@ class Session:
             self._opened = isinstance(error, DeadlineExceeded)
             raise
         config.session_opened.set()
-        self._server.check_sees("ps", connection.plan.ps)
+        self._server.check_sees("ps", connection.agreed.plan.ps)
         if connection.compression is not None:
-            connection.compression.check(connection.plan)
-        nesting = Nesting(nested([v.name for v in connection.plan.variables]) if params is None else params)
+            connection.compression.check(connection.agreed.plan)
+        nesting = Nesting(nested([v.name for v in connection.agreed.plan.variables]) if params is None else params)
         self._pushes = Pushes(connection, self._waiter, nesting, self._reports.settled)
         self._pulls = Pulls(connection, self._waiter, self._pushes)
         from dps.client.at_once import AtOnce  # here: `import dps` stays quick
@@ -321,12 +322,12 @@ class Session:
     def _held(self, timeout: float | None) -> Iterator[Any]:
         """The values of now, to read only; those of ps on this machine lie in their memory until the block ends."""
         self._waiter.check_open()
-        if (lent := self._at_once.lent()) is not None:
+        if (hold := self._at_once.held()) is not None:
             try:
                 self._at_once.holds()
-                yield self._pulls.still([lent.memory])
+                yield self._pulls.still(hold.memories)
             finally:
-                lent.release()
+                hold.release()
             return
         operation = self._pulls.start(None, None, after=False, hold=True)
         try:
@@ -462,11 +463,11 @@ class Session:
             ```
         """
         gradients = self._gradients(grads, loss)
-        made, operation = self._at_once.push(gradients, loss)
-        if made is not None:
-            self._reports.settled(made.result, loss)
-            return made.result
-        return self._pushes.finish(operation or self._pushes.start(gradients, loss, timeout), timeout)
+        made = self._at_once.push(gradients, loss)
+        if made is None or isinstance(made, PushOp):
+            return self._pushes.finish(made or self._pushes.start(gradients, loss, timeout), timeout)
+        self._reports.settled(made.result, loss)
+        return made.result
 
     @one_at_a_time
     def push_async(self, grads: Any, loss: Any = None) -> Reply[Push]:
@@ -521,14 +522,14 @@ class Session:
             ```
         """
         gradients = self._gradients(grads, loss)
-        made, pushing = self._at_once.step(gradients, loss)
-        if made is not None:
-            incarnation = self._connection.caller.incarnation
-            self._reports.settled(made.result, loss)
-            if self._connection.caller.incarnation != incarnation or made.lent is None:  # a hook may have rolled back
+        pushing = self._at_once.step(gradients, loss)
+        if pushing is not None and not isinstance(pushing, PushOp):
+            peers = self._connection.peers
+            self._reports.settled(pushing.result, loss)
+            if self._connection.peers is not peers or pushing.hold is None:  # a hook may have rolled back
                 return self.pull(timeout=timeout)
-            self._at_once.note(made.lent)
-            return made.values
+            self._at_once.note(pushing.hold)
+            return pushing.values
         pulling: PullOp | None = None
         try:
             if pushing is None:
@@ -581,7 +582,7 @@ class Session:
             as_number(loss, "loss")  # before anything is sent
         gradients = self._pushes.of(grads)
         self._hooks.call("before_run", self)
-        self._connection.runtime.compute()
+        self._connection.home.runtime.compute()
         return gradients
 
     def _rejoined(self, new_epoch: bool, loss: Loss) -> None:
@@ -593,7 +594,7 @@ class Session:
 
         def tell() -> None:
             if new_epoch:
-                self._reports.rolled_back(connection.membership.restored, connection.epoch, loss)
+                self._reports.rolled_back(connection.membership.restored, connection.membership.epoch, loss)
 
         self._pushes.roll_back(tell)
 
@@ -617,7 +618,7 @@ class Session:
     @property
     def global_step(self) -> int:
         """The highest global step that this session has heard of. Does not ask the ps and does not block."""
-        return self._connection.step
+        return self._connection.steps.step
 
     @property
     def version(self) -> Version:
@@ -745,9 +746,9 @@ class Session:
         """
         self._waiter.check_open()
         connection, deadline = self._connection, self._waiter.deadline(timeout)
-        connection.ask(Restore(connection.number, connection.epoch, name), deadline, "the chief")
+        connection.ask(Restore(connection.number, connection.membership.epoch, name), deadline, "the chief")
         self._waiter.recover(deadline)
-        return connection.step
+        return connection.steps.step
 
     @one_at_a_time
     def stats(self) -> dict[str, Any]:

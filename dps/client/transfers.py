@@ -146,7 +146,7 @@ class PullTransfer(Transfer):
     def go_on(self, lent: list[Any]) -> None:
         """The push has its result, and with it these values, or none."""
         if lent:
-            self.complete = self._read(SharedValues(self._message.epoch, *lent))
+            self.complete = self._read(*lent)
         if not self.complete:
             self.peer.lane.over(self.number)
             self._ask()
@@ -159,7 +159,7 @@ class PullTransfer(Transfer):
 
     def feed(self, message: Message) -> bool:
         if isinstance(message, SharedValues):
-            if not self._read(message):
+            if not self._read(message.counter, message.step, message.memories):
                 self._caller.send(self, self._message)
                 return False
             return True
@@ -174,13 +174,13 @@ class PullTransfer(Transfer):
             self.peer.lane.over(self.number)
         return complete
 
-    def _read(self, message: SharedValues) -> bool:
+    def _read(self, counter: int, step: int, memories: list[Any]) -> bool:
         """Read in place; where that fails the values are to be asked for over the socket."""
-        hold = held(self.peer, self.number, message.memories)
+        hold = held(self.peer, self.number, counter, memories)
         if hold is None:
             self._message = changed(self._message, shared=False)
             return False
-        self.counter, self.step = message.counter, message.step
+        self.counter, self.step = counter, step
         if self._holds:
             self.hold, self.taken = hold, None  # pieces of an earlier answer are for nothing
             return True

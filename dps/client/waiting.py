@@ -85,7 +85,11 @@ class Waiter:
     def wait(self, operation: Operation, timeout: float | None, what: str) -> None:
         """Pump until an operation is complete. Raises DeadlineExceeded, which names who did not answer."""
         self.check_open()
-        connection, deadline, own = self._connection, self.deadline(timeout), self._connection.runtime.tuning.client
+        connection, deadline, own = (
+            self._connection,
+            self.deadline(timeout),
+            self._connection.home.runtime.tuning.client,
+        )
         operation.start()
         started = now = connection.caller.now()
         look_at, report_at = started + own.slice_s, started + own.report_s
@@ -114,7 +118,7 @@ class Waiter:
         connection = self._connection
         reasons = [text for text in (*operation.waits_for(), connection.silent()) if text]
         why = "; ".join(dict.fromkeys(reasons)) or "the ps did not answer"
-        return f"{connection.name}: {what} took more than {waited_s:.1f} s at step {connection.step}: {why}"
+        return f"{connection.home.name}: {what} took more than {waited_s:.1f} s at step {connection.steps.step}: {why}"
 
     def retrying(self, call: Callable[[float], Any], timeout: float | None) -> Any:
         """`call(deadline)`, again in each new run epoch until one does not end under it."""
@@ -128,15 +132,15 @@ class Waiter:
     def recover(self, deadline: float) -> None:
         """Join the run's epoch of now. Blocks; raises DeadlineExceeded when no new one comes."""
         connection = self._connection
-        before, epoch = connection.step, connection.epoch
+        before, epoch = connection.steps.step, connection.membership.epoch
         connection.joining.join(deadline)
         membership = connection.membership
         if membership.epoch != epoch:
             loss = Loss(max(0, max(before, membership.reached) - membership.restored), membership.certain)
         else:  # whatever the number of the epoch: steps that are gone are told of
-            loss = Loss(max(0, before - connection.step), False)
-        connection.runtime.record(
-            "rejoined", before=epoch, epoch=connection.epoch, step=membership.restored, lost=loss.steps,
+            loss = Loss(max(0, before - connection.steps.step), False)
+        connection.home.runtime.record(
+            "rejoined", before=epoch, epoch=connection.membership.epoch, step=membership.restored, lost=loss.steps,
             certain=loss.certain,
         )  # fmt: skip
-        self._rejoined(connection.epoch != epoch or loss.steps > 0, loss)
+        self._rejoined(connection.membership.epoch != epoch or loss.steps > 0, loss)

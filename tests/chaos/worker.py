@@ -73,7 +73,7 @@ class Writes(dps.Hook):
 
 def state(session: dps.Session) -> tuple[int, int]:
     """The session's run epoch and incarnation. No public name gives them at any moment."""
-    return session._connection.epoch, session._connection.caller.incarnation
+    return session._connection.membership.epoch, session._connection.caller.incarnation
 
 
 class Loop:

@@ -306,7 +306,7 @@ def test_scopes_and_variables_say_where_they_live() -> None:
         cluster(transport="inproc") as [server],
         dps.Session(server, tree, optimizer=optim.SGD(1.0)) as session,
     ):
-        plan = session._connection.plan
+        plan = session._connection.agreed.plan
         assert [(p.name, p.device) for p in plan.parts] == [("scoped", "GPU:0"), ("pinned", "GPU:0"), ("free", "")]
         assert [[p.name for p in a.parts] for a in plan.layouts[0].arenas] == [["scoped", "pinned"], ["free"]]
         session.push({name: np.ones(3, np.float32) for name in tree})

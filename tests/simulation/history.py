@@ -66,9 +66,13 @@ class Notes(dps.Hook):
     def after_run(self, session: Any, push: dps.Push, loss: Any) -> None:
         connection = session._connection
         numbers = dict(session._pushes.numbers)
-        ack = Ack(session._server.task, self.cell, connection.caller.incarnation, connection.epoch, numbers, push)
+        ack = Ack(
+            session._server.task, self.cell, connection.caller.incarnation, connection.membership.epoch, numbers, push
+        )
         self.history.acks.append(ack)
-        connection.runtime.record("acked", worker=ack.worker, cell=ack.cell, step=push.step, accepted=push.accepted)
+        connection.home.runtime.record(
+            "acked", worker=ack.worker, cell=ack.cell, step=push.step, accepted=push.accepted
+        )
 
     def rolled_back(self, session: Any, step: int, lost: int) -> None:
         self.history.rollbacks.append((step, lost))
@@ -101,23 +105,23 @@ def train(
         partitioner=dps.partition.Fixed(parts),
     ) as session:  # fmt: skip
         connection = session._connection
-        history.plan = connection.plan
+        history.plan = connection.agreed.plan
         marks = Marks(session, history, server.task) if rows else None
         own = session.gradients() if view else {}
         while (k := history.next_cell.get(server.task, 0)) < history.pushes:
             if view:
                 with session.view() as values:
-                    look(history, connection.plan, values)
+                    look(history, connection.agreed.plan, values)
             values = session.pull()
             seen.take(session, values)
             if marks is not None:
-                marks.read(k, values if session.version.epoch == connection.epoch else None)
+                marks.read(k, values if session.version.epoch == connection.membership.epoch else None)
             history.next_cell[server.task] = k + 1
             cell = server.task * history.pushes + k
             gradient = np.zeros(history.cells, dtype)
             gradient[cell] = -1.0
             if variety.some and k % 4 == 1:
-                aside(session, {} if connection.sync else {dense[0]: np.zeros(history.cells, dtype)})
+                aside(session, {} if connection.agreed.sync else {dense[0]: np.zeros(history.cells, dtype)})
             if variety.spoils and k % 3 == 1:
                 aside(session, spoilt(history, dense, gradient, marks, k, cell))
             server.runtime.record("sending", incarnation=connection.caller.incarnation, cell=cell)
@@ -145,7 +149,7 @@ def aside(session: Any, gradients: Any) -> None:
     with contextlib.suppress(ValueError):
         session.push(gradients)
     if session._pushes.numbers != numbers:
-        connection.runtime.record("sending", incarnation=connection.caller.incarnation, cell=-1)
+        connection.home.runtime.record("sending", incarnation=connection.caller.incarnation, cell=-1)
 
 
 def spoilt(history: History, dense: list[str], gradient: Any, marks: Marks | None, k: int, cell: int) -> dict[str, Any]:
@@ -170,7 +174,7 @@ class Seen:
 
     def take(self, session: Any, values: Any, marked: Sequence[str] = (), cell: int = -1) -> None:
         """The values of a pull, or of a step that has marked a cell of these variables."""
-        look(self._history, session._connection.plan, values)
+        look(self._history, session._connection.agreed.plan, values)
         if session.version.epoch != self._epoch:
             self._epoch, self._last = session.version.epoch, {}
         for ps, counter in session.version.counters:

@@ -27,13 +27,13 @@ class Marks:
         connection = self._session._connection
         order = self._orders[k % 3]
         order = np.concatenate([order, order[:2]]) if k % 2 else order
-        before = connection.epoch
+        before = connection.membership.epoch
         replies = {name: self._session.lookup_async(name, order) for name in TABLES}
         found = {name: replies[name].result() for name in reversed(TABLES)}
         out = np.empty((len(order), WIDTH), np.float32)
         again = self._session.lookup(TABLES[0], order, out=out)
         assert again is out
-        if connection.epoch != before or pulled is None:
+        if connection.membership.epoch != before or pulled is None:
             self._seen = {}
             return
         if before != self._epoch:
