@@ -95,8 +95,8 @@ def copying(to: Any, of: Any) -> Work:
 
 def adagrad(w: Any, accumulator: Any, g: Any) -> Work:
     """Its kernel alone."""
-    bound = Bound(optim.Adagrad(0.1), F)
-    call = lambda: bound.apply(w, w, [accumulator], g, 1, 0, 1.0, cuda)  # noqa: E731
+    bound = Bound(optim.Adagrad(0.1), F, cuda)
+    call = lambda: bound.apply(w, w, [accumulator], (g,), 0, 1, 0, 1.0)  # noqa: E731
     return Work("adagrad", call, 5e-9 * w.nbytes, "GB/s", "copy", COPY)
 
 
@@ -107,12 +107,12 @@ def dense_updates(sizes: Sizes) -> Iterator[Work]:
     yield copying(other, w)
     for name, optimizer in OPTIMIZERS:
         slots: list[Any] = [device.to_device(s) for s in initial_slots(optimizer, n, F).values()]
-        bound = Bound(optimizer, F)
+        bound = Bound(optimizer, F, cuda)
         given = [slots[i] if i < len(slots) else None for i in range(len(bound.ordered({})))]
         nbytes = 12 + 8 * len(slots)
 
         def update(bound: Bound = bound, given: list[Any] = given) -> None:
-            bound.apply(w, w, given, g, 1, 0, 1.0, cuda)
+            bound.apply(w, w, given, (g,), 0, 1, 0, 1.0)
 
         yield Work(name, update, nbytes * 1e-9 * n, "GB/s", "copy", COPY)
     yield Work("all_finite", lambda: cuda.all_finite(g), 4e-9 * n, "GB/s", "copy")

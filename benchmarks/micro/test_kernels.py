@@ -47,7 +47,7 @@ def test_update(benchmark: BenchmarkFixture, size: str, optimizer: optim.Optimiz
     slots = bound.ordered(optimizers.initial_slots(optimizer, n, np.float32))
     out = values if place == "in place" else ones(n)
     rated(benchmark, values.nbytes)
-    benchmark(lambda: bound.apply(out, values, slots, gradient, 1, 1, 1.0))
+    benchmark(lambda: bound.apply(out, values, slots, (gradient,), 0, 1, 1, 1.0))
 
 
 @pytest.mark.parametrize("size", SIZES)

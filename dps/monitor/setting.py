@@ -253,4 +253,4 @@ def kernel(optimizer: str, nbytes: int) -> Call:
     values, gradient = np.zeros(count + page, np.float32)[:count], np.ones(count + page, np.float32)[:count]
     bound = Bound(chosen, np.float32)
     slots = bound.ordered(initial_slots(chosen, count, np.float32))
-    return lambda: bound.apply(values, values, slots, gradient, 1, 1, 1.0)
+    return lambda: bound.apply(values, values, slots, (gradient,), 0, 1, 1, 1.0)

@@ -10,7 +10,7 @@ from dps.ps.store.optimizers import Bound
 
 def apply(optimizer: Optimizer, out: Any, w: Any, slots: Any, g: Any, t: int, step: int, scale: float = 1.0) -> None:
     bound = Bound(optimizer, w.dtype)
-    bound.apply(out, w, bound.ordered(slots), g, t, step, scale)
+    bound.apply(out, w, bound.ordered(slots), (g,), 0, t, step, scale)
 
 
 def apply_rows(optimizer: Optimizer, w: Any, slots: Any, rows: Any, g: Any, t: int, step: int) -> None:

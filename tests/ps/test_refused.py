@@ -80,25 +80,25 @@ def test_refused_updates_leave_no_trace_and_others_the_bits_of_updates_that_were
     for what, detail in events:
         before = state(store)
         if what == "good":
-            assert store.apply(Gradient(run_of(detail), {}), store.step + 1, check=True) == ""
+            assert store.apply(Gradient(run_of(detail), {}, checked=False), store.step + 1) == ""
             plain.apply(Gradient(run_of(detail), {}), plain.step + 1)
         elif what == "bad":
             part, element, bad = detail
             run = run_of(1)
             spoil(run, part, element % part.size, bad)
             wanted = f"the gradient of {part.name} has NaN or infinite values (first at element {element % part.size})"
-            assert store.apply(Gradient(run, {}), 77, check=True) == wanted
+            assert store.apply(Gradient(run, {}, checked=False), 77) == wanted
             assert state(store) == before
         elif what.endswith("part"):
             number, start = LAYOUT.place[detail.index]
             gradient = run_of(2)[number][start : start + detail.size].copy()
             if what == "bad part":
                 gradient[-1] = np.nan
-                refused = store.apply(Gradient(None, {detail.index: gradient}), 77, check=True)
+                refused = store.apply(Gradient(None, {detail.index: gradient}, checked=False), 77)
                 assert refused == f"the gradient of {detail.name} has NaN or infinite values"
                 assert state(store) == before
             else:
-                assert store.apply(Gradient(None, {detail.index: gradient}), store.step + 1, check=True) == ""
+                assert store.apply(Gradient(None, {detail.index: gradient}, checked=False), store.step + 1) == ""
                 plain.apply(Gradient(None, {detail.index: gradient}), plain.step + 1)
         elif what == "lease":
             lease = store.hold()
@@ -115,7 +115,7 @@ def test_the_first_variable_in_the_order_of_the_shard_is_named() -> None:
     spoil(run, PLAN.parts[5], 1, np.inf)
     spoil(run, PLAN.parts[2], 4, np.nan)
     wanted = "the gradient of c has NaN or infinite values (first at element 4)"
-    assert store.apply(Gradient(run, {}), 1, check=True) == wanted
+    assert store.apply(Gradient(run, {}, checked=False), 1) == wanted
 
 
 class Blocks:
@@ -135,11 +135,11 @@ def test_a_pass_in_blocks_finds_what_one_pass_would(monkeypatch: pytest.MonkeyPa
         bad = run_of(step)
         spoil(bad, PLAN.parts[0], 20, np.nan)
         before = state(store)
-        assert store.apply(Gradient(bad, {}), step, check=True) == (
+        assert store.apply(Gradient(bad, {}, checked=False), step) == (
             "the gradient of a has NaN or infinite values (first at element 20)"
         )
         assert state(store) == before
-        assert store.apply(Gradient(run_of(step), {}), step, check=True) == ""
+        assert store.apply(Gradient(run_of(step), {}, checked=False), step) == ""
         plain.apply(Gradient(run_of(step), {}), step)
         assert state(store) == state(plain)
 
@@ -147,13 +147,15 @@ def test_a_pass_in_blocks_finds_what_one_pass_would(monkeypatch: pytest.MonkeyPa
 def test_what_is_not_trained_may_be_anything() -> None:
     store, run = Store(LAYOUT, runtime()), run_of(0)
     run[LAYOUT.place[3][0]][:] = np.iinfo(np.int64).max
-    assert store.apply(Gradient(run, {}), 1, check=True) == ""
+    assert store.apply(Gradient(run, {}, checked=False), 1) == ""
 
 
 def test_rows_are_looked_at_too() -> None:
     store = Store(LAYOUT, runtime())
     rows = RowGradient(np.array([1]), np.array([[1, np.nan]], np.float32))
-    assert store.apply(Gradient(None, {6: rows}), 1, check=True) == "the gradient of table has NaN or infinite values"
+    assert (
+        store.apply(Gradient(None, {6: rows}, checked=False), 1) == "the gradient of table has NaN or infinite values"
+    )
     assert store.counter == 0 and not store.part(PLAN.parts[6]).any()
 
 
@@ -190,10 +192,10 @@ def test_a_shared_pass_has_the_bits_of_one_that_is_not(
         for store in (alone, together):
             pushes = [run_of(seed), run_of(seed + 1)]
             update = pushes[0] if seed % 2 else [Mean(arrays) for arrays in zip(*pushes, strict=True)]
-            assert store.apply(Gradient(update, {}), seed + 1, check=True) == ""
+            assert store.apply(Gradient(update, {}, checked=False), seed + 1) == ""
         assert state(alone) == state(together)
     run = run_of(0)
     spoil(run, PLAN.parts[0], 35, np.nan)
     before = state(together)
-    assert "of a has NaN" in together.apply(Gradient(run, {}), 9, check=True) and state(together) == before
+    assert "of a has NaN" in together.apply(Gradient(run, {}, checked=False), 9) and state(together) == before
     together.close()

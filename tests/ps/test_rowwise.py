@@ -90,7 +90,7 @@ def test_a_version_that_is_leased_stays() -> None:
     store = Store(LAYOUT, runtime())
     held = store.hold()
     assert held is not None
-    assert store.apply(Gradient(run_of(1), {}), 1, check=True) == ""
+    assert store.apply(Gradient(run_of(1), {}, checked=False), 1) == ""
     assert not any(array.any() for array in held.arrays)
     alone = Store(LAYOUT, runtime())
     alone.apply(Gradient(run_of(1), {}), 1)

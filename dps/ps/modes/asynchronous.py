@@ -61,11 +61,11 @@ class AsyncMode:
         is_run = push.form == SHARED and not push.offsets and push.nbytes == layout.gradient_nbytes
         if not (self._plain and is_next and is_run):
             return False
-        gradient = layout.flats(ledger.memory.run(push.parts, layout.nbytes))[0]
-        if shard.checks_finite and not store.arenas[0].is_finite(gradient):
-            return False
+        run = layout.flats(ledger.memory.run(push.parts, layout.nbytes))
         result = Pushed(push.number, APPLIED, self._step(push.step), self._staleness(push.counter), 0, "")
-        store.apply(Gradient([gradient], {}), result.step, record=partial(self._record, ledger, result))
+        gradient = Gradient(run, {}, checked=not shard.checks_finite)
+        if store.apply(gradient, result.step, record=partial(self._record, ledger, result)):
+            return False
         shard.reading.answer_push(sender, ledger.results[push.number])
         shard.reading.wake()
         return True
@@ -151,18 +151,19 @@ class AsyncMode:
         draft, staged.draft = staged.draft, None
         if draft is not None:
             self._worth.note(draft.holds)
-            with draft:
+            try:
                 if draft.holds:
                     self._record(ledger, result, draft.counter)
                     draft.publish()
                     return ""
+            finally:
+                draft.drop()
         gradient = staged.sound()
         record = partial(self._record, ledger, result)
         if staged.in_pieces and self.shard.store.is_large and not self.settings.compensation:
             record = partial(self._record_and_answer, ledger, result)
-        check, scale = not gradient.checked, self._scale(result.staleness)
         gradient = self._compensated(gradient, staged.push.incarnation)
-        return self.shard.store.apply(gradient, result.step, scale, check, record)
+        return self.shard.store.apply(gradient, result.step, self._scale(result.staleness), record)
 
     def _record(self, ledger: Ledger, result: Pushed, counter: int) -> None:
         """A push will be, or is, version `counter`."""

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from dps.errors import Unavailable
+from dps.kernels import cpu
 from dps.kernels import rows as row_kernels
 from dps.kernels.fused import MOST
 from dps.optim import Optimizer
@@ -27,8 +30,6 @@ from dps.variables.plan import Arena, Part
 
 log = logging.getLogger("dps")
 
-WHOLE = (0, -1)
-
 
 @dataclass(slots=True)
 class Buffer:
@@ -40,7 +41,8 @@ class Buffer:
     leases: int = 0
     abandoned: bool = False
     """A reader of another process that was given up may still read it: it is never written again."""
-    missed: list[tuple[int, int]] = field(default_factory=list)
+    missed: list[tuple[int, int]] | None = field(default_factory=list)
+    """None: all of it."""
     drafted: bool = False
     """A draft that may still be dropped is written to it: it is for no other update."""
 
@@ -64,6 +66,9 @@ class ArenaMemory:
 
     on_device = False
     """Whether values and slots are in the memory of a GPU, and the buffers are copies."""
+    kernels: ModuleType = cpu
+    only_fused = False
+    """Whether the plain kernels do not take the values."""
 
     def __init__(
         self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None = None, crew: Crew | None = None,
@@ -79,21 +84,25 @@ class ArenaMemory:
         """For each part, by its index: its number here, and its first element."""
         small = runtime is not None and arena.nbytes <= tuning.small_nbytes
         self._most = own.small_buffers if small else own.buffers
-        self._item = np.dtype(arena.dtype).itemsize
+        self._shared_size = sys.maxsize if crew is None else own.crew_nbytes // arena.itemsize
+        """Passes over so many elements and more are shared."""
         self._row_starts = [0, *itertools.accumulate(rows_of(part) for part in arena.parts)]
         self.buffers = [self._buffer()]
         self.current = 0
         self.slots = self._initial_slots()
         self.applied = np.zeros(len(arena.parts), np.int64)
         """For each part, how often its optimizer was applied: the t of Adam."""
-        self._bound = None if optimizer is None else optimizers.Bound(optimizer, self._precision())
+        self._bound = None if optimizer is None else optimizers.Bound(optimizer, self._precision(), self.kernels)
         self._ordered = [] if self._bound is None else self._bound.ordered(self.slots)
         self.by_rows = self._bound is not None and self._bound.by_rows
         """Whether rows must not be cut: an update of one needs all of it."""
         self.counts = self._bound is not None and self._bound.counts
         """Whether `applied` matters to an update."""
-        self.reversible = self._fused() and not self.slots
+        self._fused = self._bound is not None and self._bound.fused is not None
+        self.reversible = self._fused and not self.slots
         """Whether an update of all values may go to a spare buffer and be dropped: it changes nothing else."""
+        self._streams = self._fused and arena.nbytes >= own.stream_nbytes
+        """Whether an update to a spare buffer is written past the caches."""
         self._scratch: Array | None = None
 
     def _initial_slots(self) -> dict[str, Array]:
@@ -117,7 +126,7 @@ class ArenaMemory:
 
     def _empty(self) -> Buffer:
         made = self._buffer()
-        made.missed = [WHOLE]
+        made.missed = None
         return made
 
     def is_still(self) -> bool:
@@ -177,21 +186,27 @@ class ArenaMemory:
     def catch_up(self, index: int) -> None:
         """Copy into a free buffer the ranges that it missed."""
         buffer, now = self.buffers[index], self.values
-        for start, stop in buffer.missed:
-            end = len(now) if stop == -1 else stop
-            buffer.values[start:end] = now[start:end]
+        for start, stop in [(0, len(now))] if buffer.missed is None else buffer.missed:
+            buffer.values[start:stop] = now[start:stop]
         buffer.missed = []
 
-    def wrote(self, index: int, ranges: list[tuple[int, int]]) -> None:
-        """Buffer `index` becomes current; the others have missed the ranges that were written."""
+    def wrote(self, index: int, ranges: list[tuple[int, int]] | None) -> None:
+        """Buffer `index` becomes current; the others have missed the ranges that were written, None: all values."""
         self.current = index
-        for other, buffer in enumerate(self.buffers):
-            if other == index:
-                buffer.missed = []
-            elif WHOLE not in buffer.missed:
-                buffer.missed = [WHOLE] if WHOLE in ranges or len(buffer.missed) + len(ranges) > 64 else [
-                    *buffer.missed, *ranges,
-                ]  # fmt: skip
+        for buffer in self.buffers:
+            if ranges is None or buffer.missed is None or len(buffer.missed) + len(ranges) > 64:
+                buffer.missed = None
+            else:
+                buffer.missed = buffer.missed + ranges
+        self.buffers[index].missed = []
+
+    def wrote_parts(self, index: int, parts: Collection[int]) -> None:
+        """These parts were updated in buffer `index`, as far as they are of this arena."""
+        ranges = []
+        for place, start in [self.places[number] for number in parts if number in self.places]:
+            self.applied[place] += 1
+            ranges.append((start, start + self.arena.parts[place].size))
+        self.wrote(index, ranges)
 
     # -- values and slots by their elements, on the ps's thread -----------------------------------------------
 
@@ -237,7 +252,9 @@ class ArenaMemory:
     def is_finite(self, gradient: Array | Mean) -> bool:
         """Whether no element is NaN or infinite."""
         if isinstance(gradient, Mean):
-            return all(self.is_finite(array) for array in gradient.arrays)
+            return all([self.is_finite(array) for array in gradient.arrays])
+        if gradient.size < self._shared_size:
+            return is_finite(gradient)
         return self.shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
 
     def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> None:
@@ -245,28 +262,29 @@ class ArenaMemory:
         if self.by_rows:
             self._update_rows_of_parts(index, start, gradient, t, step, scale)
             return
-        gs, n = self._summed(self._gradients(gradient))
+        bound, gs = self._bound, self._gradients(gradient)
+        assert bound is not None
+        n = len(gs)
+        if n > MOST or (n > 1 and not self._fused):
+            gs = self._reduced(gs)
+            n = n if len(gs) > 1 else 1
+        if n == 1 and not self.only_fused and (index == self.current or not self._streams):
+            n = 0
+        out, w, slots = self._given(self.buffers[index].values), self._given(self.values), self._ordered
         size = gs[0].size
-        whole = slice(start, start + size)
-        out, w = self._given(self.buffers[index].values)[whole], self._given(self.values)[whole]
-        slots = [None if slot is None else slot[whole] for slot in self._ordered]
-        streams = index != self.current and self.arena.nbytes >= self._tuning.stream_nbytes and self._fused()
-        in_one = n if n > 1 or streams else 0
+        if size < out.size:
+            out, w = out[start : start + size], w[start : start + size]
+            slots = [None if slot is None else slot[start : start + size] for slot in slots]
+        if size < self._shared_size:
+            bound.apply(out, w, slots, gs, n, t, step, scale)
+            return
 
         def piece(begin: int, end: int) -> bool:
             cut = [None if slot is None else slot[begin:end] for slot in slots]
-            gradients = tuple(g[begin:end] for g in gs)
-            self._pass(out[begin:end], w[begin:end], cut, gradients, in_one, t, step, scale)
+            bound.apply(out[begin:end], w[begin:end], cut, tuple(g[begin:end] for g in gs), n, t, step, scale)
             return True
 
         self.shared(size, piece)
-
-    def _summed(self, gs: tuple[Array, ...]) -> tuple[tuple[Array, ...], int]:
-        """As few gradients as one pass takes, and what their sum is divided by."""
-        n = len(gs)
-        if n > MOST or (n > 1 and not self._fused()):
-            gs = self._reduced(gs)
-        return gs, n if len(gs) > 1 else 1
 
     @property
     def takes_pieces(self) -> bool:
@@ -288,9 +306,8 @@ class ArenaMemory:
         for place, part, begin in self._parts_within(start, start + g.size):
             at, shape = slice(begin, begin + part.size), (rows_of(part), part.row_size)
             part_g = g[begin - start : begin - start + part.size].reshape(shape)
-            self._bound.apply(
-                new[at].reshape(shape), values[at].reshape(shape), self._tables(place), part_g, t, step, scale
-            )
+            out, w = new[at].reshape(shape), values[at].reshape(shape)
+            self._bound.apply(out, w, self._tables(place), (part_g,), 0, t, step, scale)
 
     def _parts_within(self, start: int, stop: int) -> Iterator[tuple[int, Part, int]]:
         """The parts that lie whole between two elements: place, part and first element of each that has elements."""
@@ -303,22 +320,7 @@ class ArenaMemory:
         return array
 
     def _gradients(self, gradient: Array | Mean) -> tuple[Array, ...]:
-        return tuple(self._given(g) for g in (gradient.arrays if isinstance(gradient, Mean) else (gradient,)))
-
-    def _fused(self) -> bool:
-        return self._bound is not None and self._bound.fused is not None
-
-    def _pass(
-        self, out: Array, w: Array, slots: list[Array | None], gs: tuple[Array, ...], n: int,
-        t: int, step: int, scale: float,
-    ) -> None:  # fmt: skip
-        """Update a range; `n`: what the sum of `gs` is divided by where one pass does all, 0 for a plain update."""
-        bound = self._bound
-        assert bound is not None
-        if n:
-            bound.apply_mean(out, w, slots, gs, n, t, step, scale)
-        else:
-            bound.apply(out, w, slots, gs[0], t, step, scale)
+        return tuple(map(self._given, gradient.arrays)) if isinstance(gradient, Mean) else (self._given(gradient),)
 
     def _reduced(self, gs: tuple[Array, ...]) -> tuple[Array, ...]:
         """As many gradients as a pass takes, of the same sum in the same order; or their mean."""
@@ -327,15 +329,15 @@ class ArenaMemory:
         if self._scratch is None or self._scratch.size < gs[0].size:
             self._scratch = np.empty(gs[0].size, self._precision())
         scratch = self._scratch[: gs[0].size]
-        if self._fused():
+        if self._fused:
             return (summed(gs[: 1 - MOST], scratch), *gs[1 - MOST :])
         return (Mean(gs).array(scratch),)
 
     def shared(self, size: int, work: Callable[[int, int], bool]) -> bool:
         """`work(start, stop)` on all of `size` elements, by the crew where they are many."""
-        if self._crew is None or size * self._item < self._tuning.crew_nbytes:
+        if self._crew is None or size < self._shared_size:
             return work(0, size)
-        return self._crew.share(size, self._tuning.crew_piece_nbytes // self._item, work)
+        return self._crew.share(size, self._tuning.crew_piece_nbytes // self.arena.itemsize, work)
 
     def update_rows(
         self, index: int, part: Part, start: int, rows: Array, gradient: Array, t: int, step: int, scale: float

@@ -27,6 +27,7 @@ class DeviceMemory(ArenaMemory):
     """
 
     on_device = True
+    kernels = cuda
 
     def __init__(
         self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None, index: int, tuning: Tuning = ORDINARY
@@ -72,7 +73,7 @@ class DeviceMemory(ArenaMemory):
         """Readers have copies: what is on the GPU may always be written."""
         return False
 
-    def wrote(self, index: int, ranges: list[tuple[int, int]]) -> None:
+    def wrote(self, index: int, ranges: list[tuple[int, int]] | None) -> None:
         self._stale = True
 
     # -- gradients on the GPU ---------------------------------------------------------------------------------
@@ -128,16 +129,13 @@ class DeviceMemory(ArenaMemory):
             if self.by_rows:
                 for place, part, begin in self._parts_within(start, start + g.size):
                     w, here = self._table(self._values, part, begin), self._table(sent, part, begin - start)
-                    self._bound.apply(w, w, self._tables(place), here, t, step, scale, cuda)
+                    self._bound.apply(w, w, self._tables(place), (here,), 0, t, step, scale)
             else:
                 stop = start + g.size
                 w = self._values[start:stop]
                 slots = [None if slot is None else slot[start:stop] for slot in self._ordered]
-                self._bound.apply(w, w, slots, sent, t, step, scale, cuda)
+                self._bound.apply(w, w, slots, (sent,), 0, t, step, scale)
             device.wait()  # an error belongs to the push that made it, and its memory may be the session's
-
-    def _fused(self) -> bool:
-        return False
 
     def update_rows(
         self, index: int, part: Part, start: int, rows: Array, gradient: Array, t: int, step: int, scale: float
@@ -148,7 +146,7 @@ class DeviceMemory(ArenaMemory):
         with self._gpu:
             slots, w = self._tables(self.places[part.index][0]), self._table(self._values, part, start)
             g = self._sent("values", gradient)
-            self._bound.apply_rows(w, slots, self._sent("rows", rows), g, t, step, scale, cuda)
+            self._bound.apply_rows(w, slots, self._sent("rows", rows), g, t, step, scale)
             device.wait()
 
     def close(self) -> None:

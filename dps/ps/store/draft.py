@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from dps.ps.store.arena import ArenaMemory
@@ -28,15 +26,6 @@ class Listener(Protocol):
         """The draft will never be a version."""
 
 
-@dataclass(slots=True)
-class Target:
-    """What a draft writes of one arena: to which buffer, which parts by their places, and which ranges of elements."""
-
-    index: int
-    places: slice | list[int]
-    ranges: list[tuple[int, int]]
-
-
 class Drafted(Protocol):
     """What a draft needs of its store."""
 
@@ -55,15 +44,16 @@ class Draft:
 
     A *reversible* draft is written to spare buffers and changes nothing else. So it may be written while its push still
     arrives, and dropped. An *irreversible* one may be written in place and change slots. So its push is checked and
-    recorded first; then it is written and published without interruption, and nobody takes a hold in between. As a
-    context manager it is dropped at the end of the block, unless it was published.
+    recorded first; then it is written and published without interruption, and nobody takes a hold in between.
     """
 
     def __init__(
-        self, store: Drafted, targets: Mapping[int, Target], step: int, scale: float, reversible: bool
-    ) -> None:
-        """By `Store.open`."""
-        self._store, self.targets, self.step, self._scale = store, targets, step, scale
+        self, store: Drafted, targets: Mapping[int, int], parts: Collection[int] | None, step: int, scale: float,
+        reversible: bool,
+    ) -> None:  # fmt: skip
+        """By `Store.open`. `targets`: of each arena that is written the number of the buffer that is written. `parts`:
+        those that are written, by index; None: all that is trained."""
+        self._store, self.targets, self.parts, self.step, self._scale = store, targets, parts, step, scale
         self.reversible = reversible
         self.counter = store.counter + 1
         """The version that it will be."""
@@ -79,19 +69,27 @@ class Draft:
     def add(self, number: int, start: int, gradient: Array | Mean) -> None:
         """Write a range of arena `number`, from element `start` on. The gradient was checked."""
         memory = self._store.arenas[number]
-        self._pass(number, start, gradient, int(memory.applied[0]) + 1)
+        self._pass(memory, number, start, gradient, int(memory.applied[0]) + 1)
         if self.listener is not None:
             item = memory.arena.itemsize
             self.listener.wrote(memory.arena.offset + start * item, size_of(gradient) * item)
 
     def write(self, update: Gradient) -> None:
         """Write all of an update, which was checked."""
-        if update.run is not None:
-            for number in self.targets:
-                self._write_arena(number, update.run[number])
-        else:
-            for part, gradient in update.parts.items():
-                self._write_part(part, gradient)
+        self._begun = True
+        if update.run is None:
+            for index, of_part in update.parts.items():
+                self._write_part(index, of_part)
+            return
+        for number in self.targets:
+            memory, gradient = self._store.arenas[number], update.run[number]
+            if isinstance(gradient, Pieces):
+                self._write_pieces(memory, number, gradient)
+            elif not (memory.counts and memory.counts_differ):
+                self._pass(memory, number, 0, gradient, int(memory.applied[0]) + 1)
+            else:
+                for part, start, t in zip(memory.arena.parts, memory.arena.starts, memory.applied, strict=True):
+                    self._pass(memory, number, start, cut(gradient, start, start + part.size), int(t) + 1)
 
     def publish(self) -> None:
         """Make the draft the current version."""
@@ -113,25 +111,8 @@ class Draft:
         if self.listener is not None:
             self.listener.dropped()
 
-    def __enter__(self) -> Draft:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.drop()
-
-    def _write_arena(self, number: int, gradient: Array | Mean | Pieces) -> None:
-        memory = self._store.arenas[number]
-        if isinstance(gradient, Pieces):
-            self._write_pieces(number, gradient)
-        elif not memory.counts_differ:
-            self.add(number, 0, gradient)
-        else:
-            for part, start, t in zip(memory.arena.parts, memory.arena.starts, memory.applied, strict=True):
-                self._pass(number, start, cut(gradient, start, start + part.size), int(t) + 1)
-
-    def _write_pieces(self, number: int, gradient: Pieces) -> None:
-        memory, begin = self._store.arenas[number], 0
-        t = int(memory.applied[0]) + 1
+    def _write_pieces(self, memory: ArenaMemory, number: int, gradient: Pieces) -> None:
+        begin, t = 0, int(memory.applied[0]) + 1
         for pieces in gradient.taken(self._store.runtime.tuning.store.group_nbytes):
             starts = [*itertools.accumulate((piece.size for piece in pieces), initial=0)]
 
@@ -141,7 +122,7 @@ class Draft:
                 for piece, at in zip(pieces, starts, strict=False):
                     part = piece[max(0, start - at) : max(0, stop - at)]
                     if part.size:
-                        self._pass(number, begin + max(start, at), part, t)
+                        self._pass(memory, number, begin + max(start, at), part, t)
                 return True
 
             memory.shared(starts[-1], work)
@@ -154,16 +135,14 @@ class Draft:
         place, _ = memory.places[number]
         part, t = memory.arena.parts[place], int(memory.applied[place]) + 1
         if isinstance(gradient, RowGradient):
-            self._begun, step = True, self.step - 1
-            index = self.targets[a].index
-            memory.update_rows(index, part, start, gradient.rows, gradient.values, t, step, self._scale)
+            step = self.step - 1
+            memory.update_rows(self.targets[a], part, start, gradient.rows, gradient.values, t, step, self._scale)
         else:
-            self._pass(a, start, gradient.reshape(-1), t)
+            self._pass(memory, a, start, gradient.reshape(-1), t)
 
-    def _pass(self, number: int, start: int, gradient: Array | Mean, t: int) -> None:
+    def _pass(self, memory: ArenaMemory, number: int, start: int, gradient: Array | Mean, t: int) -> None:
         """The kernel over a range; in the simulator in blocks, so that readers come in between."""
-        self._begun = True
-        memory, index, runtime = self._store.arenas[number], self.targets[number].index, self._store.runtime
+        index, runtime = self.targets[number], self._store.runtime
         before = self.step - 1  # what a schedule is a function of: the first update takes its rate at 0
         block = runtime.tuning.block_nbytes // 4
         if not block or memory.by_rows:

@@ -67,7 +67,7 @@ class RowGradient:
     values: Array
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Gradient:
     """What one push, or the mean of several, brings for a shard. Either `run` (per arena a flat gradient of all of it)
     or `parts`.
@@ -107,9 +107,9 @@ def _copied(gradient: Array | RowGradient) -> Array | RowGradient:
 
 def is_finite(array: Array) -> bool:
     """Whether no element is NaN or infinite; integers always are finite."""
-    if halves.is_half(array.dtype):
-        return halves.all_finite(array)
-    return array.dtype.kind != "f" or bool(cpu.all_finite(array.reshape(-1)))
+    if array.dtype.char in "fd":
+        return bool(cpu.all_finite(array.reshape(-1)))
+    return not halves.is_half(array.dtype) or halves.all_finite(array)
 
 
 def not_finite(arena: Arena, gradient: Array, start: int) -> str:

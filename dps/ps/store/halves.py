@@ -19,16 +19,11 @@ from dps.transport.wire import Array
 class HalvesMemory(ArenaMemory):
     """`ArenaMemory` for halves. Gradients are halves of the same dtype, or float32 where a mean was taken before."""
 
+    only_fused = True
+
     def _precision(self) -> np.dtype[Any]:
         """Of the arithmetic, and of the slots."""
         return np.dtype(np.float32)
 
     def _given(self, array: Array) -> Array:
         return bits_in(array)
-
-    def _pass(
-        self, out: Array, w: Array, slots: list[Array | None], gs: tuple[Array, ...], n: int,
-        t: int, step: int, scale: float,
-    ) -> None:  # fmt: skip
-        """By the passes of `dps.kernels.fused`, also where other arenas have a plain update."""
-        super()._pass(out, w, slots, gs, n or 1, t, step, scale)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from dps.kernels import cpu, fused
 from dps.optim import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RMSProp
+from dps.schedules import rate_at
 
 Array: TypeAlias = npt.NDArray[Any]
 Scalars: TypeAlias = tuple[float, ...]  # in double; a bool stays a bool
@@ -53,11 +54,13 @@ class Bound:
 
     `w`, `slots` (in the order of `ordered`) and `g` have one shape (n,); for row-wise optimizers (rows, dim), and slots
     (rows,). The new variable goes to `out`, which is `w`, or memory that does not overlap it; `w` is then left as it
-    was. `kernels`: those of where the arrays are, `dps.kernels.cpu` or `dps.kernels.cuda`.
+    was.
     """
 
-    def __init__(self, optimizer: Optimizer, dtype: npt.DTypeLike) -> None:
-        """Raises ValueError for an optimizer without kernels."""
+    def __init__(self, optimizer: Optimizer, dtype: npt.DTypeLike, kernels: ModuleType = cpu) -> None:
+        """`kernels`: those of where the arrays are, `dps.kernels.cpu` or `dps.kernels.cuda`.
+
+        Raises ValueError for an optimizer without kernels."""
         binding = _ROWWISE if optimizer.row_slots else _BINDINGS.get(type(optimizer))
         if binding is None:
             known = ", ".join(cls.__name__ for cls in _BINDINGS)
@@ -67,7 +70,9 @@ class Bound:
         """Whether an update depends on `t`."""
         self.by_rows = bool(optimizer.row_slots)
         """Whether arrays are of shape (rows, dim) in dense updates, too, and slots of shape (rows,)."""
-        self.fused = getattr(fused, binding.kernel, None)
+        self._kernel = getattr(kernels, binding.kernel)
+        self._kernel_of_rows = getattr(kernels, f"{binding.kernel}_rows")
+        self.fused: Callable[..., None] | None = getattr(fused, binding.kernel, None) if kernels is cpu else None
         """The pass over several gradients, or to another buffer."""
         self._scalars: tuple[tuple[float, int], list[Any]] = ((math.nan, 0), [])
 
@@ -76,46 +81,38 @@ class Bound:
         return [slots.get(name) for name in self._binding.slots]
 
     def apply(
-        self, out: Array, w: Array, slots: Sequence[Array | None], g: Array, t: int, step: int, scale: float,
-        kernels: ModuleType = cpu,
-    ) -> None:  # fmt: skip
-        """One dense update; slots change in place."""
-        scalars = self._of(t, step, scale)
-        if scalars:
-            getattr(kernels, self._binding.kernel)(out, w, *slots, g, *scalars, *self._dim(w))
-        elif out is not w:
-            np.copyto(out, w)
-
-    def apply_mean(
         self, out: Array, w: Array, slots: Sequence[Array | None], gs: tuple[Array, ...], n: int,
         t: int, step: int, scale: float,
     ) -> None:  # fmt: skip
-        """The update with the sum of `gs` divided by `n`, for an optimizer that is `fused`: `dps.kernels.fused`."""
-        assert self.fused is not None
+        """One dense update; slots change in place. The gradient is the sum of `gs` divided by `n`, for an optimizer that
+        is `fused`; `n` 0: the only one of `gs`, by the plain kernel."""
         scalars = self._of(t, step, scale)
-        if scalars:
+        if not scalars:
+            if out is not w:
+                np.copyto(out, w)
+        elif n and self.fused is not None:
             self.fused(out, w, *slots, gs, self._number(n), *scalars)
-        elif out is not w:
-            np.copyto(out, w)
+        else:
+            self._kernel(out, w, *slots, gs[0], *scalars, *(self._dim(w) if self.by_rows else ()))
 
     def apply_rows(
         self, w: Array, slots: Sequence[Array | None], rows: npt.NDArray[np.int64], g: Array,
-        t: int, step: int, scale: float, kernels: ModuleType = cpu,
+        t: int, step: int, scale: float,
     ) -> None:  # fmt: skip
         """One sparse update in place: g[i] is the gradient of row rows[i]; other rows and their slots keep their bits.
 
         `w` and slots have shape (n, dim), `g` has (len(rows), dim); `rows` is in range and rises without repeats."""
         scalars = self._of(t, step, scale)
         if scalars:
-            getattr(kernels, f"{self._binding.kernel}_rows")(w, *slots, rows, g, *scalars, *self._dim(w))
+            self._kernel_of_rows(w, *slots, rows, g, *scalars, *(self._dim(w) if self.by_rows else ()))
 
     def _dim(self, w: Array) -> tuple[Any, ...]:
         """The length of a row, for kernels that take a mean over it."""
-        return (self._number(w.shape[1]),) if self.by_rows else ()
+        return (self._number(w.shape[1]),)
 
     def _of(self, t: int, step: int, scale: float) -> list[Any]:
         """The scalars of an update, in the arrays' dtype; none where nothing changes."""
-        lr = self.optimizer.rate(step) * scale
+        lr = rate_at(self.optimizer.learning_rate, step) * scale
         key = (lr, t if self.counts else 0)
         if key != self._scalars[0]:
             if lr == 0 and isinstance(self.optimizer, Ftrl):  # its formula divides by the rate

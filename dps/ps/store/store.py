@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from dps.kernels import rows as row_kernels
-from dps.ps.store.arena import WHOLE, ArenaMemory, Buffer
+from dps.ps.store.arena import ArenaMemory, Buffer
 from dps.ps.store.crew import crew_of
-from dps.ps.store.draft import Draft, Target
-from dps.ps.store.gradients import Gradient, Pieces, RowGradient, arrays_of, is_finite, not_finite
+from dps.ps.store.draft import Draft
+from dps.ps.store.gradients import Gradient, Mean, Pieces, RowGradient, arrays_of, is_finite, not_finite
 from dps.ps.store.hold import Hold
 from dps.ps.store.memory import memory_of
 from dps.transport.endpoint import Runtime
@@ -40,7 +40,7 @@ class Store:
         self.tuning = tuning.store
         self._crew = crew_of(threads, tuning.store)
         self.arenas = [memory_of(arena, shared, device, self._crew, tuning) for arena in layout.arenas]
-        self._trained = [(a, memory) for a, memory in enumerate(self.arenas) if memory.optimizer is not None]
+        self._trained = {a: memory for a, memory in enumerate(self.arenas) if memory.optimizer is not None}
         self.is_large = layout.nbytes >= tuning.store.large_pieces * tuning.piece_nbytes
         """Whether one more copy of the values is worth waiting for."""
         self._on_device = any(memory.on_device for memory in self.arenas)
@@ -96,12 +96,9 @@ class Store:
         with self._lock:
             if any(a.buffers[a.current].leases for a in self.arenas):
                 return None
-            if not all(self.arenas[a].leaves_one(target.index) for a, target in draft.targets.items()):
+            if not all(self.arenas[a].leaves_one(index) for a, index in draft.targets.items()):
                 return None
-            buffers = [
-                memory.buffers[draft.targets[a].index if a in draft.targets else memory.current]
-                for a, memory in enumerate(self.arenas)
-            ]
+            buffers = [memory.buffers[draft.targets.get(a, memory.current)] for a, memory in enumerate(self.arenas)]
             arrays = [_read_only(b.values) for b in buffers]
             return self._hold(draft.counter, draft.step, arrays, [], buffers)
 
@@ -151,28 +148,30 @@ class Store:
                 memory.write(None, (offset - arena.offset) // values.itemsize, values)
 
     def apply(
-        self, update: Gradient, step: int, scale: float = 1.0, check: bool = False,
-        record: Callable[[int], None] = lambda counter: None,
-    ) -> str:  # fmt: skip
+        self, update: Gradient, step: int, scale: float = 1.0, record: Callable[[int], None] = lambda counter: None
+    ) -> str:
         """Make one update the next version, whole or not at all for every reader. "" when it was applied.
 
         `record(counter)` is called when it is certain that the update will be this version; nobody takes a hold between
-        the call and the publication. `check`: nobody has looked for NaN and infinity. If there is some, the first
-        variable that has it comes back as a sentence, and the shard is as it was: values, slots, counts and version.
+        the call and the publication. An update that is not `checked` is checked here: if it has NaN or infinity, the
+        first variable that has it comes back as a sentence, and the shard is as it was: values, slots, counts and
+        version.
         """
         if update.empty:
             record(self.counter)
             self.step = step
             return ""
-        if check and (problem := self.problem(update)):
+        if not update.checked and (problem := self.problem(update)):
             return problem
-        update = self._together(update)
-        draft = self.open(step, scale, None if update.run is not None else update.parts)
+        if update.run is not None:
+            update.run = self._put_together(update.run)
+        draft = self.open(step, scale, update.parts if update.run is None else None)
         assert draft is not None, "an irreversible draft can always be opened"
-        with draft:
+        try:
             record(draft.counter)
             draft.write(update)
-            draft.publish()
+        finally:
+            draft.drop()
         return ""
 
     def open(
@@ -184,74 +183,62 @@ class Store:
         None if optimizers have slots, a GPU has the values, another such draft is open, or no spare buffer would remain
         for others.
         """
-        targets = self._targets(parts)
+        places = self.layout.place
+        written = self._trained if parts is None else {places[n][0]: self.arenas[places[n][0]] for n in parts}
+        targets: dict[int, int] = {}
         with self._lock:
-            for a, target in targets.items():
-                memory = self.arenas[a]
-                if not reversible:
-                    target.index = memory.target() if self.leases_on else memory.current
-                    continue
-                index = memory.spare() if self.leases_on else None
+            for a, memory in written.items():
+                index: int | None = memory.current
+                if self.leases_on:
+                    index = memory.spare() if reversible else memory.target()
                 if index is None:
                     return None
-                target.index = index
-            for a, target in targets.items() if reversible else ():
-                buffer = self.arenas[a].buffers[target.index]
-                buffer.drafted, buffer.missed = True, [WHOLE]
+                targets[a] = index
+            for a, index in targets.items() if reversible else ():
+                buffer = self.arenas[a].buffers[index]
+                buffer.drafted, buffer.missed = True, None
             self._writing |= not reversible
-        for a, target in targets.items() if parts is not None else ():
-            if target.index != self.arenas[a].current:
-                self.arenas[a].catch_up(target.index)
-        return Draft(self, targets, step, scale, reversible)
-
-    def _targets(self, parts: Collection[int] | None) -> dict[int, Target]:
-        """What an update of these parts, or of all that is trained, writes, but for the buffers."""
-        if parts is None:
-            return {a: Target(-1, slice(None), [WHOLE]) for a, _ in self._trained}
-        targets: dict[int, Target] = {}
-        for number in parts:
-            a, start = self.layout.place[number]
-            place, _ = self.arenas[a].places[number]
-            target = targets.setdefault(a, Target(-1, [], []))
-            assert isinstance(target.places, list)
-            target.places.append(place)
-            target.ranges.append((start, start + self.arenas[a].arena.parts[place].size))
-        return targets
+        for a, index in targets.items() if parts is not None else ():
+            if index != self.arenas[a].current:
+                self.arenas[a].catch_up(index)
+        return Draft(self, targets, parts, step, scale, reversible)
 
     def end(self, draft: Draft, published: bool) -> None:
         """What a draft wrote is the current version, or nothing comes of it."""
         with self._lock:
-            for a, target in draft.targets.items():
+            for a, index in draft.targets.items():
                 memory = self.arenas[a]
                 if draft.reversible:
-                    memory.buffers[target.index].drafted = False
-                if published:
-                    memory.applied[target.places] += 1
-                    memory.wrote(target.index, target.ranges)
+                    memory.buffers[index].drafted = False
+                if not published:
+                    continue
+                if draft.parts is None:
+                    memory.applied += 1
+                    memory.wrote(index, None)
+                else:
+                    memory.wrote_parts(index, draft.parts)
             if published:
                 self.counter, self.step = draft.counter, draft.step
             self._writing &= draft.reversible
 
-    def _together(self, update: Gradient) -> Gradient:
-        """Pieces put together for the arenas whose passes need that, before the update counts: memory may lack."""
-        if update.run is None:
-            return update
-        run = [*update.run]
-        for a, memory in self._trained:
+    def _put_together(self, run: Sequence[Array | Mean | Pieces]) -> Sequence[Array | Mean | Pieces]:
+        """A run with pieces put together where a pass needs that, before the update counts: memory may lack."""
+        for a, memory in self._trained.items():
             gradient = run[a]
             if isinstance(gradient, Pieces) and not memory.takes_pieces:
-                run[a] = gradient.array()
-        return Gradient(run, {})
+                run = [*run[:a], gradient.array(), *run[a + 1 :]]
+        return run
 
     def problem(self, update: Gradient) -> str:
         """The first variable whose gradient is not finite, as a sentence; "" if there is none."""
-        if update.run is not None:
-            if all(memory.is_finite(g) for a, memory in self._trained for g in arrays_of(update.run[a])):
-                return ""
-            found = (not_finite(m.arena, m.on_host(g), 0) for a, m in self._trained for g in arrays_of(update.run[a]))
-        else:
+        if update.run is None:
             found = (_part_not_finite(self.arenas[self.layout.place[n][0]], n, g) for n, g in update.parts.items())
-        return next((problem for problem in found if problem), "")
+            return next((problem for problem in found if problem), "")
+        for a, memory in self._trained.items():
+            for gradient in arrays_of(update.run[a]):
+                if not memory.is_finite(gradient):
+                    return not_finite(memory.arena, memory.on_host(gradient), 0)
+        return ""
 
     def close(self) -> None:
         """Another run epoch has begun: give the memory of GPUs back, and let the threads go."""
