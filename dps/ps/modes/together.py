@@ -66,11 +66,11 @@ class Together:
         kept = sorted(self._kept.values(), key=lambda asked: asked[0].push[:3])
         gradients = [staged.sound() for staged, _ in kept]
         mean = Mean(tuple([gradient.flats()[0] for gradient in gradients]))
-        if not all(gradient.checked for gradient in gradients) and not store.arenas[0].is_finite(mean):
+        checked = all(gradient.checked for gradient in gradients)
+        step, pushes = self._quorum.step + 1, tuple([staged.push[:3] for staged, _ in kept])
+        if store.apply(Gradient([mean], {}, checked=checked), step, record=partial(self._record, pushes, step)):
             return False
         self._kept = {}
-        step, pushes = self._quorum.step + 1, tuple([staged.push[:3] for staged, _ in kept])
-        store.apply(Gradient([mean], {}), step, record=partial(self._record, pushes, step))
         for staged, sender in kept:  # one by one: the first are at work again while the last are answered
             _, incarnation, number = staged.push[:3]
             shard.reading.answer_push(sender, shard.ledgers[incarnation].results[number])

@@ -249,10 +249,8 @@ class ArenaMemory:
         """A gradient where numpy can read it."""
         return gradient
 
-    def is_finite(self, gradient: Array | Mean) -> bool:
+    def is_finite(self, gradient: Array) -> bool:
         """Whether no element is NaN or infinite."""
-        if isinstance(gradient, Mean):
-            return all([self.is_finite(array) for array in gradient.arrays])
         if gradient.size < self._shared_size:
             return is_finite(gradient)
         return self.shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))

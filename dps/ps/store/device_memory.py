@@ -83,8 +83,8 @@ class DeviceMemory(ArenaMemory):
         """The current values on the GPU, flat. They change with the next update."""
         return self._values
 
-    def is_finite(self, gradient: Array | Mean) -> bool:
-        if isinstance(gradient, Mean | np.ndarray):
+    def is_finite(self, gradient: Array) -> bool:
+        if isinstance(gradient, np.ndarray):
             return super().is_finite(gradient)
         with self._gpu:
             return bool(cuda.all_finite(gradient))

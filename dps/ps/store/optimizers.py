@@ -84,8 +84,10 @@ class Bound:
         self, out: Array, w: Array, slots: Sequence[Array | None], gs: tuple[Array, ...], n: int,
         t: int, step: int, scale: float,
     ) -> None:  # fmt: skip
-        """One dense update; slots change in place. The gradient is the sum of `gs` divided by `n`, for an optimizer that
-        is `fused`; `n` 0: the only one of `gs`, by the plain kernel."""
+        """One dense update; slots change in place.
+
+        The gradient is the sum of `gs` divided by `n`; this takes an optimizer that is `fused`. With `n` 0 it is the
+        only one of `gs`, and the plain kernel takes it."""
         scalars = self._of(t, step, scale)
         if not scalars:
             if out is not w:
