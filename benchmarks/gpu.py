@@ -101,7 +101,7 @@ def adagrad(w: Any, accumulator: Any, g: Any) -> Work:
 
 
 def dense_updates(sizes: Sizes) -> Iterator[Work]:
-    """The optimizers' kernels, the look for NaN and the end of a mean, beside a copy."""
+    """The optimizers' kernels and the look for NaN, beside a copy."""
     n, rng = sizes.elements, np.random.default_rng(0)
     w, g, other = (device.to_device(rng.standard_normal(n, dtype=F)) for _ in range(3))
     yield copying(other, w)
@@ -116,7 +116,6 @@ def dense_updates(sizes: Sizes) -> Iterator[Work]:
 
         yield Work(name, update, nbytes * 1e-9 * n, "GB/s", "copy", COPY)
     yield Work("all_finite", lambda: cuda.all_finite(g), 4e-9 * n, "GB/s", "copy")
-    yield Work("add_divide", lambda: cuda.add_divide(other, w, g, F(2)), 12e-9 * n, "GB/s", "copy", COPY)
 
 
 def row_updates(sizes: Sizes) -> Iterator[Work]:
@@ -193,7 +192,9 @@ def steps(sizes: Sizes, session: dps.Session) -> Iterator[Work]:
     def there() -> None:
         if problem := store.apply(Gradient([g], {}, checked=False), next(numbers)):
             raise RuntimeError(problem)
-        cuda.scale(g, memory.in_place, F(1e-3))  # the worker reads the values, and makes the next gradient
+        cuda.sgd(
+            g, memory.in_place, memory.in_place, F(1 - 1e-3), F(0)
+        )  # the worker reads the values for its next gradient
 
     yield Work("step, gradients on the GPU", there, 20e-9 * n, "GB/s", "adagrad")
     yield Work("step through a session", lambda: session.step({"w": host}), 20e-9 * n, "GB/s", "adagrad")

@@ -122,6 +122,7 @@ class Server:
         owned: bool = False,
         restarted: bool = False,
     ) -> None:
+        # More than 9 parameters: this is a public signature, and each is a setting that people give by its name.
         self.runtime: Runtime = runtime()
         self._device, self._threads = device, config.parse_threads(threads)
         self.cluster = ClusterSpec(cluster or {})

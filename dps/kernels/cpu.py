@@ -14,6 +14,8 @@ parallel.
 Each dense kernel has two loops over one element rule, because LLVM does not vectorise a loop over two arrays that may
 be the same. `dps.kernels.fused` has the passes for arrays that are too large for the caches: they write another buffer
 without reading it first, take several gradients, and check for NaN.
+
+More than 9 parameters: kernels are compiled for arrays and numbers, not for objects that hold them.
 """
 
 from __future__ import annotations
@@ -24,19 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.kernels.elements import entry, number, put_entry, put_number
-from dps.kernels.gradients import (
-    accumulate,
-    add,
-    add_divide,
-    cast,
-    clip_by_global_norm,
-    clip_by_value,
-    compensate,
-    divide,
-    same,
-    scale,
-    sum_of_squares,
-)
+from dps.kernels.gradients import add, add_divide, same
 from dps.kernels.jit import compiled
 from dps.kernels.looking import all_finite
 from dps.kernels.rows import gather, prefetch, rows_in_range, sum_duplicate_rows
@@ -44,7 +34,6 @@ from dps.kernels.rowwise import adagrad_rowwise, adagrad_rowwise_rows
 from dps.kernels.rules import adagrad_rule, adam_rule, ftrl_root_rule, ftrl_rule, momentum_rule, rmsprop_rule, sgd_rule
 
 __all__ = [
-    "accumulate",
     "adagrad",
     "adagrad_rows",
     "adagrad_rowwise",
@@ -54,11 +43,6 @@ __all__ = [
     "add",
     "add_divide",
     "all_finite",
-    "cast",
-    "clip_by_global_norm",
-    "clip_by_value",
-    "compensate",
-    "divide",
     "ftrl",
     "ftrl_rows",
     "gather",
@@ -67,11 +51,9 @@ __all__ = [
     "rmsprop",
     "rmsprop_rows",
     "rows_in_range",
-    "scale",
     "sgd",
     "sgd_rows",
     "sum_duplicate_rows",
-    "sum_of_squares",
 ]
 
 Array: TypeAlias = npt.NDArray[Any]

@@ -1,8 +1,10 @@
-"""CUDA kernels of a ps: the functions of `dps.kernels.cpu` with the same arguments, on GPU arrays.
+"""CUDA kernels of a ps: optimizers and reads of `dps.kernels.cpu` with the same arguments, on GPU arrays.
 
 That module documents them. Every function starts kernels on `stream` (0: the default one), in order, and does not wait,
-except those that return a number or row numbers. Arrays are those of `dps.kernels.device`, in the scope of their GPU.
+except `all_finite`. Arrays are those of `dps.kernels.device`, in the scope of their GPU.
 No kernel uses atomic operations, so the same arrays give the same bits in every run.
+
+More than 9 parameters: kernels are compiled for arrays and numbers, not for objects that hold them.
 """
 
 from __future__ import annotations
@@ -10,8 +12,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from dps.kernels import cuda_rules as rules
-from dps.kernels.cuda_arrays import accumulate, add, add_divide, cast, clip_by_value, compensate, divide, scale
-from dps.kernels.cuda_reduce import all_finite, clip_by_global_norm, rows_in_range, sum_of_squares
+from dps.kernels.cuda_reduce import all_finite
 from dps.kernels.cuda_rows import (
     adagrad_rows,
     adam_rows,
@@ -20,27 +21,18 @@ from dps.kernels.cuda_rows import (
     momentum_rows,
     rmsprop_rows,
     sgd_rows,
-    sum_duplicate_rows,
 )
 from dps.kernels.cuda_rowwise import adagrad_rowwise, adagrad_rowwise_rows
 from dps.kernels.device import cuda, gpu_kernel, launch_each
 
 __all__ = [
-    "accumulate",
     "adagrad",
     "adagrad_rows",
     "adagrad_rowwise",
     "adagrad_rowwise_rows",
     "adam",
     "adam_rows",
-    "add",
-    "add_divide",
     "all_finite",
-    "cast",
-    "clip_by_global_norm",
-    "clip_by_value",
-    "compensate",
-    "divide",
     "ftrl",
     "ftrl_rows",
     "gather",
@@ -48,12 +40,8 @@ __all__ = [
     "momentum_rows",
     "rmsprop",
     "rmsprop_rows",
-    "rows_in_range",
-    "scale",
     "sgd",
     "sgd_rows",
-    "sum_duplicate_rows",
-    "sum_of_squares",
 ]
 
 Array: TypeAlias = Any

@@ -1,17 +1,16 @@
-"""CUDA kernels for rows of tables: updates, reads, and sums of duplicate rows, as in `dps.kernels.cpu`.
+"""CUDA kernels for rows of tables: updates and reads, as in `dps.kernels.cpu`.
 
 Each thread handles one element of a row. Rows are unique, so no two threads write the same element.
+
+More than 9 parameters: kernels are compiled for arrays and numbers, not for objects that hold them.
 """
 
 from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from dps.kernels import cuda_rules as rules
-from dps.kernels.device import cuda, empty, gpu_kernel, launch_each, to_device, to_host
-from dps.kernels.rows import rises, stable_order
+from dps.kernels.device import cuda, gpu_kernel, launch_each
 
 Array: TypeAlias = Any
 Rows: TypeAlias = Any
@@ -158,32 +157,3 @@ def _gather(table: Array, rows: Rows, out: Array) -> None:
     for k in range(cuda.grid(1), rows.size * dim, cuda.gridsize(1)):
         i, j = k // dim, k % dim
         out[i, j] = table[rows[i], j]
-
-
-def sum_duplicate_rows(indices: Rows, values: Array, stream: Stream = 0) -> tuple[Rows, Array, Rows]:
-    """The distinct row numbers, in rising order; the sum of the values of each; how many times each occurred.
-
-    The row numbers are sorted on the host: they are small, and a ps has them there. Each thread then adds the values of
-    one element in the order in which they occur, so the sums have the same bits as on the CPU.
-    """
-    numbers = to_host(indices, stream=stream).astype(np.int64, copy=False)
-    if rises(numbers):
-        return indices, values, to_device(np.ones(numbers.size, np.int64), stream)
-    order = stable_order(numbers)
-    ordered = numbers[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    ends = np.append(starts, numbers.size)
-    sums = empty((starts.size, values.shape[1]), values.dtype)
-    launch_each(_sum_runs, sums.size, stream, sums, to_device(order, stream), to_device(ends, stream), values)
-    return to_device(ordered[starts], stream), sums, to_device(np.diff(ends), stream)
-
-
-@gpu_kernel
-def _sum_runs(sums: Array, order: Rows, ends: Rows, values: Array) -> None:
-    dim = values.shape[1]
-    for k in range(cuda.grid(1), sums.size, cuda.gridsize(1)):
-        i, j = k // dim, k % dim
-        total = values[order[ends[i]], j]
-        for position in range(ends[i] + 1, ends[i + 1]):
-            total += values[order[position], j]
-        sums[i, j] = total

@@ -4,6 +4,8 @@ libNVVM fuses a product and a sum into one operation with one rounding (fma). nu
 fastmath=False, its default, concerns other things. Products here use `mul`, which becomes mul.rn in PTX; with explicit
 rounding it is never fused. So a GPU gives the same bits as the CPU, except for powers (only `ftrl` with another power
 than -0.5). Memory access takes longer than these operations, so they cost nothing.
+
+More than 9 parameters: kernels are compiled for arrays and numbers, not for objects that hold them.
 """
 
 from __future__ import annotations

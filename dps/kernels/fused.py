@@ -5,6 +5,8 @@ of their sum. The result has the bits of `add`, `add_divide` and then the update
 gradient `n` is ignored. Variables and gradients may be halves, as `dps.kernels.widening` has them; slots, scalars and
 all arithmetic are then float32. `out` is `w` itself, which is updated in place, or memory that does not overlap it and
 is written past the caches; `out` may begin at any address.
+
+More than 9 parameters: kernels are compiled for arrays and numbers, not for objects that hold them.
 """
 
 from __future__ import annotations

@@ -19,21 +19,6 @@ ACTIVATIONS = ("identity", "relu", "tanh", "sigmoid")
 """The activations of a dense layer. The derivative of each can be computed from its result alone."""
 
 
-def matmul_nn(out: Array, a: Array, b: Array, stream: Any = None) -> None:
-    """out = a @ b, with shapes (m, n), (m, k), (k, n)."""
-    np.matmul(a, b, out=out)
-
-
-def matmul_nt(out: Array, a: Array, b: Array, stream: Any = None) -> None:
-    """out = a @ b.T, with shapes (m, n), (m, k), (n, k)."""
-    np.matmul(a, b.T, out=out)
-
-
-def matmul_tn(out: Array, a: Array, b: Array, stream: Any = None) -> None:
-    """out = a.T @ b, with shapes (m, n), (k, m), (k, n)."""
-    np.matmul(a.T, b, out=out)
-
-
 def dense_forward(out: Array, x: Array, w: Array, b: Array, activation: str, stream: Any = None) -> None:
     """out = activation(x @ w + b), with shapes (batch, n_out), (batch, n_in), (n_in, n_out), (n_out,)."""
     np.matmul(x, w, out=out)
@@ -104,11 +89,6 @@ def embedding_scatter_add(
     named = starts[:-1] < starts[1:]
     if named.any():
         dtable[rows[named]] += np.add.reduceat(dout[order], starts[:-1][named], axis=0)
-
-
-def sum_rows(out: Array, x: Array, stream: Any = None) -> None:
-    """out[j] = sum of x[i, j] over i, with shapes (n,), (m, n)."""
-    np.sum(x, axis=0, out=out)
 
 
 def mean(out: Array, x: Array, stream: Any = None) -> None:

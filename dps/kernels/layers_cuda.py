@@ -27,11 +27,6 @@ def _name(array: Array) -> str:
 # ---- dense layers ----
 
 
-def matmul_nn(out: Array, a: Array, b: Array, stream: Any = None) -> None:
-    """out = a @ b, with shapes (m, n), (m, k), (k, n)."""
-    product("nn", out, a.shape[1])(out, a, b, None, 0, stream)
-
-
 def matmul_nt(out: Array, a: Array, b: Array, stream: Any = None) -> None:
     """out = a @ b.T, with shapes (m, n), (m, k), (n, k)."""
     product("nt", out, a.shape[1])(out, a, b, None, 0, stream)
@@ -59,11 +54,6 @@ def dense_backward(
     matmul_tn(dw, x, dout, stream)
     if dx is not None:
         matmul_nt(dx, dout, w, stream)
-
-
-def sum_rows(out: Array, x: Array, stream: Any = None) -> None:
-    """out[j] = sum of x[i, j] over i, with shapes (n,), (m, n)."""
-    _columns(out, x, x, CODES["identity"], stream)
 
 
 def _columns(total: Array, dout: Array, out: Array, activation: int, stream: Any) -> None:

@@ -1,6 +1,8 @@
 """Each optimizer's update of one element, or of a vector, on CPU. Scalars have the dtype of the elements.
 
 `dps.kernels.cuda_rules` has the same rules for CUDA.
+
+More than 9 parameters: kernels are compiled for arrays and numbers, not for objects that hold them.
 """
 
 from __future__ import annotations

@@ -73,6 +73,7 @@ class SimulatedCluster:
         restarts: int = 1,
         **world: Any,
     ) -> None:
+        # More than 9 parameters: this is a public signature, and each is a setting that people give by its name.
         """`restarts`: how often a killed ps or chief is started again. `world`: arguments of World."""
         if isinstance(update, str):
             parse(update)
@@ -133,6 +134,7 @@ class SimulatedCluster:
         self.close()
 
 
+# More than 9 parameters: this is a public signature, and each is a setting that people give by its name.
 def simulate(
     train: Callable[..., Any],
     *args: Any,

@@ -96,7 +96,10 @@ class ModesTuning:
 
 @record
 class StoreTuning:
-    """How a shard's memory is updated."""
+    """How a shard's memory is updated.
+
+    More than 12 attributes: they are settings, one a number, and have no behaviour.
+    """
 
     large_pieces: int = 8
     """Shards of at least this many pieces are handled in the way that uses the least memory."""
@@ -132,7 +135,10 @@ class StoreTuning:
 
 @record
 class ServingTuning:
-    """How a ps sends values."""
+    """How a ps sends values.
+
+    More than 12 attributes: they are settings, one a number, and have no behaviour.
+    """
 
     copied_pieces: int = 2
     """The longest message, in pieces, for a receiver that copies: longer ones are no longer in its cache."""
@@ -200,7 +206,10 @@ class NodeTuning:
 
 @record
 class Tuning:
-    """The tuning of one process."""
+    """The tuning of one process.
+
+    More than 12 attributes: they are settings, one a number, and have no behaviour.
+    """
 
     piece_nbytes: int = 1 << 20
     """Longer runs are sent as several messages of this size, bytes."""

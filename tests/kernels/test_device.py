@@ -64,7 +64,7 @@ def test_threads_launch_kernels_at_the_same_time() -> None:
         with device.device(0):
             total = device.to_device(np.zeros(5))
             for _ in range(10):
-                cuda.add(total, total, device.to_device(np.full(5, value)))
+                cuda.sgd(total, total, device.to_device(np.full(5, -value)), np.float64(1), np.float64(0))
             found.extend(device.to_host(total))
 
     results: list[list[float]] = [[] for _ in range(4)]

@@ -80,6 +80,7 @@ class World:
         steps_at_one_instant: int = 1_000_000,
         tuning: Tuning | None = None,
     ) -> None:
+        # More than 9 parameters: this is a public signature, and each is a setting that people give by its name.
         self.seed = seed
         self._scheduler = Scheduler(seed, steps_at_one_instant)
         self._trace = Trace(record=bool(trace), deliveries=trace == "all")
