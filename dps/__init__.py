@@ -29,6 +29,7 @@ _MODULES = {
     "layers": "dps.layers",
     "compress": "dps.compress",
     "data": "dps.data",
+    "cluster": "dps.cluster",
     "placement": "dps.cluster.placement",
     "partition": "dps.cluster.partition",
     "sim": "dps.transport.sim",
@@ -44,6 +45,7 @@ __all__ = [*_NAMES, *_MODULES]  # noqa: PLE0604
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from dps import cluster as cluster
     from dps import compress as compress
     from dps import data as data
     from dps import layers as layers

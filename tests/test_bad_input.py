@@ -80,7 +80,7 @@ def test_a_tf_config_that_cannot_be_used(
         ({"SLURM_STEP_NUM_TASKS": "three"}, "got SLURM_STEP_NUM_TASKS='three', wanted a whole number"),
         ({"SLURM_STEP_NODELIST": "n[1-2"}, "host list: got 'n[1-2'"),
         ({"SLURM_STEP_NODELIST": "n[1-99999999999]"}, "host list: got 'n[1-99999999999]'"),
-        ({"SLURM_STEP_NODELIST": ""}, "host list: got ''"),
+        ({"SLURM_STEP_NODELIST": ""}, "Slurm: got an empty SLURM_STEP_NODELIST"),
         ({"SLURM_STEP_NODELIST": None}, "got no SLURM_STEP_NODELIST"),
         ({"SLURM_STEP_TASKS_PER_NODE": None}, "got no SLURM_STEP_TASKS_PER_NODE"),
         ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "tasks per node: got 'two', wanted the form '3(x2),1'"),

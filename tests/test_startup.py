@@ -147,9 +147,9 @@ def test_a_cluster_steps_soon_after_as_many_bare_processes_have_loaded_and_its_w
 
 LATER = {
     "_hashlib", "dataclasses", "ipaddress", "numba", "numpy.typing", "pathlib", "safetensors", "shutil", "tomllib",
-    "dps.checkpoint", "dps.chief", "dps.cluster.resolve", "dps.cluster.slurm", "dps.compress", "dps.client.compressing",
-    "dps.hooks.files", "dps.hooks.saver", "dps.kernels", "dps.launch", "dps.monitor", "dps.client.packing", "dps.ps",
-    "dps.role", "dps.transport.sim", "dps.client.unpacking",
+    "dps.checkpoint", "dps.chief", "dps.cluster.resolve", "dps.cluster.engines", "dps.compress",
+    "dps.client.compressing", "dps.hooks.files", "dps.hooks.saver", "dps.kernels", "dps.launch", "dps.monitor",
+    "dps.client.packing", "dps.ps", "dps.role", "dps.transport.sim", "dps.client.unpacking",
 }  # fmt: skip
 """What a first step of a worker needs not."""
 LARGE = {"numba", "numpy", "zmq", "msgpack", "asyncio", "concurrent", "dataclasses", "json", "logging", "tomllib"}

@@ -1,4 +1,4 @@
-"""Finds the cluster's definition: TF_CONFIG, DPS_CLUSTER, Slurm's environment, or a cluster file.
+"""Finds the cluster's definition: TF_CONFIG, DPS_CLUSTER, the environment of an engine, or a cluster file.
 
 Each call reads everything again. `environ` is any mapping; None is the process's environment.
 """
@@ -11,12 +11,41 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dps.cluster.slurm import expand_hostlist, slurm
 from dps.cluster.spec import ClusterSpec, Task, job_name
 from dps.errors import ConfigError, MissingExtra
+from dps.parts import at_first_use
 
-__all__ = ["expand_hostlist", "load_cluster", "master", "resolve", "slurm", "tf_config"]
+if TYPE_CHECKING:
+    from dps.cluster.engines.gce import gce
+    from dps.cluster.engines.kubernetes import kubernetes
+    from dps.cluster.engines.mpi import mpi
+    from dps.cluster.engines.ranks import Jobs
+    from dps.cluster.engines.sge import sge
+    from dps.cluster.engines.skypilot import skypilot
+    from dps.cluster.engines.slurm import expand_hostlist, slurm
+    from dps.cluster.engines.torchrun import torchrun
+    from dps.cluster.union import union
+
+__all__ = [
+    "expand_hostlist",
+    "gce",
+    "kubernetes",
+    "load_cluster",
+    "master",
+    "mpi",
+    "resolve",
+    "sge",
+    "skypilot",
+    "slurm",
+    "tf_config",
+    "torchrun",
+    "union",
+]
+
+ENGINES = ("kubernetes", "mpi", "sge", "skypilot", "slurm", "torchrun")
+"""The resolvers that need nothing but the environment: `--resolver`."""
 
 
 def resolve(
@@ -58,9 +87,21 @@ def resolve(
             return _from_json(environ, variable, job, task)
     alone = environ.get("SLURM_STEP_NUM_TASKS") == "1" and slurm_jobs is None
     if not alone and ("SLURM_STEP_NUM_TASKS" in environ or "SLURM_STEP_NODELIST" in environ):
-        cluster, own = slurm(environ, slurm_jobs, port_base)
+        cluster, own = engine("slurm", environ, slurm_jobs, port_base)
         return cluster, _task(cluster, _override(own, job, task), "Slurm")
     return ClusterSpec({}), _task(ClusterSpec({}), _override(None, job, task), "task")
+
+
+def engine(
+    name: str, environ: Mapping[str, str] | None = None, jobs: Jobs | None = None, port_base: int = 8888
+) -> tuple[ClusterSpec, Task | None]:
+    """The cluster and the task by the resolver with this name, one of `ENGINES`. Raises ConfigError as it does."""
+    if name not in ENGINES:
+        raise ConfigError(f"resolver: got {name!r}, wanted one of {', '.join(ENGINES)}")
+    found: tuple[ClusterSpec, Task | None] = getattr(importlib.import_module(f"dps.cluster.engines.{name}"), name)(
+        environ, jobs, port_base
+    )
+    return found
 
 
 def tf_config(
@@ -217,3 +258,15 @@ def _yaml(source: str, text: str) -> object:
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: got no YAML, wanted lines such as ps: [HOST:PORT]; {error}") from error
     return found
+
+
+if not TYPE_CHECKING:
+    __getattr__ = at_first_use(
+        "dps.cluster",
+        {
+            "gce": "engines.gce", "kubernetes": "engines.kubernetes", "mpi": "engines.mpi", "sge": "engines.sge",
+            "skypilot": "engines.skypilot", "slurm": "engines.slurm", "expand_hostlist": "engines.slurm",
+            "torchrun": "engines.torchrun", "union": "union",
+        },
+        into=__name__,
+    )  # fmt: skip

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -216,3 +217,8 @@ def test_what_tf_config_says_of_any_cluster_and_task_is_what_is_found(
     assert found == ClusterSpec(cluster) and task == Task(job, index)
     assert found.task_address(job, index) == tasks[index]
     assert resolve.tf_config(config(found.as_dict(), type=job, index=str(index))) == (found, task)
+
+
+def test_resolvers_are_there_after_import_dps_alone() -> None:
+    code = "import dps; print(dps.cluster.resolve.slurm.__name__, dps.cluster.resolve.union.__name__)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "slurm union\n"

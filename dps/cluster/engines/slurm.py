@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Mapping
 
-from dps.cluster.spec import ClusterSpec, Task, job_name
+from dps.cluster.engines.ranks import PORT, Jobs, Variables, deal
+from dps.cluster.spec import ClusterSpec, Task
 from dps.errors import ConfigError
 
 _NEEDED = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
-_DIGITS = re.compile(r"[0-9]+")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 _MOST = 1_000_000
@@ -20,16 +21,16 @@ _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
 
 
 def slurm(
-    environ: Mapping[str, str], jobs: Mapping[str, int] | None = None, port_base: int = 8888
+    environ: Mapping[str, str] | None = None, jobs: Jobs | None = None, port_base: int = PORT
 ) -> tuple[ClusterSpec, Task | None]:
     """The cluster of a Slurm job step, and this process's task in it.
 
     Node order is rank order. A task's port is `port_base` plus its position on its node.
 
     Args:
-        environ: The environment to read; any mapping.
-        jobs: The number of tasks of each job. Jobs take consecutive ranks, sorted by name. None: one ps and workers for
-            the rest, or one worker in a step of one task.
+        environ: The environment to read; any mapping. None: the process's environment.
+        jobs: The number of tasks of each job, or the one job of all tasks. Jobs take consecutive ranks, sorted by name.
+            None: one ps and workers for the rest, or one worker in a step of one task.
         port_base: The port of the first task of each node.
 
     Returns:
@@ -39,29 +40,19 @@ def slurm(
         ConfigError: A variable is missing or contradicts another, the jobs need more tasks than the step has, or ranks
             are not distributed in blocks.
     """
-    rank, total = _step_number(environ, "SLURM_PROCID"), _step_number(environ, "SLURM_STEP_NUM_TASKS")
-    nodes = expand_hostlist(_step_text(environ, "SLURM_STEP_NODELIST"))
-    per_node = expand_tasks_per_node(_step_text(environ, "SLURM_STEP_TASKS_PER_NODE"))
+    environ = os.environ if environ is None else environ
+    read = Variables("Slurm", environ, "start the program with srun, which sets " + ", ".join(_NEEDED))
+    rank, total = read.number("SLURM_PROCID"), read.number("SLURM_STEP_NUM_TASKS")
+    nodes = expand_hostlist(read.text("SLURM_STEP_NODELIST"))
+    per_node = expand_tasks_per_node(read.text("SLURM_STEP_TASKS_PER_NODE"))
     if len(nodes) != len(per_node) or sum(per_node) != total or rank >= total:
         got = ", ".join(f"{key}={environ[key]}" for key in _NEEDED)
         raise ConfigError(
             f"Slurm: got {got}, wanted one task count a node, their sum as the number of tasks, and a rank below it"
         )
-    wanted = _default_jobs(total) if jobs is None else {job_name(name): count for name, count in jobs.items()}
-    if min(wanted.values(), default=0) < 0 or sum(wanted.values()) > total:
-        raise ConfigError(f"Slurm: got jobs {dict(wanted)}, wanted no more than the {total} tasks of this step")
     places = [(node, position) for node, count in enumerate(per_node) for position in range(count)]
     _check_blocks(environ, rank, *places[rank])
-    addresses = [f"{nodes[node]}:{port_base + position}" for node, position in places]
-    cluster: dict[str, list[str]] = {}
-    own: Task | None = None
-    start = 0
-    for name, count in sorted(wanted.items()):
-        cluster[name] = addresses[start : start + count]
-        if start <= rank < start + count:
-            own = Task(name, rank - start)
-        start += count
-    return ClusterSpec(cluster), own
+    return deal("Slurm", [nodes[node] for node, _ in places], rank, jobs, port_base)
 
 
 def expand_hostlist(text: str) -> list[str]:
@@ -128,10 +119,6 @@ def _bad_hostlist(text: str) -> ConfigError:
     return ConfigError(f"host list: got {text!r}, wanted names with ranges in brackets, such as 'n[01-03,7],login1'")
 
 
-def _default_jobs(total: int) -> dict[str, int]:
-    return {"ps": 1, "worker": total - 1} if total > 1 else {"worker": 1}
-
-
 def _check_blocks(environ: Mapping[str, str], rank: int, node: int, position: int) -> None:
     """Refuse a step with another distribution of ranks (--distribution=cyclic), because addresses would be wrong."""
     expected = {"SLURM_NODEID": node, "SLURM_LOCALID": position}
@@ -141,16 +128,3 @@ def _check_blocks(environ: Mapping[str, str], rank: int, node: int, position: in
                 f"Slurm: got {key}={environ[key]} for rank {rank}, wanted {value}: ranks in blocks, node by node; "
                 "start the step with srun --distribution=block"
             )
-
-
-def _step_text(environ: Mapping[str, str], key: str) -> str:
-    if key not in environ:
-        raise ConfigError(f"Slurm: got no {key}, wanted {', '.join(_NEEDED)}; start the program with srun")
-    return environ[key]
-
-
-def _step_number(environ: Mapping[str, str], key: str) -> int:
-    text = _step_text(environ, key)
-    if not _DIGITS.fullmatch(text):
-        raise ConfigError(f"Slurm: got {key}={text!r}, wanted a whole number")
-    return int(text)
