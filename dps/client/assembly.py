@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from dps.client.dense import Whole, fit
 from dps.client.recycled import MANY
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, check_gradients, check_is_nested
-from dps.variables.plan import FEW, Plan, picker
+from dps.variables.plan import Plan, picker
 from dps.variables.tree import Nesting, leaves
 
 KEPT = 8
@@ -25,8 +26,8 @@ class Assembly:
         """`nesting` has a leaf for each variable, under its name."""
         self.plan, self._nesting = plan, nesting
         names = [spec.name for spec in plan.variables]
-        self._foreseen = plan.all_trained and len(names) > FEW and nesting.paths == names
-        """Whether gradients of all variables are the leaves in their order."""
+        self._in_order = plan.all_trained and nesting.paths == names
+        """Whether the leaves of a user's gradients are those of the variables in their order."""
         variables = range(len(names)) if nesting.paths == names else [plan.by_name[path] for path in nesting.paths]
         place = {index: at for at, index in enumerate(itertools.chain(*[s.indices for s in plan.layouts.values()]))}
         self._places: list[list[int]] = []
@@ -76,14 +77,13 @@ class Assembly:
             at += len(layout.arenas)
         return found
 
-    def in_order(self, tree: Any) -> list[Any] | None:
-        """A user's nested gradients in the order of the variables; None where it is nested otherwise, or for few."""
-        return self._nesting.leaves(tree) if self._foreseen else None
-
     def gradients(self, tree: Any) -> Mapping[int, Gradient]:
         """A user's nested gradients by variable index, checked as in `check_gradients`."""
+        arrays = self._nesting.leaves(tree) if self._in_order else None
+        if arrays is not None and fit(self.plan, arrays):
+            return Whole(arrays)
         check_is_nested(self.plan, tree)
-        return check_gradients(self.plan, list(leaves(tree)))
+        return check_gradients(self.plan, leaves(tree))
 
 
 def _joined(parts: list[Array]) -> Array:

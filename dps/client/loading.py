@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,9 +14,8 @@ from dps.client.lanes import Peer
 from dps.transport.dtypes import is_float
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
-from dps.variables.layout import Gradient, fill_run, parts_of_shard
+from dps.variables.layout import Gradient, parts_of_shard
 from dps.variables.packed import PackedGradient
-from dps.variables.plan import ShardLayout
 from dps.variables.tree import Rows
 
 
@@ -48,13 +48,13 @@ class OwnRun(Run):
         super().__init__(runtime, peer.lane, peer.layout.nbytes)
         self.parts = peer.layout.listed(peer.layout.memories(self.bytes))
         """As arrays, in the order of the run."""
-        self.views = dict(zip(peer.layout.indices, self.parts, strict=True))
-        """The same, by index."""
+        views = dict(zip(peer.layout.indices, self.parts, strict=True))
+        self._variables = peer.layout.trained_variables
+        self._trained = [views[part.index] for part in peer.layout.trained]
 
-    def holds(self, layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
-        """Whether gradients of all of the shard were written to these arrays, as far as the first of them tells."""
-        gradient, view = gradients.get(layout.trained[0].variable), self.views[layout.trained[0].index]
-        return gradient is view or (isinstance(gradient, np.ndarray) and np.may_share_memory(gradient, view))
+    def holds(self, gradients: Mapping[int, Gradient]) -> bool:
+        """Whether the gradients of all of the shard are these arrays."""
+        return all(map(operator.is_, map(gradients.get, self._variables), self._trained))
 
 
 class Loader:
@@ -94,17 +94,15 @@ class Loader:
 
     def run(self, peer: Peer, gradients: Mapping[int, Gradient]) -> Run:
         """A run with the gradients of all of a shard in it: the user's own where they lie there, or they are copied."""
-        plan = self._connection.agreed.plan
         own = self._own_run(peer, gradients)
         if own is not None and not own.in_use:
-            fill_run(plan, peer.layout, gradients, own.views, own.bytes)
             return own
         run = self._of(peer).take(peer.layout.nbytes)
-        gather(plan, peer.layout, gradients, run.bytes)
+        gather(self._connection.agreed.plan, peer.layout, gradients, run.bytes)
         return run
 
     def _own_run(self, peer: Peer, gradients: Mapping[int, Gradient]) -> OwnRun | None:
-        return next((runs[peer.ps] for runs in self._own if runs[peer.ps].holds(peer.layout, gradients)), None)
+        return next((runs[peer.ps] for runs in self._own if runs[peer.ps].holds(gradients)), None)
 
     def _of(self, peer: Peer) -> Runs:
         if peer.ps not in self._runs:

@@ -17,7 +17,6 @@ from dps.client.waiting import Operation, Waiter
 from dps.protocol import Pull
 from dps.reply import Version
 from dps.transport.wire import Array
-from dps.variables.layout import assemble
 from dps.variables.plan import ShardLayout
 from dps.variables.tree import Nesting, leaves, nested
 
@@ -127,8 +126,8 @@ class PullOp(Operation):
         found: dict[int, Array] = {}
         for transfer in self.transfers.values():
             assert transfer.taken is not None, "parts are not held, and come without a condition"
-            layout, memories = transfer.peer.layout, transfer.peer.layout.memories(transfer.taken.bytes)
-            found |= {index: layout.view(memories, index) for index in transfer.parts}
+            run, layout, parts = transfer.taken.bytes, transfer.peer.layout, self._connection.agreed.plan.parts
+            found |= {index: layout.view(run, parts[index]) for index in transfer.parts}
         return found
 
     def drop(self) -> None:
@@ -304,8 +303,9 @@ class Pulls:
     def _some(self, views: dict[int, Array], names: list[str]) -> Any:
         """Nested dicts of these variables, of their parts by index."""
         plan = self._connection.agreed.plan
-        leaf, nesting = assemble(plan, views, plan.by_name), Nesting(nested(names))
-        return nesting.build([leaf(path) for path in nesting.paths])
+        nesting = Nesting(nested(names))
+        found = [[views[p.index] for p in plan.parts_of[plan.by_name[path]]] for path in nesting.paths]
+        return nesting.build([parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in found])
 
 
 def filled(out: Any, tree: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from dps.client.assembly import Assembly
 from dps.client.cargo import About, Cargo, Run
 from dps.client.connection import Connection
-from dps.client.dense import Whole, fit, is_whole
+from dps.client.dense import is_whole
 from dps.client.lanes import Peer
 from dps.client.loading import Loader
 from dps.client.pushing import PushOp
@@ -58,11 +58,7 @@ class Pushes:
 
     def of(self, tree: Any) -> Mapping[int, Gradient]:
         """A user's nested gradients by variable index, checked; ValueError as `check_gradients`."""
-        assembly = self.assembly
-        arrays = assembly.in_order(tree)
-        if arrays is None:
-            return assembly.gradients(tree)
-        return Whole(arrays) if fit(assembly.plan, arrays) else assembly.gradients(tree)
+        return self.assembly.gradients(tree)
 
     def filled(self, peer: Peer, gradients: Mapping[int, Gradient]) -> Run | None:
         """A run with the gradients of all of a shard; None if some are missing, or are not dense."""

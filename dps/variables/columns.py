@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from dps.transport.dtypes import FLOATS, dtype_of, wire_name
 from dps.transport.wire import DTYPES, MAX_DIMS
 from dps.variables.parts import Part, VariableSpec
 
+_K = TypeVar("_K")
 _T = TypeVar("_T")
 _NUMBER = np.dtype("<u4")
 MAX_ELEMENTS = 1 << 48
@@ -44,18 +45,24 @@ class Table(Generic[_T]):
         return found
 
 
-class Written:
-    """Optimizers' wire forms as text, each encoded once, because a model's variables share one or two optimizers."""
+class PerObject(Generic[_K, _T]):
+    """A function's results, computed once for each object: a model's variables share one or two optimizers."""
 
-    def __init__(self) -> None:
-        self._texts: dict[int, tuple[dict[str, Any] | None, str]] = {}
+    def __init__(self, function: Callable[[_K], _T]) -> None:
+        self._function = function
+        self._known: dict[int, tuple[_K, _T]] = {}
 
-    def of(self, optimizer: dict[str, Any] | None) -> str:
-        """The text of an optimizer; equal ones have equal texts. Raises TypeError if it is not JSON-able."""
-        found = self._texts.get(id(optimizer))
-        if found is None:  # the optimizer is kept alive, so that its id is not reused
-            found = self._texts[id(optimizer)] = optimizer, json.dumps(optimizer, sort_keys=True)
+    def of(self, thing: _K) -> _T:
+        """The function's result for this object."""
+        found = self._known.get(id(thing))
+        if found is None:  # the object is kept alive, so that its id is not reused
+            found = self._known[id(thing)] = thing, self._function(thing)
         return found[1]
+
+
+def as_json(optimizer: dict[str, Any] | None) -> str:
+    """An optimizer's wire form as text; equal ones have equal texts. Raises TypeError if it is not JSON-able."""
+    return json.dumps(optimizer, sort_keys=True)
 
 
 def pack(numbers: Sequence[int]) -> bytes:
@@ -82,7 +89,7 @@ Parts = tuple[tuple[VariableSpec, ...], tuple[Part, ...], tuple[int, ...]]
 @config.building()
 def write(variables: Sequence[VariableSpec], all_parts: Sequence[Part], ps: Sequence[int]) -> dict[str, Any]:
     """Encode a plan as columns. The parts are given variable after variable, in row order."""
-    written, kinds, places = Written(), Table[list[Any]](), Table[list[Any]]()
+    written, kinds, places = PerObject(as_json), Table[list[Any]](), Table[list[Any]]()
     kind = [
         kinds.place(
             (v.shape, v.dtype, written.of(v.optimizer), v.sparse), [list(v.shape), v.dtype, v.optimizer, v.sparse]
@@ -142,7 +149,7 @@ def _kind(shape: Any, dtype: Any, optimizer: Any, sparse: Any) -> tuple[tuple[in
     kept = wire_name(dtype_of(str(dtype)))
     if kept not in DTYPES or not (optimizer is None or (type(optimizer) is dict and kept in FLOATS)):
         raise ValueError(f"a variable has dtype {kept} and optimizer {optimizer!r:.100}")
-    Written().of(optimizer)
+    as_json(optimizer)
     return tuple(shape), kept, optimizer, bool(sparse)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,40 +24,20 @@ def split(array: Array, part: Part, parts: int) -> Array:
     return array if parts == 1 else array[part.row0 : part.row0 + part.shape[0]]
 
 
-def assemble(plan: Plan, views: Mapping[int, Array], names: Mapping[str, int]) -> Callable[[str], Array]:
-    """A function that returns a variable's array by name, assembled from `views` (part index to array)."""
-    only_part = plan.only_part
-
-    def leaf(name: str) -> Array:
-        if name in only_part:
-            return views[only_part[name]]
-        parts = plan.parts_of[names[name]]
-        return np.concatenate([views[p.index] for p in parts])
-
-    return leaf
-
-
-def check_gradients(plan: Plan, found: list[tuple[str, Any]]) -> dict[int, Gradient]:
+def check_gradients(plan: Plan, found: Iterable[tuple[str, Any]]) -> dict[int, Gradient]:
     """Gradients by variable index, checked against names, shapes and dtypes. ValueError says what was got and wanted.
 
     A leaf that is None, like a missing key, means no gradient for that variable.
     """
     gradients: dict[int, Gradient] = {}
-    by_name, variables, dtypes = plan.by_name, plan.variables, plan.dtypes
     for name, value in found:
         if value is None:
             continue
-        index = by_name.get(name)
-        if index is None:
+        if name not in plan.by_name:
             known = ", ".join(list(plan.by_name)[:10])
             raise ValueError(f"a gradient came for {name!r}, which is no variable; there are {known}")
-        spec = variables[index]
-        if (
-            value.__class__ is np.ndarray and value.dtype == dtypes[index] and value.shape == spec.shape
-            and spec.optimizer is not None and value.flags.c_contiguous
-        ):  # fmt: skip
-            gradients[index] = value
-            continue
+        index = plan.by_name[name]
+        spec = plan.variables[index]
         if spec.optimizer is None:
             raise ValueError(f"a gradient came for {name!r}, which is not trained; leave it out or pass None")
         rows = rows_of_tensor(value, name) if is_tensor(value) else value
@@ -68,7 +47,7 @@ def check_gradients(plan: Plan, found: list[tuple[str, Any]]) -> dict[int, Gradi
         array = to_array(value, name)
         if array.shape != spec.shape:
             raise ValueError(f"the gradient of {name} has shape {array.shape}; the variable has {spec.shape}")
-        if wire_name(array.dtype) != spec.dtype:
+        if array.dtype != plan.dtypes[index]:
             dtype = np.dtype(spec.dtype).name
             cast = f".to(torch.{dtype})" if is_tensor(value) else f".astype('{dtype}')"
             raise ValueError(f"the gradient of {name} is {array.dtype.name}; the variable is {dtype}: cast with {cast}")
@@ -130,34 +109,6 @@ def out_of_range(name: str, rows: int, indices: Array) -> str:
     wrong = indices[(indices < 0) | (indices >= rows)]
     others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return f"row {wrong[0]} of {name} is out of range{others}; wanted 0 to {rows - 1}"
-
-
-def fill_run(
-    plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], views: Mapping[int, Array], run: Array
-) -> None:
-    """Copy dense gradients of all trained parts into the views of a shard's run. Those already in place are skipped.
-
-    A gradient that is in the run at another part's place is copied before that place is overwritten."""
-    if all(map(operator.is_, map(gradients.get, layout.trained_variables), map(views.get, layout.trained_indices))):
-        return
-    moved: list[tuple[Array, Array]] = []
-    for part in layout.trained:
-        gradient, view = gradients[part.variable], views[part.index]
-        if gradient is view or not isinstance(gradient, np.ndarray):
-            continue
-        source = split(gradient, part, len(plan.parts_of[part.variable]))
-        if source.base is None or not np.may_share_memory(source, run):
-            moved.append((view, source))
-        elif not _same_place(source, view):
-            moved.append((view, source.copy()))  # the source may be a view of another part's place
-    for view, source in moved:
-        view[...] = source
-
-
-def _same_place(one: Array, other: Array) -> bool:
-    """Whether two arrays of one shape and dtype are the same memory."""
-    first, second = one.__array_interface__, other.__array_interface__
-    return bool(first["data"][0] == second["data"][0] and one.strides == other.strides)
 
 
 def parts_of_shard(

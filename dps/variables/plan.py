@@ -15,10 +15,10 @@ from dps.errors import ConfigError, PlacementError, ProtocolError
 from dps.record import record, replace
 from dps.variables import columns
 from dps.variables.parts import Part, VariableSpec
-from dps.variables.runs import ALIGN, FEW, Arena, ShardLayout, picker, piece_size
+from dps.variables.runs import ALIGN, Arena, ShardLayout, picker, piece_size
 
 __all__ = [
-    "ALIGN", "FEW", "Arena", "Part", "Place", "Plan", "ShardLayout", "Split", "VariableSpec", "make_plan", "picker",
+    "ALIGN", "Arena", "Part", "Place", "Plan", "ShardLayout", "Split", "VariableSpec", "make_plan", "picker",
     "piece_size",
 ]  # fmt: skip
 
@@ -83,11 +83,6 @@ class Plan:
         for part in self.parts:
             found[part.variable].append(part)
         return tuple(tuple(parts) for parts in found)
-
-    @functools.cached_property
-    def only_part(self) -> dict[str, int]:
-        """The part's index, by name, for each variable with one part."""
-        return {self.variables[i].name: parts[0].index for i, parts in enumerate(self.parts_of) if len(parts) == 1}
 
     @functools.cached_property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:

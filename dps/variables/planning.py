@@ -16,25 +16,13 @@ from dps.errors import ConfigError, PlacementError
 from dps.optim import Optimizer, checked
 from dps.transport.dtypes import FLOATS, is_float, wire_name
 from dps.transport.wire import DTYPES, Array
+from dps.variables.columns import PerObject
 from dps.variables.plan import Place, Plan, VariableSpec, make_plan
 from dps.variables.tree import Variable, leaves, to_array
 
 TRAINED = "float16, bfloat16, float32 or float64"
 PLAIN = Variable(None, device=None)
 """The settings of a plain array."""
-
-
-class _Wires:
-    """Wire forms of optimizers, each encoded once, because variables share them."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Optimizer, dict[str, Any]]] = {}
-
-    def of(self, optimizer: Optimizer) -> dict[str, Any]:
-        found = self._known.get(id(optimizer))
-        if found is None:  # the optimizer is kept alive, so that its id is not reused
-            found = self._known[id(optimizer)] = optimizer, optimizer.to_wire()
-        return found[1]
 
 
 @config.building()
@@ -48,7 +36,7 @@ def plan_of(
     specs: list[VariableSpec] = []
     values: dict[str, Array] = {}
     scopes: dict[str, Device] = {}
-    here, written = current_device(), _Wires()
+    here, written = current_device(), PerObject(Optimizer.to_wire)
     for name, leaf in leaves(params):
         array = to_array(leaf, name)
         settings = leaf if isinstance(leaf, Variable) else PLAIN

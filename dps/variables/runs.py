@@ -14,12 +14,10 @@ import numpy as np
 from dps.errors import ProtocolError
 from dps.record import record
 from dps.transport.wire import Array
-from dps.variables.columns import Written
+from dps.variables.columns import PerObject, as_json
 from dps.variables.parts import Part, VariableSpec
 
 ALIGN = 64
-FEW = 8
-"""Up to this number of variables a Python loop is faster than calls that handle all of them at once."""
 A_STRETCH = 4
 """From this number of neighbours with the same shape, it is faster to make all views at once."""
 
@@ -43,11 +41,6 @@ class Arena:
     def pick(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
         """A function that selects the items of the parts' variables from a sequence for all variables."""
         return picker([part.variable for part in self.parts])
-
-    @functools.cached_property
-    def bounds(self) -> Array:
-        """The first element of each part, and the end of the last one; int64."""
-        return np.array([*self.starts, self.size], np.int64)
 
     @functools.cached_property
     def stretches(self) -> list[tuple[int, int, bool, tuple[int, ...] | None]]:
@@ -104,7 +97,7 @@ class ShardLayout:
     def of(variables: Sequence[VariableSpec], here: Sequence[Part]) -> ShardLayout:
         """`variables`: those of the plan; `here`: the parts on one ps, in the plan's order."""
         groups: dict[tuple[str, str, int, str], list[Part]] = {}
-        written = Written()
+        written = PerObject(as_json)
         for part in here:
             spec = variables[part.variable]
             own = part.index if spec.sparse else -1
@@ -158,11 +151,6 @@ class ShardLayout:
     def trained_variables(self) -> list[int]:
         """The variables of `trained`."""
         return [part.variable for part in self.trained]
-
-    @functools.cached_property
-    def trained_indices(self) -> list[int]:
-        """The indices of `trained`."""
-        return [part.index for part in self.trained]
 
     def pieces(self, piece_nbytes: int, trained_only: bool = False) -> list[list[tuple[int, int]]]:
         """The run cut into pieces for sending: each is a list of (offset, nbytes), at most `piece_nbytes` in all."""
@@ -249,15 +237,10 @@ class ShardLayout:
                     found.append(values)
         return found
 
-    def view(self, memories: Sequence[Array], index: int) -> Array:
-        """One part as an array in the memory of each arena."""
-        number, start = self.place[index]
-        part = self._part_of[index]
-        return memories[number].view(self.arenas[number].dtype)[start : start + part.size].reshape(part.shape)
-
-    @functools.cached_property
-    def _part_of(self) -> dict[int, Part]:
-        return {part.index: part for arena in self.arenas for part in arena.parts}
+    def view(self, run: Array, part: Part) -> Array:
+        """One part as an array in a run of bytes."""
+        number, start = self.place[part.index]
+        return self.flats(run)[number][start : start + part.size].reshape(part.shape)
 
     @functools.cached_property
     def indices(self) -> list[int]:

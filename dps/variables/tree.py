@@ -67,39 +67,6 @@ class Rows:
     values: Any
 
 
-def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    """All leaves with their paths ("hidden/w", "layers/0"), in creation order.
-
-    Raises TypeError for keys that are not strings, and ValueError for keys that are empty or contain "/".
-    """
-    flat = _flat(tree)
-    return _walk(tree, "") if flat is None else iter(flat)
-
-
-def _flat(tree: Any) -> list[tuple[str, Any]] | None:
-    """The leaves of a plain dict of arrays, the usual form of a model; None for any other nesting."""
-    if tree.__class__ is not dict:
-        return None
-    for key, leaf in tree.items():
-        if leaf.__class__ is not np.ndarray or key.__class__ is not str or not key or "/" in key or "@" in key:
-            return None
-    return list(tree.items())
-
-
-def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if type(node) is dict or isinstance(node, Mapping):
-        for key, child in node.items():
-            if type(child) is np.ndarray:
-                yield _join(path, key), child
-            else:
-                yield from _walk(child, _join(path, key))
-    elif isinstance(node, list | tuple):
-        for index, child in enumerate(node):
-            yield from _walk(child, _join(path, str(index)))
-    else:
-        yield path or "value", node
-
-
 def _join(path: str, key: object) -> str:
     if not isinstance(key, str):
         raise TypeError(f"names of variables are strings, got the key {key!r} ({type(key).__name__}) under {path!r}")
@@ -126,9 +93,18 @@ class Nesting:
         return self._root.copy(tree)
 
     def leaves(self, tree: Any) -> list[Any] | None:
-        """The leaf at each path, if `tree` has exactly this nesting of plain dicts, lists and tuples; else None."""
+        """The leaf at each path, if `tree` has exactly this nesting, of containers of the same classes; else None."""
         found: list[Any] = []
         return found if self._root.collect(tree, found) else None
+
+
+def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    """All leaves with their paths ("hidden/w", "layers/0"), in creation order.
+
+    Raises TypeError for keys that are not strings, and ConfigError for keys that are empty or contain "/" or "@".
+    """
+    nesting = Nesting(tree)
+    return zip(nesting.paths, nesting.leaves(tree) or (), strict=True)
 
 
 class _Leaf:
@@ -151,8 +127,8 @@ class _Leaf:
 class _Leaves:
     """A dict with only leaves, all of which are extracted at once."""
 
-    def __init__(self, keys: list[str], start: int) -> None:
-        self._keys, self._start, self._stop = keys, start, start + len(keys)
+    def __init__(self, keys: list[str], start: int, kind: type[Any]) -> None:
+        self._keys, self._start, self._stop, self._kind = keys, start, start + len(keys), kind
         self._empty = dict.fromkeys(keys)
 
     def build(self, found: Sequence[Any]) -> Any:
@@ -161,10 +137,10 @@ class _Leaves:
         return made
 
     def copy(self, tree: Any) -> Any:
-        return tree.copy()
+        return tree.copy()  # of what `build` made, which is a dict
 
     def collect(self, tree: Any, found: list[Any]) -> bool:
-        if tree.__class__ is not dict or len(tree) != len(self._keys) or list(tree) != self._keys:
+        if tree.__class__ is not self._kind or len(tree) != len(self._keys) or list(tree) != self._keys:
             return False
         found.extend(tree.values())
         return True
@@ -173,8 +149,8 @@ class _Leaves:
 class _Dict:
     """A dict that contains other containers."""
 
-    def __init__(self, children: list[tuple[str, _Node]]) -> None:
-        self._children = children
+    def __init__(self, children: list[tuple[str, _Node]], kind: type[Any]) -> None:
+        self._children, self._kind = children, kind
 
     def build(self, found: Sequence[Any]) -> Any:
         return {key: child.build(found) for key, child in self._children}
@@ -183,7 +159,7 @@ class _Dict:
         return {key: child.copy(tree[key]) for key, child in self._children}
 
     def collect(self, tree: Any, found: list[Any]) -> bool:
-        if tree.__class__ is not dict or len(tree) != len(self._children):
+        if tree.__class__ is not self._kind or len(tree) != len(self._children):
             return False
         pairs = zip(tree.items(), self._children, strict=True)
         return all(key == known and child.collect(inner, found) for (key, inner), (known, child) in pairs)
@@ -220,8 +196,8 @@ def _node(tree: Any, path: str, paths: list[str]) -> _Node:
         if not any(issubclass(kind, Mapping | list | tuple) for kind in set(map(type, tree.values()))):
             start = len(paths)
             paths += [_join(path, key) for key in tree]
-            return _Leaves(list(tree), start)
-        return _Dict([(key, _node(child, _join(path, key), paths)) for key, child in tree.items()])
+            return _Leaves(list(tree), start, type(tree))
+        return _Dict([(key, _node(child, _join(path, key), paths)) for key, child in tree.items()], type(tree))
     if isinstance(tree, list | tuple):
         return _Row([_node(child, _join(path, str(i)), paths) for i, child in enumerate(tree)], type(tree))
     paths.append(path or "value")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dps.variables.layout import assemble, check_gradients, check_is_nested, fill_run, parts_of_shard, split
+from dps.variables.layout import check_gradients, check_is_nested, parts_of_shard, split
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from dps.variables.rowlists import RowLists, RowsOfPart
 from dps.variables.tree import Rows
@@ -23,24 +23,6 @@ def rows_of(gradient: Any) -> tuple[Any, Any]:
     values = np.empty((gradient.last - gradient.first, *gradient.values.shape[1:]), gradient.values.dtype)
     gradient.fill(values)
     return gradient.sent.within(gradient.part), values
-
-
-@settings(max_examples=60)
-@given(plans())
-def test_what_is_cut_into_runs_is_put_together_again(plan: Plan) -> None:
-    values = values_of(plan)
-    gradients = {plan.by_name[name]: value for name, value in values.items()}
-    views: dict[int, Any] = {}
-    for layout in plan.layouts.values():
-        run = np.zeros(layout.nbytes, np.uint8)
-        views |= layout.views(run)
-        fill_run(plan, layout, gradients, views, run)
-    leaf = assemble(plan, views, plan.by_name)
-    for name, value in values.items():
-        if plan.variables[plan.by_name[name]].optimizer is None:
-            value = np.zeros_like(value)  # takes no gradient
-        assert leaf(name).dtype == value.dtype
-        np.testing.assert_array_equal(leaf(name), value)
 
 
 @settings(max_examples=60)
@@ -102,39 +84,6 @@ def test_parts_without_a_row_are_told_only_where_the_formula_counts_updates(opti
     assert all(len(rows_of(found[index])[0]) == 0 for index in parts[1:])
     nothing = {0: Rows(np.empty(0, np.int64), np.empty((0, 1), np.float32))}
     assert parts_of_shard(plan, plan.layouts[0], nothing, RowLists()) == []
-
-
-def test_a_gradient_that_lies_in_the_run_already_is_left_there() -> None:
-    specs = [VariableSpec("a", (3,), "<f4", SGD), VariableSpec("b", (2,), "<f4", SGD)]
-    plan = make_plan(specs, (0,), lambda *_: 0, None)
-    layout = plan.layouts[0]
-    run = np.zeros(layout.nbytes, np.uint8)
-    views = layout.views(run)
-    own = views[0]
-    own[...] = 5
-    fill_run(plan, layout, {0: own, 1: np.full(2, 7, np.float32)}, views, run)
-    assert {i: v.tolist() for i, v in layout.views(run).items()} == {0: [5, 5, 5], 1: [7, 7]}
-
-
-def test_views_that_the_user_filled_are_left_and_other_arrays_are_copied() -> None:
-    specs = [VariableSpec("a", (3,), "<f4", SGD), VariableSpec("b", (2,), "<f4", SGD)]
-    layout = (plan := make_plan(specs, (0,), lambda *_: 0, None)).layouts[0]
-    run = np.zeros(layout.nbytes, np.uint8)
-    views = layout.views(run)
-    views[0][...] = 5
-    fill_run(plan, layout, {0: views[0], 1: np.full(2, 7, np.float32)}, views, run)
-    assert {i: v.tolist() for i, v in layout.views(run).items()} == {0: [5, 5, 5], 1: [7, 7]}
-
-
-def test_views_of_each_others_places_change_places() -> None:
-    specs = [VariableSpec(name, (3,), "<f4", SGD) for name in "abc"]
-    layout = (plan := make_plan(specs, (0,), lambda *_: 0, None)).layouts[0]
-    run = np.zeros(layout.nbytes, np.uint8)
-    views = layout.views(run)
-    for index, view in views.items():
-        view[...] = index
-    fill_run(plan, layout, {0: views[1][:], 1: views[2], 2: views[0][::-1]}, views, run)
-    assert {i: v.tolist() for i, v in layout.views(run).items()} == {0: [1, 1, 1], 1: [2, 2, 2], 2: [0, 0, 0]}
 
 
 def test_gradients_are_checked_by_name_and_none_is_none() -> None:
