@@ -202,7 +202,7 @@ class Changes(Message, kind=29):
 # -- push -------------------------------------------------------------------------------------------------
 
 EMPTY, RUN, PARTS, SHARED = 0, 1, 2, 3
-DENSE, ROWS, LISTED, PACKED = 0, 1, 2, 3
+DENSE, ROWS, LISTED, PACKED, VALUE = 0, 1, 2, 3, 4
 
 
 class Push(Message, kind=20):
@@ -213,7 +213,8 @@ class Push(Message, kind=20):
     In PARTS `how` is DENSE, ROWS (an array of int64 row numbers comes first, kept as the session's list of that number,
     0: not kept) or LISTED (the list was sent before). The values are the next array, or where `place` says, which is
     a memory of the sender's and an offset in it, or empty. PACKED: the next array is bytes, `place` the form of
-    `dps.variables.packed` that they have."""
+    `dps.variables.packed` that they have. VALUE: values as of DENSE, which the part, trained or not, is set to after
+    the gradients; outside of sync mode a push of these alone is no step."""
 
     epoch: int
     number: int

@@ -118,6 +118,8 @@ class AtOnce:
         pushes, peer = self._pushes, self._open()
         if peer is None or pushes.under_way or not peer.layout.trained:
             return None
+        if pushes.assigned is not None and pushes.assigned.waiting:
+            return None
         run = pushes.filled(peer, gradients)
         if run is None or run.memory is None:
             return None

@@ -14,7 +14,7 @@ from dps.client.lanes import Peer
 from dps.transport.dtypes import is_float
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
-from dps.variables.layout import Gradient, parts_of_shard
+from dps.variables.layout import Gradient, parts_of_shard, values_of_shard
 from dps.variables.packed import PackedGradient
 from dps.variables.tree import Rows
 
@@ -75,22 +75,28 @@ class Loader:
             and connection.agreed.settings.get("check_finite", True)
         ):
             for index, gradient in gradients.items():
-                _check_finite(connection.agreed.plan.variables[index].name, gradient)
+                assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
+                values = gradient.values if isinstance(gradient, Rows) else gradient
+                check_finite(f"the gradient of {connection.agreed.plan.variables[index].name}", values)
 
-    def cargo(self, peer: Peer, gradients: Mapping[int, Gradient], about: About) -> Cargo | None:
-        """What one ps gets; None for nothing. In sync every ps gets a push, and the step ps does in every mode."""
+    def cargo(
+        self, peer: Peer, gradients: Mapping[int, Gradient], about: About, values: Mapping[int, Array]
+    ) -> Cargo | None:
+        """What one ps gets; None for nothing. In sync every ps gets a push, and in every mode the step ps gets one of
+        gradients. `values`: what variables are set to, by their index."""
         connection = self._connection
-        if is_whole(peer.layout, gradients):
+        if not values and is_whole(peer.layout, gradients):
             travels = not peer.lane.on and self._own_run(peer, gradients) is None
             if travels and ArraysCargo.pays(peer.layout, connection.home.runtime.tuning):
                 return ArraysCargo(peer, about, connection.agreed.plan, gradients)
             return RunCargo(peer, about, self.run(peer, gradients))
         parts = parts_of_shard(connection.agreed.plan, peer.layout, gradients, connection.row_lists)
-        if not parts and not connection.agreed.sync and peer.ps != connection.agreed.step_ps:
+        to_set = values_of_shard(connection.agreed.plan, peer.layout, values)
+        if not (parts or to_set or connection.agreed.sync) and (values or peer.ps != connection.agreed.step_ps):
             return None
         from dps.client.partial import PartsCargo
 
-        return PartsCargo(peer, about, parts, self._of(peer).take_rounded)
+        return PartsCargo(peer, about, parts, self._of(peer).take_rounded, to_set)
 
     def run(self, peer: Peer, gradients: Mapping[int, Gradient]) -> Run:
         """A run with the gradients of all of a shard in it: the user's own where they lie there, or they are copied."""
@@ -123,10 +129,9 @@ class Loader:
             run.reader = None
 
 
-def _check_finite(name: str, gradient: Gradient) -> None:
-    assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
-    values = gradient.values if isinstance(gradient, Rows) else gradient
+def check_finite(what: str, values: Array) -> None:
+    """Raise ValueError for NaN and infinite values."""
     with np.errstate(all="ignore"):
         suspect = is_float(values.dtype) and not np.isfinite(np.sum(values))
     if suspect and not np.isfinite(values).all():
-        raise ValueError(f"the gradient of {name} has NaN or infinite values")
+        raise ValueError(f"{what} has NaN or infinite values")

@@ -1,15 +1,15 @@
-"""A push of some variables, of rows of them, or of compressed ones: what of it one shard gets, part by part."""
+"""A push of some variables, of rows of them, of compressed ones, or of values to set: what of it one shard gets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dps.client.cargo import About, Cargo, Run
 from dps.client.lanes import Peer
-from dps.protocol import DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, Push
+from dps.protocol import DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, VALUE, Push
 from dps.transport.wire import Array
 from dps.variables.packed import Packed
 from dps.variables.rowlists import RowsOfPart
@@ -19,12 +19,14 @@ ALIGNED = 64
 
 
 class _Sent:
-    """The gradient of one part: `values` are the user's own, or, where they had to be moved, in the run at `offset`."""
+    """The gradient of one part, or what it is set to. `values` are the user's own, or, where they had to be moved, in
+    the run at `offset`."""
 
-    __slots__ = ("form", "index", "offset", "rows", "values")
+    __slots__ = ("form", "how", "index", "offset", "rows", "values")
 
-    def __init__(self, index: int, gradient: Array | RowsOfPart | Packed) -> None:
-        self.index, self.offset = index, -1
+    def __init__(self, index: int, gradient: Array | RowsOfPart | Packed, how: int = DENSE) -> None:
+        """`how`: an array is sent."""
+        self.index, self.how, self.offset = index, how, -1
         self.form = gradient.form if isinstance(gradient, Packed) else None
         self.rows = gradient if isinstance(gradient, RowsOfPart) else None
         if isinstance(gradient, Packed):
@@ -46,16 +48,18 @@ class _Sent:
 
 
 class PartsCargo(Cargo):
-    """Gradients of some parts of a shard, each dense, of rows, or compressed; of none, too."""
+    """Gradients of some parts of a shard, each dense, of rows, or compressed; of none, too. And values to set."""
 
     def __init__(
         self, peer: Peer, about: About, parts: list[tuple[int, Array | RowsOfPart | Packed]],
-        take: Callable[[int], Run],
+        take: Callable[[int], Run], values: Sequence[tuple[int, Array]] = (),
     ) -> None:  # fmt: skip
-        """`parts`: by the index of each. `take` gives a run of at least so many bytes; the values are gathered here."""
+        """`parts`: gradients by the index of each; `values`: what parts are set to. `take` gives a run of at least so
+        many bytes; the arrays are gathered here."""
         super().__init__(peer, about)
         self._in_full = False
         self._parts = [_Sent(index, gradient) for index, gradient in parts]
+        self._parts += [_Sent(index, value, VALUE) for index, value in values]
         self._gather(take)
 
     def _gather(self, take: Callable[[int], Run]) -> None:
@@ -84,7 +88,7 @@ class PartsCargo(Cargo):
         arrays: list[Array] = []
         nbytes = 0
         for sent in self._parts:
-            how, listed, place = DENSE, 0, list[Any]()
+            how, listed, place = sent.how, 0, list[Any]()
             if sent.form is not None:
                 how, place = PACKED, sent.form
             elif sent.rows is not None:

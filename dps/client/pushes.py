@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from dps.transport.wire import Array
 from dps.variables.layout import Gradient
 from dps.variables.tree import Nesting
 
+if TYPE_CHECKING:
+    from dps.client.assigning import Assigned
+
 
 class Pushes:
     """The pushes of a session: their numbers, those on their way, and what the session knows from their results.
@@ -34,6 +37,8 @@ class Pushes:
         self._nesting, self._assembly = nesting, Assembly(connection.agreed.plan, nesting)
         self._under_way: list[PushOp] = []
         self._loader = Loader(connection)
+        self.assigned: Assigned | None = None
+        """Of a synchronous session that has assigned values."""
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -81,9 +86,12 @@ class Pushes:
         self.send(operation)
         return operation
 
-    def prepare(self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool) -> PushOp:
-        """Check gradients and gather what each ps gets of them; blocks while the send window is full. `lend`: ps on
-        this machine may send values with the result."""
+    def prepare(
+        self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool,
+        values: Mapping[int, Array] = PushOp.values,
+    ) -> PushOp:  # fmt: skip
+        """Check gradients and gather what each ps gets of them, and of `values`, which it sets; blocks while the send
+        window is full. `lend`: ps on this machine may send values with the result."""
         connection = self._connection
         self._loader.check(gradients)
         clock = self._make_room(timeout)
@@ -91,9 +99,12 @@ class Pushes:
         operation = PushOp(connection, found, loss)
         if connection.compression is not None:
             gradients = connection.compression.pack(connection.agreed.plan, gradients, operation)
+        if self.assigned is not None:
+            values = self.assigned.waiting
+        operation.values = values
         for peer in connection.peers.values():
             about = self.about(peer, lend and peer.lane.on, clock if peer.ps == connection.agreed.step_ps else 0)
-            cargo = self._loader.cargo(peer, gradients, about)
+            cargo = self._loader.cargo(peer, gradients, about, values)
             if cargo is not None:
                 found[peer.ps] = cargo
         return operation
@@ -115,6 +126,8 @@ class Pushes:
                 self.numbers[ps] += 1
                 operation.send(ps, self._credit.pop(ps, 0) == self.numbers[ps])
             self._under_way.append(operation)
+            if self.assigned is not None:
+                self.assigned.sent()
         except BaseException:  # Ctrl-C: nobody knows what the ps have of this push, and later ones would wait for it
             self._connection.membership.end()
             raise
@@ -135,12 +148,33 @@ class Pushes:
             if connection.compression is not None:
                 connection.compression.settle(operation, connection.agreed.plan, operation.applied)
             result = operation.settle(connection.steps.step)
+            if self.assigned is not None:
+                done = operation.error is None and result.accepted
+                self.assigned.settled(operation.values, done)
             self._credit |= operation.credit
-            self.acknowledged += 1
+            self.acknowledged += not operation.assigns
             connection.steps.saw(result.step)
             if operation.released is not None:
                 connection.steps.take_token(*operation.released)
             self._tell(operation)
+
+    def assign(self, values: Mapping[int, Array], timeout: float | None) -> None:
+        """Set values, which stay as they are: by a push of their own, and another one in each new run epoch until one
+        has its result; in sync by the next push. Blocks, except in sync. Raises ValueError where a ps refuses them."""
+        if self._connection.agreed.sync:
+            from dps.client.assigning import Assigned
+
+            self.assigned = self.assigned or Assigned()
+            self.assigned.keep(values)
+            return
+        deadline, caller = self._waiter.deadline(timeout), self._connection.caller
+        while True:
+            operation = self.prepare({}, None, max(0.0, deadline - caller.now()), False, values)
+            operation.assigns = True
+            self.send(operation)
+            self.finish(operation, max(0.0, deadline - caller.now()))
+            if not operation.rolled_back:
+                return
 
     def _first_complete(self) -> PushOp | None:
         for operation in self._under_way:
@@ -150,7 +184,8 @@ class Pushes:
 
     def _tell(self, operation: PushOp) -> None:
         """Last of all, for `settled` runs hooks, and these may push, wait and roll back."""
-        if not operation.refusal and operation.error is None and operation.outcome is not None:
+        told = not (operation.assigns or operation.refusal) and operation.error is None
+        if told and operation.outcome is not None:
             self._settled(operation.outcome, operation.loss)
 
     def finish(self, operation: PushOp, timeout: float | None) -> Push:
@@ -178,6 +213,8 @@ class Pushes:
         given_up, self._under_way = self._under_way, []
         for operation in given_up:
             operation.roll_back(self._connection.caller)
+            if self.assigned is not None:
+                self.assigned.settled(operation.values, False)
         self._begin_epoch()
         if self._connection.compression is not None:
             self._connection.compression.forget()

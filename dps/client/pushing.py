@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dps.actors.caller import Caller
@@ -12,6 +12,7 @@ from dps.client.transfers import PushTransfer
 from dps.client.waiting import Operation
 from dps.protocol import APPLIED, REFUSED, WINDOW
 from dps.reply import Push
+from dps.transport.wire import Array
 
 
 class PushOp(Operation):
@@ -19,6 +20,11 @@ class PushOp(Operation):
     every shard's is."""
 
     WINDOW = WINDOW
+
+    values: Mapping[int, Array] = {}
+    """What it sets, beside its gradients or without any, by variable index."""
+    assigns = False
+    """Whether it has values and no gradients: nothing was learned, so the worker's clock and hooks do not count it."""
 
     def __init__(self, connection: Connection, cargo: dict[int, Cargo], loss: Any = None) -> None:
         """`cargo`: what each ps gets, prepared."""

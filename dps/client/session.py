@@ -550,6 +550,42 @@ class Session:
                 pulling.drop()
 
     @one_at_a_time
+    def assign(self, values: Any, timeout: float | None = None) -> None:
+        """Set variables to values: those that get no gradient, such as the statistics of batch normalisation, or any.
+
+        The values are set exactly once, as a gradient is applied exactly once, and make a new version. The step and the
+        optimizer's slots stay as they are. In async and bounded mode the call blocks until the values are set. In sync
+        mode it returns at once: the values go with this session's next push, and are set after the gradients of the
+        step that this push is part of. Where several workers assign a variable in one step, the value of the lowest
+        task counts. Without a later push nothing is set.
+
+        Args:
+            values: Values in the nesting of params, of the variables' shapes and dtypes, for any of the variables,
+                trained or not. A missing key, or None, leaves a variable alone. The arrays are copied. Of a variable
+                that is assigned several times the last value counts.
+            timeout: Seconds; None: the session's.
+
+        Raises:
+            ValueError: A wrong name, shape or dtype, or a NaN; the message names the variable, and nothing is set.
+            TypeError: A value that is no array of numbers, or `dps.Rows`.
+            DeadlineExceeded: No answer in time; the values are still on their way.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> session.assign({"w": np.array([0.5, 1.5, 2.5], np.float32)})
+            >>> session.pull()["w"]
+            array([0.5, 1.5, 2.5], dtype=float32)
+            ```
+        """
+        from dps.client.assigning import checked
+
+        self._waiter.check_open()
+        agreed = self._connection.agreed
+        if found := checked(agreed.plan, values, agreed.settings.get("check_finite", True)):
+            self._pushes.assign(found, timeout)
+
+    @one_at_a_time
     def gradients(self) -> Any:
         """Arrays to write gradients to, which a push sends without copying them first.
 

@@ -61,17 +61,17 @@ def names_of(plan: Plan) -> str:
     return "{" + ", ".join(map(repr, names)) + (f", and {more} more" if more > 0 else "") + "}"
 
 
-def check_is_nested(plan: Plan, tree: Any) -> None:
-    """Raise ValueError for a single array or a list of arrays if the variables have names."""
+def check_is_nested(plan: Plan, tree: Any, wants: str = "push wants gradients") -> None:
+    """Raise ValueError for a single array or a list of arrays if the variables have names. `wants` begins the text."""
     if isinstance(tree, Mapping) or tree is None:
         return
     if isinstance(tree, list | tuple):
         if tree and "0" not in {name.partition("/")[0] for name in plan.by_name}:
-            raise ValueError(f"push wants gradients for {names_of(plan)}; got a {type(tree).__name__} of {len(tree)}")
+            raise ValueError(f"{wants} for {names_of(plan)}; got a {type(tree).__name__} of {len(tree)}")
     elif "value" not in plan.by_name:
         shape = getattr(tree, "shape", None)
         got = f"one {type(tree).__name__}" if shape is None else f"one array of shape {tuple(shape)}"
-        raise ValueError(f"push wants gradients for {names_of(plan)}; got {got}")
+        raise ValueError(f"{wants} for {names_of(plan)}; got {got}")
 
 
 def row_numbers(rows: Any, what: str) -> Array:
@@ -131,3 +131,9 @@ def parts_of_shard(
                 source = split(gradient, part, len(plan.parts_of[part.variable]))
                 found.append((part.index, np.ascontiguousarray(source).reshape(source.shape)))  # a scalar stays one
     return found
+
+
+def values_of_shard(plan: Plan, layout: ShardLayout, values: Mapping[int, Array]) -> list[tuple[int, Array]]:
+    """What the parts of a shard are set to, with their index. `values`: of variables, by their index."""
+    parts = [part for variable in values for part in plan.parts_of[variable] if part.index in layout.place]
+    return [(part.index, split(values[part.variable], part, len(plan.parts_of[part.variable]))) for part in parts]

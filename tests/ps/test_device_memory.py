@@ -132,6 +132,22 @@ def test_a_leased_version_stays_while_the_gpu_goes_on() -> None:
         assert array.tobytes() == (was if memory.optimizer is None else was - 1).tobytes()
 
 
+def test_values_are_set_on_the_gpu_after_the_gradients_and_slots_stay() -> None:
+    on_gpu, on_cpu = (filled(optim.Momentum(0.1), where) for where in (GPU, CPU))
+    first = leased(on_gpu)
+    before = [array.copy() for array in first.arrays]
+    for made in (on_gpu, on_cpu):
+        for update in updates():
+            made.apply(update, 1)
+        slots = held(made)
+        values = {0: np.full((4, 3), 7, "<f4"), 2: np.array([1, 2], "<i8"), 4: np.empty((0, 3), "<f4")}
+        made.apply(Gradient(None, {}, values=values), 1)
+        assert made.part(made.layout.arenas[0].parts[0]).tolist() == [[7.0] * 3] * 4
+        assert held(made)[1] == slots[1] and [memory.applied.max() for memory in made.arenas][:2] == [3, 2]
+    assert held(on_gpu) == held(on_cpu)
+    assert [array.tobytes() for array in first.arrays] == [array.tobytes() for array in before]
+
+
 def test_a_version_is_copied_out_once_whoever_reads_and_memory_of_readers_is_used_again() -> None:
     made = filled(optim.SGD(1.0), GPU)
     run = Gradient([np.ones(a.size, a.dtype) for a in made.layout.arenas], {})

@@ -123,7 +123,7 @@ BYTES = np.zeros(8, np.uint8)
         (piece(9, 0), None, "has form 9; wanted 0 .nothing., 1 .run., 2 .parts. or 3 .memory."),
         (piece(SHARED, 60), None, "is no place in shared memory"),
         (piece(PARTS, 0, [], [[9, 0, 0, []]]), None, r"\[9, 0, 0, \[\]\] describes no part of this shard"),
-        (piece(PARTS, 0, [], [[A, 4, 0, []]]), None, r"\[0, 4, 0, \[\]\] describes no part of this shard"),
+        (piece(PARTS, 0, [], [[A, 5, 0, []]]), None, r"\[0, 5, 0, \[\]\] describes no part of this shard"),
         (piece(PARTS, 0, [], [[A, PACKED, 0, []]], [BYTES]), None, r"is packed as \[\]"),
         (piece(PARTS, 0, [], [[A, PACKED, 0, ["top_k"]]]), None, "too few arrays"),
         (piece(PARTS, 0, [], [[A, True, 0, []]], [BYTES]), None, "describes no part of this shard"),

@@ -92,6 +92,7 @@ EVENT = st.one_of(
     st.tuples(st.just("run"), st.integers(1, 3)),
     st.tuples(st.just("part"), st.sampled_from([0, 1, 2, 4])),
     st.tuples(st.just("rows"), st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True)),
+    st.tuples(st.just("set"), st.tuples(st.sets(st.integers(0, 4), min_size=1), st.sampled_from(["", "run", "part"]))),
     st.tuples(st.just("lease"), st.none()),
     st.tuples(st.just("release"), st.integers(0, 5)),
 )
@@ -118,6 +119,16 @@ def test_any_updates_and_leases_give_what_a_plain_model_gives(events: list[tuple
                 made.apply(Gradient(None, {index: RowGradient(rows, np.full((len(rows), dim), -1, np.float32))}), 1)
                 model[index] = model[index].copy()
                 model[index][rows] += 1
+        elif what == "set":  # after the gradients
+            indices, along = detail
+            new = {i: np.full(PARTS[i].shape, 10 * made.counter + i, made.part(PARTS[i]).dtype) for i in indices}
+            given = run_of(made, -1.0) if along == "run" else Gradient(None, {})
+            one = {0: np.full((4, 3), -1, np.float32)} if along == "part" else {}
+            given.parts, given.values = one, new
+            made.apply(given, 1)
+            for index in {"run": (0, 1, 2, 4), "part": (0,), "": ()}[along]:
+                model[index] = model[index] + 1
+            model |= new
         elif what == "lease":
             lease = made.hold()
             if lease is not None:

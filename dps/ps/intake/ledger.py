@@ -24,6 +24,8 @@ class Ledger:
         self.results: dict[int, Pushed] = {}
         self.done = 0
         """All numbers up to this one have results."""
+        self.assigned = 0
+        """How many of those set values and had no gradient; outside of sync mode."""
         self.pulled = 0
         """Version counter that the session last pulled."""
 

@@ -1,4 +1,4 @@
-"""The gradients of a push of some variables: out of its message, its session's memory and its session's row lists."""
+"""Reads a push of some variables, gradients and values to set, from its message and its session's memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dps.errors import ProtocolError
-from dps.protocol import DENSE, LISTED, PACKED, PARTS, ROWS, Push
+from dps.protocol import DENSE, LISTED, PACKED, PARTS, ROWS, VALUE, Push
 from dps.ps.intake.borrowed import Borrowed, writable
 from dps.ps.intake.rowlists import row_gradient
 from dps.ps.intake.unpacking import unpack
@@ -35,24 +35,29 @@ class Parts:
     def __init__(self, piece: Push, layout: ShardLayout, session: Borrowed, check_finite: bool) -> None:
         """Raises ProtocolError for what describes no gradients of this shard, Unavailable for memory out of reach."""
         self.gradients: Gradients = {}
+        self.values: dict[int, Array] = {}
+        """What parts are set to, by their index."""
         self.problem = ""
         self.borrowed = False
         self._number, self._layout, self._session = piece.number, layout, session
         self._arrays = list(piece.arrays)
         parts = [_described(described, layout) for described in piece.parts]
+        self.assigns = bool(parts) and all(how == VALUE for _, how, _, _ in parts)
+        """Whether the push has values to set, and no gradient."""
         self._listed = {  # before lists that come now push others out
             (part.index, number): session.rows.get(part.index, number)
             for part, how, number, _ in parts
             if how == LISTED
         }
         for part, how, number, place in parts:
-            if len(self._arrays) < (how == ROWS) + (not place or how == PACKED) or part.index in self.gradients:
+            found: Gradients | dict[int, Array] = self.values if how == VALUE else self.gradients
+            if len(self._arrays) < (how == ROWS) + (not place or how == PACKED) or part.index in found:
                 raise ProtocolError(f"push {self._number} has too few arrays for its parts, or a part twice")
             try:
                 gradient = self._gradient(part, how, number, place)
                 if check_finite and not is_finite(gradient.values if isinstance(gradient, RowGradient) else gradient):
-                    raise ValueError(f"the gradient of {part.name} has NaN or infinite values")
-                self.gradients[part.index] = gradient
+                    raise ValueError(f"the {_what(how)} of {part.name} has NaN or infinite values")
+                found[part.index] = gradient  # type: ignore[assignment]  # a value is an array
             except ValueError as error:
                 self.problem = self.problem or str(error)
         if self._arrays:
@@ -63,23 +68,21 @@ class Parts:
             return unpack(place, part, self._dtype(part), self._arrays.pop(0))
         came = self._arrays.pop(0) if how == ROWS else None
         values = None if place else self._arrays.pop(0)
-        if how == DENSE:
-            return self._values(part, part.shape, place, values, False)
+        if how in (DENSE, VALUE):
+            return self._values(part, part.shape, place, values, how)
         if came is None:
             rows = self._listed[part.index, number]
             if rows is None:
                 raise ProtocolError(f"push {self._number} names list {number} of {part.name}, which is not here")
         else:
             rows = self._session.rows.take(part, number, came)
-        found = self._values(part, (len(rows.rows), *part.shape[1:]), place, values, True)
+        found = self._values(part, (len(rows.rows), *part.shape[1:]), place, values, how)
         return row_gradient(rows, found.reshape(len(rows.rows), part.row_size))
 
     def _dtype(self, part: Part) -> np.dtype[Any]:
         return np.dtype(self._layout.arenas[self._layout.place[part.index][0]].dtype)
 
-    def _values(
-        self, part: Part, shape: tuple[int, ...], place: list[Any], values: Array | None, as_rows: bool
-    ) -> Array:
+    def _values(self, part: Part, shape: tuple[int, ...], place: list[Any], values: Array | None, how: int) -> Array:
         """What came, or lies where `place` says; what comes in a message is the receiver's."""
         dtype = self._dtype(part)
         if values is None:
@@ -87,21 +90,25 @@ class Parts:
             self.borrowed = True
             return self._session.run(place, count * dtype.itemsize).view(dtype).reshape(shape)
         if values.dtype != dtype:
-            raise ValueError(f"the gradient of {part.name} is {values.dtype}; the variable is {dtype}")
+            raise ValueError(f"the {_what(how)} of {part.name} is {values.dtype}; the variable is {dtype}")
         if values.shape != shape:
-            wanted = "its row numbers want" if as_rows else "the variable has"
-            raise ValueError(f"the gradient of {part.name} has shape {values.shape}; {wanted} {shape}")
-        return writable(values) if as_rows else values.copy()
+            wanted = "its row numbers want" if how in (ROWS, LISTED) else "the variable has"
+            raise ValueError(f"the {_what(how)} of {part.name} has shape {values.shape}; {wanted} {shape}")
+        return writable(values) if how in (ROWS, LISTED) else values.copy()
+
+
+def _what(how: int) -> str:
+    return "value" if how == VALUE else "gradient"
 
 
 def _described(described: Any, layout: ShardLayout) -> tuple[Part, int, int, list[Any]]:
     fits = isinstance(described, list) and len(described) == 4 and all(type(n) is int for n in described[:3])
-    if not fits or described[0] not in layout.place or described[1] not in (DENSE, ROWS, LISTED, PACKED):
+    if not fits or described[0] not in layout.place or described[1] not in (DENSE, ROWS, LISTED, PACKED, VALUE):
         raise ProtocolError(f"{described!r:.100} describes no part of this shard")
     index, how, number, place = described
     if type(place) is not list or number < 0:
         raise ProtocolError(f"{described!r:.100} describes no part of this shard")
     arena = layout.arenas[layout.place[index][0]]
-    if arena.optimizer is None:
+    if arena.optimizer is None and how != VALUE:
         raise ProtocolError(f"part {index} is not trained; it takes no gradient")
     return next(p for p in arena.parts if p.index == index), how, number, place

@@ -42,8 +42,8 @@ def receive(
         return ledger.stage(Staged(push, Gradient(layout.flats(run), {}, borrowed=True, checked=not check)))
     if form == PARTS:
         parts = Parts(message, layout, ledger.memory, check)
-        gradient = None if parts.problem else Gradient(None, parts.gradients, parts.borrowed)
-        return ledger.stage(Staged(push, gradient, parts.problem))
+        gradient = None if parts.problem else Gradient(None, parts.gradients, parts.borrowed, values=parts.values)
+        return ledger.stage(Staged(push, gradient, parts.problem, assigns=parts.assigns))
     if form != EMPTY or message.arrays or message.parts:
         forms = "0 (nothing), 1 (run), 2 (parts) or 3 (memory)"
         raise ProtocolError(f"push {number} has form {form}; wanted {forms}")

@@ -33,6 +33,8 @@ class Staged:
     draft: Draft | None = None
     in_pieces: bool = False
     """It came in pieces over the socket: nothing of it lies in the session's memory."""
+    assigns: bool = False
+    """It has values to set, and no gradient."""
 
     def sound(self) -> Gradient:
         """The gradient of a push without a problem that is not written to a draft."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
+from collections import deque
 from functools import partial
 from typing import Any
 
@@ -27,6 +29,9 @@ from dps.update import Async, Bounded
 
 log = logging.getLogger("dps")
 
+MOST_ASSIGNED = 1000
+"""Of more versions than these it is forgotten that they only set values; then they count as updates."""
+
 
 class AsyncMode:
     """Applied on arrival, in the order of each session's numbers."""
@@ -39,6 +44,8 @@ class AsyncMode:
         self.frees = not settings.compensation
         self._senders: dict[tuple[int, int], Sender] = {}
         self._backups: dict[int, list[Array]] = {}
+        self._assigned: deque[int] = deque(maxlen=MOST_ASSIGNED)
+        """The last versions that only set values, in rising order."""
         self._worth = Worth(shard.store.tuning.most_skipped)
         self._plain = settings == Async() and shard.is_small
         """Whether nothing comes of a push's staleness, and one can be applied without staging."""
@@ -131,6 +138,8 @@ class AsyncMode:
         return ""
 
     def _apply(self, ledger: Ledger, staged: Staged) -> Pushed:
+        if staged.assigns:
+            return self._assign(ledger, staged)
         number, store = staged.push.number, self.shard.store
         staleness, limit = self._staleness(staged.push.counter), self.settings.max_staleness
         stale = limit is not None and staleness > limit
@@ -145,6 +154,26 @@ class AsyncMode:
         status = REFUSED if staged.problem else DROPPED
         result = Pushed(number, status, store.step, staleness, store.counter, staged.problem, credit=credit)
         return self.shard.decide(ledger, result)
+
+    def _assign(self, ledger: Ledger, staged: Staged) -> Pushed:
+        """Set values. Nothing was learned: the step stays, and no option looks at the staleness."""
+        number, store = staged.push.number, self.shard.store
+        if staged.problem:
+            self.shard.decide(ledger, Pushed(number, REFUSED, store.step, 0, store.counter, staged.problem))
+        else:
+            store.apply(staged.sound(), store.step, record=partial(self._record_assigned, ledger, number))
+        ledger.assigned += 1
+        return ledger.results[number]
+
+    def _record_assigned(self, ledger: Ledger, number: int, counter: int) -> None:
+        """Values will be version `counter`."""
+        shard = self.shard
+        ledger.record(Pushed(number, APPLIED, shard.store.step, 0, counter, ""))
+        self._assigned.append(counter)
+        shard.node.runtime.record(
+            "assigned", epoch=shard.epoch, counter=counter, step=shard.store.step,
+            pushes=((ledger.task, ledger.incarnation, number),),
+        )  # fmt: skip
 
     def _publish(self, ledger: Ledger, staged: Staged, result: Pushed) -> str:
         """Make a push the next version, and record its result; why it is refused, or ""."""
@@ -203,8 +232,11 @@ class AsyncMode:
         return self.shard.store.is_large and self._alone
 
     def _staleness(self, counter: int) -> int:
-        """Versions between the one that a push was computed from, -1 for none, and that of now."""
-        return max(0, self.shard.store.counter - counter) if counter >= 0 else 0
+        """Updates between the version that a push was computed from, -1 for none, and that of now."""
+        if counter < 0:
+            return 0
+        only_set = len(self._assigned) - bisect_right(self._assigned, counter) if self._assigned else 0
+        return max(0, self.shard.store.counter - counter - only_set)
 
     def _step(self, computed_at: int) -> int:
         """The step that a push makes if it is applied now."""
@@ -227,7 +259,7 @@ class AsyncMode:
                 else self._compensate(g, memory.values, backup)
                 for g, memory, backup in zip(update.run, self.shard.store.arenas, backups, strict=True)
             ]
-            return Gradient(runs, {})
+            return Gradient(runs, {}, values=update.values)
         parts: dict[int, Any] = {}
         for index, gradient in update.parts.items():
             part = self.shard.plan.parts[index]
@@ -241,7 +273,7 @@ class AsyncMode:
                 parts[index] = RowGradient(gradient.rows, values)
             else:
                 parts[index] = self._compensate(gradient.reshape(part.shape), now, then)
-        return Gradient(None, parts)
+        return Gradient(None, parts, values=update.values)
 
     def _compensate(self, g: Array, w: Array, backup: Array) -> Array:
         g, w, backup = widened(g), widened(w), widened(backup)
@@ -298,7 +330,8 @@ class BoundedMode(AsyncMode):
         result = super()._apply(ledger, staged)
         if self.shard.is_step_ps:
             alone = len(self.shard.plan.ps) == 1
-            self.clocks.acknowledged(ledger.incarnation, ledger.done if alone else staged.push.clock)
+            pushes = ledger.done - ledger.assigned if alone else staged.push.clock
+            self.clocks.acknowledged(ledger.incarnation, pushes)
         return result
 
     def members(self, message: Members) -> None:

@@ -1,4 +1,4 @@
-"""The mean of a step's gradients, summed in the order of (task, incarnation, push number)."""
+"""What the pushes of a step make together, in the order of (task, incarnation, push number)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from dps.kernels import rows as row_kernels
 from dps.kernels.halves import widened
+from dps.ps.intake.staged import Staged
 from dps.ps.store.gradients import Gradient, Mean, RowGradient
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
@@ -20,7 +21,7 @@ def mean(gradients: Sequence[Gradient], layout: ShardLayout) -> Gradient:
     A variable is divided by the number of pushes that have a gradient for it, and a sparse row by the number of
     pushes that touched it. If all are runs nothing is computed here: the pass that applies them sums.
     """
-    gradients = [gradient for gradient in gradients if not gradient.empty]
+    gradients = [gradient for gradient in gradients if gradient.run is not None or gradient.parts]
     if gradients and all(gradient.run is not None for gradient in gradients):
         runs = [gradient.flats() for gradient in gradients]
         return Gradient(runs[0] if len(runs) == 1 else [Mean(gs) for gs in zip(*runs, strict=True)], {})
@@ -29,6 +30,17 @@ def mean(gradients: Sequence[Gradient], layout: ShardLayout) -> Gradient:
         for index, of_part in _parts(gradient, layout).items():
             parts.setdefault(index, []).append(_wide(of_part))
     return Gradient(None, {index: _mean_of_part(parts[index]) for index in sorted(parts)})
+
+
+def assigned(pushes: Sequence[Staged]) -> dict[int, Array]:
+    """What the pushes of a step, in their order, set parts to: the value of the lowest task, and its last one. All ps
+    make a step of the same pushes, so the parts of one variable get the values of one push."""
+    found: dict[int, tuple[int, Array]] = {}
+    for staged in pushes:
+        for index, value in (staged.sound().values or {}).items():
+            if index not in found or found[index][0] == staged.push.task:
+                found[index] = staged.push.task, value
+    return {index: value for index, (_, value) in found.items()}
 
 
 def _wide(gradient: Array | RowGradient) -> Array | RowGradient:

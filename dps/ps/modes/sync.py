@@ -24,7 +24,7 @@ from dps.protocol import (
 from dps.ps.intake.intake import Gathering, Intake
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.staged import PushOf, Staged
-from dps.ps.modes.combine import mean
+from dps.ps.modes.combine import assigned, mean
 from dps.ps.modes.quorum import Decision, Grant, Member, PushId, Quorum
 from dps.ps.modes.together import Together
 from dps.ps.serving.notices import Notices
@@ -263,8 +263,10 @@ class SyncMode:
 
     def _apply(self, chosen: tuple[PushId, ...], step: int) -> None:
         shard = self.shard
-        gradients = [shard.ledgers[incarnation].staged[number].sound() for _, incarnation, number in sorted(chosen)]
-        shard.store.apply(mean(gradients, shard.layout), step, record=partial(self._record, chosen, step))
+        pushes = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in sorted(chosen)]
+        update = mean([staged.sound() for staged in pushes], shard.layout)
+        update.values = assigned(pushes)
+        shard.store.apply(update, step, record=partial(self._record, chosen, step))
         for _, incarnation, number in chosen:
             self._tell(incarnation, shard.ledgers[incarnation].results[number])
 

@@ -200,11 +200,14 @@ class ArenaMemory:
                 buffer.missed = buffer.missed + ranges
         self.buffers[index].missed = []
 
-    def wrote_parts(self, index: int, parts: Collection[int]) -> None:
-        """These parts were updated in buffer `index`, as far as they are of this arena."""
+    def wrote_parts(self, index: int, parts: Collection[int], values: Collection[int] = ()) -> None:
+        """Of these parts gradients were applied, or `values` set, in buffer `index`, as far as they are of this
+        arena."""
         ranges = []
-        for place, start in [self.places[number] for number in parts if number in self.places]:
-            self.applied[place] += 1
+        for number in parts:
+            if number in self.places:
+                self.applied[self.places[number][0]] += 1
+        for place, start in [self.places[number] for number in (*parts, *values) if number in self.places]:
             ranges.append((start, start + self.arena.parts[place].size))
         self.wrote(index, ranges)
 
@@ -217,6 +220,10 @@ class ArenaMemory:
     def write(self, slot: str | None, start: int, data: Array) -> None:
         """Fill a range of a slot, or of the values, before the shard is published."""
         (self.values if slot is None else self.slots[slot])[start : start + data.size] = data
+
+    def set(self, index: int, start: int, data: Array) -> None:
+        """Set elements of buffer `index` from `start` on; slots stay."""
+        self.buffers[index].values[start : start + data.size] = data
 
     def extent(self, slot: str | None, place: int) -> tuple[int, int, tuple[int, ...]]:
         """Where the values or a slot of the part at that place begin and end, and their shape."""

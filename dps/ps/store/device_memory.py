@@ -110,6 +110,9 @@ class DeviceMemory(ArenaMemory):
                 device.to_device(data, out=self._array(slot)[start : start + data.size])
             self._stale = True
 
+    def set(self, index: int, start: int, data: Array) -> None:
+        self.write(None, start, np.ascontiguousarray(data))
+
     def gather(self, part: Part, start: int, rows: Array, out: Array | None = None) -> Array:
         shape = (len(rows), part.row_size)
         if not shape[0] * shape[1]:

@@ -49,12 +49,12 @@ class Draft:
 
     def __init__(
         self, store: Drafted, targets: Mapping[int, int], parts: Collection[int] | None, step: int, scale: float,
-        reversible: bool,
+        reversible: bool, values: Collection[int] = (),
     ) -> None:  # fmt: skip
         """By `Store.open`. `targets`: of each arena that is written the number of the buffer that is written. `parts`:
-        those that are written, by index; None: all that is trained."""
+        those that are updated, by index; None: all that is trained. `values`: those that are set."""
         self._store, self.targets, self.parts, self.step, self._scale = store, targets, parts, step, scale
-        self.reversible = reversible
+        self.reversible, self.values = reversible, values
         self.counter = store.counter + 1
         """The version that it will be."""
         self.listener: Listener | None = None
@@ -80,16 +80,21 @@ class Draft:
         if update.run is None:
             for index, of_part in update.parts.items():
                 self._write_part(index, of_part)
-            return
-        for number in self.targets:
-            memory, gradient = self._store.arenas[number], update.run[number]
-            if isinstance(gradient, Pieces):
-                self._write_pieces(memory, number, gradient)
-            elif not (memory.counts and memory.counts_differ):
-                self._pass(memory, number, 0, gradient, int(memory.applied[0]) + 1)
-            else:
-                for part, start, t in zip(memory.arena.parts, memory.arena.starts, memory.applied, strict=True):
-                    self._pass(memory, number, start, cut(gradient, start, start + part.size), int(t) + 1)
+        else:
+            for number in self.targets:
+                memory, gradient = self._store.arenas[number], update.run[number]
+                if memory.optimizer is None:  # only values are set there
+                    continue
+                if isinstance(gradient, Pieces):
+                    self._write_pieces(memory, number, gradient)
+                elif not (memory.counts and memory.counts_differ):
+                    self._pass(memory, number, 0, gradient, int(memory.applied[0]) + 1)
+                else:
+                    for part, start, t in zip(memory.arena.parts, memory.arena.starts, memory.applied, strict=True):
+                        self._pass(memory, number, start, cut(gradient, start, start + part.size), int(t) + 1)
+        if update.values:
+            for index, value in update.values.items():
+                self._set_part(index, value.reshape(-1))
 
     def publish(self) -> None:
         """Make the draft the current version."""
@@ -139,6 +144,15 @@ class Draft:
             memory.update_rows(self.targets[a], part, start, gradient.rows, gradient.values, t, step, self._scale)
         else:
             self._pass(memory, a, start, gradient.reshape(-1), t)
+
+    def _set_part(self, number: int, value: Array) -> None:
+        """Values, whatever they were; in the simulator in blocks, as `_pass`."""
+        a, start = self._store.layout.place[number]
+        memory, index, runtime = self._store.arenas[a], self.targets[a], self._store.runtime
+        block = runtime.tuning.block_nbytes // 4 or max(1, value.size)
+        for at in range(0, value.size, block):
+            memory.set(index, start + at, value[at : at + block])
+            runtime.preempt()
 
     def _pass(self, memory: ArenaMemory, number: int, start: int, gradient: Array | Mean, t: int) -> None:
         """The kernel over a range; in the simulator in blocks, so that readers come in between."""

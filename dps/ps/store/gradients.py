@@ -1,4 +1,4 @@
-"""Gradients as a store applies them: whole or in pieces, of all of a shard, of parts, of rows; the mean of several."""
+"""Updates as a store applies them: gradients of all of a shard, of parts or of rows, and values to set."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RowGradient:
 @dataclass(slots=True)
 class Gradient:
     """What one push, or the mean of several, brings for a shard. Either `run` (per arena a flat gradient of all of it)
-    or `parts`.
+    or `parts`; then `values`, which parts are set to.
 
     The gradient of an arena on a GPU may be there, too: an array of `dps.kernels.device`.
     """
@@ -81,10 +81,12 @@ class Gradient:
     """It lies in the session's own memory, which is as it is until the push is answered."""
     checked: bool = True
     """Nobody has to look for NaN and infinity any more."""
+    values: Mapping[int, Array] | None = None
+    """By the index of a part, checked; None: none."""
 
     @property
     def empty(self) -> bool:
-        return self.run is None and not self.parts
+        return self.run is None and not self.parts and not self.values
 
     def flats(self) -> list[Array]:
         """The arrays of `run`, if it came neither in pieces nor as a mean."""
@@ -96,7 +98,8 @@ class Gradient:
             return self
         run = None if self.run is None else [array.copy() for array in self.flats()]
         parts = {index: _copied(gradient) for index, gradient in self.parts.items()}
-        return Gradient(run, parts, checked=self.checked)
+        values = self.values and {index: value.copy() for index, value in self.values.items()}
+        return Gradient(run, parts, checked=self.checked, values=values)
 
 
 def _copied(gradient: Array | RowGradient) -> Array | RowGradient:

@@ -165,7 +165,7 @@ class Store:
             return problem
         if update.run is not None:
             update.run = self._put_together(update.run)
-        draft = self.open(step, scale, update.parts if update.run is None else None)
+        draft = self.open(step, scale, update.parts if update.run is None else None, values=update.values or ())
         assert draft is not None, "an irreversible draft can always be opened"
         try:
             record(draft.counter)
@@ -175,16 +175,19 @@ class Store:
         return ""
 
     def open(
-        self, step: int, scale: float = 1.0, parts: Collection[int] | None = None, reversible: bool = False
-    ) -> Draft | None:
+        self, step: int, scale: float = 1.0, parts: Collection[int] | None = None, reversible: bool = False,
+        values: Collection[int] = (),
+    ) -> Draft | None:  # fmt: skip
         """Begin the next version, step `step`: an update whose rate is multiplied by `scale`.
 
-        `parts`: an update of these parts alone, by index; None: of all that is trained. `reversible`: to spare buffers;
-        None if optimizers have slots, a GPU has the values, another such draft is open, or no spare buffer would remain
-        for others.
+        `parts`: an update of these parts alone, by index; None: of all that is trained. `values`: parts that are set,
+        trained or not. `reversible`: to spare buffers; None if optimizers have slots, a GPU has the values, another
+        such draft is open, or no spare buffer would remain for others.
         """
         places = self.layout.place
         written = self._trained if parts is None else {places[n][0]: self.arenas[places[n][0]] for n in parts}
+        if values:
+            written = {**written, **{places[n][0]: self.arenas[places[n][0]] for n in values}}
         targets: dict[int, int] = {}
         with self._lock:
             for a, memory in written.items():
@@ -198,10 +201,10 @@ class Store:
                 buffer = self.arenas[a].buffers[index]
                 buffer.drafted, buffer.missed = True, None
             self._writing |= not reversible
-        for a, index in targets.items() if parts is not None else ():
-            if index != self.arenas[a].current:
+        for a, index in targets.items() if parts is not None or values else ():
+            if index != self.arenas[a].current and (parts is not None or a not in self._trained):
                 self.arenas[a].catch_up(index)
-        return Draft(self, targets, parts, step, scale, reversible)
+        return Draft(self, targets, parts, step, scale, reversible, values)
 
     def end(self, draft: Draft, published: bool) -> None:
         """What a draft wrote is the current version, or nothing comes of it."""
@@ -212,11 +215,11 @@ class Store:
                     memory.buffers[index].drafted = False
                 if not published:
                     continue
-                if draft.parts is None:
+                if draft.parts is None and memory.optimizer is not None:
                     memory.applied += 1
                     memory.wrote(index, None)
                 else:
-                    memory.wrote_parts(index, draft.parts)
+                    memory.wrote_parts(index, draft.parts or (), draft.values)
             if published:
                 self.counter, self.step = draft.counter, draft.step
             self._writing &= draft.reversible

@@ -1,0 +1,73 @@
+"""Values that a session assigns: checked and copied; in sync mode kept until they are part of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dps.client.loading import check_finite
+from dps.transport.dtypes import wire_name
+from dps.transport.wire import Array
+from dps.variables.layout import check_is_nested
+from dps.variables.plan import Plan
+from dps.variables.tree import Rows, is_tensor, leaves, to_array
+
+
+def checked(plan: Plan, tree: Any, finite: bool) -> dict[int, Array]:
+    """Nested values as copies, by variable index; a leaf that is None is no value.
+
+    Raises ValueError for a name, a shape or a dtype that no variable has and, where `finite`, for NaN and infinity;
+    TypeError for what is no array."""
+    check_is_nested(plan, tree, "assign wants values")
+    found: dict[int, Array] = {}
+    for name, value in leaves(tree) if tree is not None else ():
+        if value is None:
+            continue
+        index = plan.by_name.get(name)
+        if index is None:
+            known = ", ".join(list(plan.by_name)[:10])
+            raise ValueError(f"a value came for {name!r}, which is no variable; there are {known}")
+        if isinstance(value, Rows):
+            raise TypeError(f"assign sets whole variables; got dps.Rows for {name}, wanted an array of all its rows")
+        spec, array = plan.variables[index], to_array(value, name)
+        if array.shape != spec.shape:
+            raise ValueError(f"the value of {name} has shape {array.shape}; the variable has {spec.shape}")
+        if wire_name(array.dtype) != spec.dtype:
+            dtype = np.dtype(spec.dtype).name
+            cast = f".to(torch.{dtype})" if is_tensor(value) else f".astype('{dtype}')"
+            raise ValueError(f"the value of {name} is {array.dtype.name}; the variable is {dtype}: cast with {cast}")
+        if finite:
+            check_finite(f"the value of {name}", array)
+        found[index] = array.copy()
+    return found
+
+
+class Assigned:
+    """The values that one session has assigned and that are not part of a step yet, by variable index."""
+
+    def __init__(self) -> None:
+        self.waiting: Mapping[int, Array] = {}
+        """Those that go with the next push."""
+        self._newest: dict[int, Array] = {}
+
+    def keep(self, values: Mapping[int, Array]) -> None:
+        """Values for the next push; of each variable the last ones count."""
+        self._newest |= values
+        self.waiting = {**self.waiting, **values}
+
+    def sent(self) -> None:
+        """A push has taken all of `waiting` along."""
+        self.waiting = {}
+
+    def settled(self, values: Mapping[int, Array], accepted: bool) -> None:
+        """The push that took these values has its result. Where it is not part of a step they go with the next one,
+        unless other ones were assigned meanwhile."""
+        for index, value in values.items():
+            if self._newest.get(index) is not value:
+                continue
+            if accepted:
+                del self._newest[index]
+            else:
+                self.waiting = {**self.waiting, index: value}
