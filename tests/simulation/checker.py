@@ -5,36 +5,17 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from dps.checkpoint import Manifest, candidates, load, newest_whole, read_part
+from dps.checkpoint import candidates, load, newest_whole, read_part
 from dps.errors import DeadlineExceeded, TaskLost, Unavailable
 from dps.launch.simulate import SimulatedCluster
 from dps.transport.sim.trace import TraceEvent
 from dps.update import SyncReplicas, Update
+from tests.simulation import assigned
 from tests.simulation.history import DIR, FIXED, Ack, History
-
-PushId = tuple[int, int, int]
-
-
-class Applied:
-    """The updates that each ps applied, from the trace: by ps and run epoch, in order."""
-
-    def __init__(self, cluster: SimulatedCluster) -> None:
-        self.of: dict[tuple[str, int], list[tuple[int, int, tuple[PushId, ...]]]] = {}
-        for event in cluster.world.trace:
-            if event.what == "applied":
-                detail = event.detail
-                rows = self.of.setdefault((event.process, detail["epoch"]), [])
-                rows.append((detail["counter"], detail["step"], detail["pushes"]))
-
-    def last_step(self, ps: str, epoch: int) -> int:
-        return max((step for _, step, _ in self.of.get((ps, epoch), [])), default=0)
-
-    def pushes(self, ps: str, epoch: int) -> set[tuple[int, int]]:
-        return {(i, n) for _, _, pushes in self.of.get((ps, epoch), []) for _, i, n in pushes}
+from tests.simulation.replaying import Applied, PushId, Sets, marks_of, replay
 
 
 def violations(
@@ -147,6 +128,7 @@ def applied_once(applied: Applied, some: bool) -> Iterator[str]:
 def no_more_than_sent(cluster: SimulatedCluster, applied: Applied) -> Iterator[str]:
     """A gradient that is sent again keeps its number. (One may be sent under the incarnation after its record.)"""
     sent = Counter(e.detail["incarnation"] for e in cluster.world.trace if e.what == "sending")
+    sent += Counter(e.detail["incarnation"] for e in cluster.world.trace if e.what == "setting" and e.detail["assigns"])
     highest: dict[int, int] = {}
     for rows in applied.of.values():
         for _, _, pushes in rows:
@@ -169,6 +151,10 @@ def acknowledged(cluster: SimulatedCluster, applied: Applied, history: History, 
                     continue  # its token came first; the epoch ended before, and `on_disk` looks at what is kept
                 if (ack.incarnation, number) not in applied.pushes(f"ps:{ps}", ack.epoch):
                     yield f"push {number} of incarnation {ack.incarnation} was acknowledged and is not on ps:{ps}"
+    for told in history.assigned:
+        for ps, number in told["numbers"].items():
+            if (told["incarnation"], number) not in applied.pushes(f"ps:{ps}", told["epoch"]):
+                yield f"the values of {told} were acknowledged and are not on ps:{ps}"
 
 
 def same_sets(applied: Applied) -> Iterator[str]:
@@ -294,13 +280,19 @@ def on_disk(cluster: SimulatedCluster, applied: Applied, history: History) -> It
     if history.plan is None or (last is None and not cluster.world.counts.get("saved")):
         return
     assert last is not None
-    marks = marks_of(cluster)
+    marks, sets = {ps: marks_of(cluster, ps) for ps in history.plan.ps}, Sets(cluster)
     for part in history.plan.parts:
         spec = history.plan.variables[part.variable]
         if spec.name == FIXED:
             continue
+        if spec.name in assigned.NAMES:
+            value = sets.replay(applied, last, history.plan.ps.index(part.ps), part.ps, marks[part.ps], spec.name)
+            got = read_part(storage, DIR, last, spec.name, part.row0, part.shape[0])
+            if set(got.tolist()) != {value}:
+                yield f"{last.name} {spec.name}: row {part.row0} on ps:{part.ps} holds {got.tolist()}, not {value}"
+            continue
         wanted = np.zeros(history.cells, np.float32)
-        replay(cluster, applied, last, history.plan.ps.index(part.ps), part.ps, marks, wanted)
+        replay(cluster, applied, last, history.plan.ps.index(part.ps), part.ps, marks[part.ps], wanted)
         wanted = wanted[part.row0 : part.row0 + part.shape[0]]
         got = read_part(storage, DIR, last, spec.name, part.row0, part.shape[0])
         for column in got.reshape(len(wanted), -1).T:
@@ -384,33 +376,3 @@ def one_step(cluster: SimulatedCluster, applied: Applied) -> Iterator[str]:
             steps = [r[1] for r in rows if r[0] == rows[-1][0]] or [restored[manifest.epoch]]  # some may be of nothing
             if manifest.step not in steps:
                 yield f"{name}: ps:{ps} was copied at step {steps[-1]}"
-
-
-def replay(
-    cluster: SimulatedCluster, applied: Applied, manifest: Manifest, index: int, ps: int,
-    marks: dict[tuple[int, int], int], values: Any,
-) -> None:  # fmt: skip
-    """Add what a checkpoint's shard must hold: its own epoch's updates on top of what that epoch was restored from."""
-    start = next(e for e in cluster.world.trace if e.what == "epoch" and e.detail["epoch"] == manifest.epoch)
-    if start.detail["restore"]:
-        before = load(cluster.world.storage, DIR, start.detail["restore"], verify=False)
-        replay(cluster, applied, before, index, ps, marks, values)
-    for counter, _, pushes in applied.of.get((f"ps:{ps}", manifest.epoch), []):
-        if counter <= manifest.shards[index].version:
-            # One without a mark was sent twice, of which `no_more_than_sent` tells; one of nothing is in no mean.
-            cells = [marks.get((incarnation, number)) for _, incarnation, number in pushes]
-            for cell in cells:
-                if cell is not None and cell >= 0:
-                    values[cell] += np.float32(1) / np.float32(sum(other != -1 for other in cells))
-
-
-def marks_of(cluster: SimulatedCluster) -> dict[tuple[int, int], int]:
-    """Which cell each push marks: the n-th push of an incarnation is the n-th that its worker made under it."""
-    marks: dict[tuple[int, int], int] = {}
-    count: dict[int, int] = {}
-    for event in cluster.world.trace:
-        if event.what == "sending":
-            incarnation = event.detail["incarnation"]
-            count[incarnation] = count.get(incarnation, 0) + 1
-            marks[incarnation, count[incarnation]] = event.detail["cell"]
-    return marks

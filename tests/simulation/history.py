@@ -12,6 +12,7 @@ import numpy as np
 import dps
 from dps.errors import DpsError
 from dps.transport.dtypes import dtype_of
+from tests.simulation import assigned
 from tests.simulation.rows import Marks, tables
 from tests.simulation.varied import Variety
 
@@ -50,6 +51,10 @@ class History:
     steps: bool = False
     """Nearly all pushes are steps, else every second one."""
     variety: Variety = field(default_factory=Variety)
+    assigns: bool = False
+    """Whether workers assign values."""
+    assigned: list[dict[str, Any]] = field(default_factory=list)
+    """In async and bounded mode: the pushes of values that came back."""
 
     @property
     def cells(self) -> int:
@@ -94,6 +99,9 @@ def train(
     if variety.fixed:
         params[FIXED] = dps.Variable(np.arange(9), trainable=False)
     dense = [name for name in history.names if name in params]
+    if history.assigns:  # pushes go at once only where all variables are trained, and alike
+        own_rate = None if variety.optimizer == Variety().optimizer else dps.optim.SGD(1.0)
+        params |= assigned.variables(own_rate, free=not history.steps)
     notes = Notes(history)
     hooks: list[dps.Hook] = [notes]
     if checkpointed:
@@ -107,6 +115,7 @@ def train(
         connection = session._connection
         history.plan = connection.agreed.plan
         marks = Marks(session, history, server.task) if rows else None
+        values_set = assigned.Values(session, history, server.task) if history.assigns else None
         own = session.gradients() if view else {}
         while (k := history.next_cell.get(server.task, 0)) < history.pushes:
             if view:
@@ -121,21 +130,27 @@ def train(
             gradient = np.zeros(history.cells, dtype)
             gradient[cell] = -1.0
             if variety.some and k % 4 == 1:
-                aside(session, {} if connection.agreed.sync else {dense[0]: np.zeros(history.cells, dtype)})
+                aside(session, {} if connection.agreed.sync else {dense[0]: np.zeros(history.cells, dtype)}, values_set)
             if variety.spoils and k % 3 == 1:
-                aside(session, spoilt(history, dense, gradient, marks, k, cell))
+                aside(session, spoilt(history, dense, gradient, marks, k, cell), values_set)
+            if values_set is not None:
+                values_set.assign(cell)
             server.runtime.record("sending", incarnation=connection.caller.incarnation, cell=cell)
             notes.cell = cell
             for name in dense if own else ():
                 own[name][...] = gradient
             given = {name: own.get(name, gradient) for name in dense}
             gradients = {**given, **({} if marks is None else marks.gradient(k, cell, variety.dense_tables))}
+            if history.assigns:
+                gradients[assigned.TRAINED] = np.full(6, -1, np.float32)
             if k % 6 if history.steps else k % 2:
                 values = session.step(gradients)
                 # with quotas of their own a token may come before the push's step is made
                 seen.take(session, values, dense if session._pulls.may_follow_a_push else (), cell)
             else:
                 session.push(gradients)
+            if values_set is not None:
+                values_set.pushed()
             if history.variety.tuning and k % 5 == 2:
                 session.stats()
             for array in given.values():
@@ -143,11 +158,13 @@ def train(
     return server.task
 
 
-def aside(session: Any, gradients: Any) -> None:
+def aside(session: Any, gradients: Any, values_set: assigned.Values | None) -> None:
     """A push that changes no value: it takes a number of its own where it is sent."""
     connection, numbers = session._connection, dict(session._pushes.numbers)
     with contextlib.suppress(ValueError):
         session.push(gradients)
+    if values_set is not None:
+        values_set.pushed()
     if session._pushes.numbers != numbers:
         connection.home.runtime.record("sending", incarnation=connection.caller.incarnation, cell=-1)
 
@@ -195,6 +212,11 @@ def look(history: History, plan: Any, values: Any) -> None:
         name = plan.variables[part.variable].name
         if name == FIXED:
             assert values[name].tolist() == [*range(9)]
+            continue
+        if name in assigned.NAMES:
+            found = set(np.array(values[name])[part.row0 : part.row0 + part.shape[0]].tolist())
+            if len(found) > 1:
+                history.torn.append(f"ps:{part.ps}: {name} holds {found}")
             continue
         rows = np.array(values[name])[part.row0 : part.row0 + part.shape[0]].reshape(part.shape[0], -1)
         other, first = seen.setdefault((part.ps, part.row0), (name, rows[:, 0]))

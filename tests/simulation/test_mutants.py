@@ -10,7 +10,7 @@ import pytest
 
 from dps.chief import admission, epochs, journaling, losses, takeover
 from dps.chief.run import write_journal
-from dps.client import at_once, pushing, waiting
+from dps.client import assigning, at_once, pushing, waiting
 from dps.errors import CheckpointError
 from dps.ps import server, shard
 from dps.ps.intake import ledger, rowlists, staged
@@ -297,3 +297,50 @@ def test_an_announced_loss_that_is_one_short_is_caught(monkeypatch: pytest.Monke
     whole = waiting.Loss
     monkeypatch.setattr(waiting, "Loss", lambda steps, certain: whole(max(0, steps - 1), certain))
     caught("async", "steps lost in epoch", of=with_a_lost_ps)
+
+
+def test_values_that_are_set_before_the_gradients_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backwards(self: draft.Draft, update: Any) -> None:
+        for part, value in (update.values or {}).items():
+            self._set_part(part, value.reshape(-1))
+        update.values = None
+        write(self, update)
+
+    write: Callable[..., None] = draft.Draft.write
+    monkeypatch.setattr(draft.Draft, "write", backwards)
+    caught("sync", " v: row 0 on ps:")
+
+
+def test_values_of_the_highest_task_that_win_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def last(pushes: Any) -> Any:
+        return {index: value for staged in pushes for index, value in staged.sound().values.items()}
+
+    monkeypatch.setattr(sync, "assigned", last)
+    caught("sync", " v: row 0 on ps:")
+
+
+def test_values_that_are_lost_with_a_push_that_came_too_late_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled: Callable[..., None] = assigning.Assigned.settled
+    monkeypatch.setattr(assigning.Assigned, "settled", lambda self, values, accepted: settled(self, values, True))
+    caught("sync", "pushed without")
+
+
+def test_values_that_are_set_again_in_each_later_push_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assigning.Assigned, "sent", lambda self: None)
+    caught("sync", "had to be set")
+
+
+def test_values_that_are_set_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def again(self: modes.AsyncMode, found: ledger.Ledger, push: staged.Staged) -> Any:
+        result = assign(self, found, push)
+        self.shard.node.after(0.2, lambda: None if self.shard.ended else assign(self, found, push))
+        return result
+
+    assign: Callable[..., Any] = modes.AsyncMode._assign
+    monkeypatch.setattr(modes.AsyncMode, "_assign", again)
+    caught("async", "was applied twice")
+
+
+def test_a_clock_that_counts_values_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger.Ledger, "assigned", property(lambda self: 0, lambda self, count: None), raising=False)
+    caught("bounded", "ahead of the slowest")
