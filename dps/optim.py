@@ -11,12 +11,15 @@ constructors raise ValueError for a number out of range, and TypeError for a val
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dps.definition import Definition, build
 from dps.errors import ConfigError
 from dps.record import record
 from dps.schedules import Constant, Cosine, Exponential, Piecewise, Schedule, WarmUp, rate_at, schedule_from_wire
+
+if TYPE_CHECKING:
+    from dps.averages import MovingAverage
 
 __all__ = [
     "SGD",
@@ -28,6 +31,7 @@ __all__ = [
     "Exponential",
     "Ftrl",
     "Momentum",
+    "MovingAverage",
     "Optimizer",
     "Piecewise",
     "RMSProp",
@@ -357,9 +361,13 @@ _SCHEDULES = ", ".join(cls.__name__ for cls in (Constant, Exponential, Cosine, P
 
 
 def from_wire(wire: object) -> Optimizer:
-    """The optimizer of a wire form from `Optimizer.to_wire`. Raises ValueError or TypeError for anything else."""
-    if isinstance(wire, Mapping) and isinstance(wire.get("learning_rate"), Mapping):
-        wire = {**wire, "learning_rate": schedule_from_wire(wire["learning_rate"])}
+    """The optimizer of a wire form from `Optimizer.to_wire`, without the average that may be kept beside it.
+
+    Raises ValueError or TypeError for anything else."""
+    if isinstance(wire, Mapping):
+        wire = {field: value for field, value in wire.items() if field != "moving_average"}
+        if isinstance(wire.get("learning_rate"), Mapping):
+            wire["learning_rate"] = schedule_from_wire(wire["learning_rate"])
     return build(_KNOWN, "optimizer", wire)
 
 
@@ -368,6 +376,10 @@ class UnknownOptimizer(ConfigError, AttributeError):
 
 
 def __getattr__(name: str) -> object:
+    if name == "MovingAverage":
+        from dps.averages import MovingAverage
+
+        return MovingAverage
     known = ", ".join(cls.__name__ for cls in _KNOWN.values())
     raise UnknownOptimizer(
         f"dps.optim has no {name!r}; there are the optimizers {known}, and the schedules {_SCHEDULES}"

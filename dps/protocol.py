@@ -37,7 +37,9 @@ APPLIED, DROPPED, REFUSED = "applied", "dropped", "refused"
 
 class Pull(Message, kind=10):
     """The shard's values. Waits until the shard's step is `min_step`, the push `after` (0: none) of this
-    session has its result and, in bounded mode on the step ps, the session's `clock` may read."""
+    session has its result and, in bounded mode on the step ps, the session's `clock` may read.
+
+    More than 12 attributes: each is something that one can ask for."""
 
     epoch: int
     min_step: int
@@ -61,10 +63,13 @@ class Pull(Message, kind=10):
     -1: it keeps none yet, and will keep this version."""
     whole: bool = False
     """The asker keeps the received memory instead of copying it, if pieces end where parts end."""
+    averages: bool = False
+    """The asker wants the moving averages, and the values of variables that have none. The pull counts as no reading of
+    the values: it says nothing of staleness, and waits for no clock."""
 
     def compact(self) -> tuple[int, ...] | None:
         """Of all of a shard, by an asker on the ps's machine."""
-        if not self.shared or self.parts or self.packed or self.base != NO_BASE:
+        if not self.shared or self.parts or self.packed or self.base != NO_BASE or self.averages:
             return None
         return (
             self.epoch, self.min_step, self.after, self.clock, self.newer_than, self.patience_ms, self.released,

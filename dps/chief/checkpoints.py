@@ -26,7 +26,6 @@ from dps.checkpoint import (
     retain,
 )
 from dps.errors import Aborted, CheckpointError, DpsError
-from dps.optim import from_wire
 from dps.protocol import CutShard, SaveShard, ShardCut, ShardSaved
 from dps.transport.message import Message
 from dps.variables.plan import Plan
@@ -124,6 +123,8 @@ class Checkpoints:
 
     @config.building()
     def _manifest(self, step: int, cuts: dict[int, Any], files: dict[int, Any]) -> Manifest:
+        from dps.averages import slots_of
+
         applied: dict[int, int] = {}
         for ps, layout in self.plan.layouts.items():
             here = [part.index for arena in layout.arenas for part in arena.parts]
@@ -135,7 +136,7 @@ class Checkpoints:
             key = spec.shape, spec.dtype, id(spec.optimizer), *saved
             found = alike.get(key)  # very many variables may have the same parts
             if found is None:
-                slots = () if spec.optimizer is None else tuple(from_wire(spec.optimizer).slots)
+                slots = slots_of(spec.optimizer)
                 dtype = np.dtype(spec.dtype).name
                 split = tuple(SavedPart(i, *part) for i, part in enumerate(saved))
                 found = alike[key] = SavedVariable(spec.name, dtype, spec.shape, split, spec.optimizer, slots)

@@ -18,6 +18,7 @@ from dps.variables.plan import Plan
 from dps.variables.planning import plan_of
 
 if TYPE_CHECKING:
+    from dps.averages import MovingAverage
     from dps.client.compressing import Compression
     from dps.compress import Compressor
 
@@ -33,12 +34,13 @@ class Model(NamedTuple):
     optimizer: Optimizer | None
     placement: Any
     partitioner: Any
+    average: MovingAverage | None
 
     def planned(self, server: Server, connection: Connection, deadline: float) -> tuple[Plan, dict[str, Array]]:
         """The plan, which the log is told of, and the first values. Blocks until the chief knows all ps."""
         tasks = connection.ps_tasks(deadline)
         server.check_sees("ps", tasks)
-        plan, values = plan_of(self.params, self.optimizer, tasks, self.placement, self.partitioner)
+        plan, values = plan_of(self.params, self.optimizer, tasks, self.placement, self.partitioner, self.average)
         _tell(plan, server)
         if connection.compression is not None:
             connection.compression.check(plan)
@@ -97,3 +99,23 @@ def check_timeout(timeout: object) -> None:
     """ConfigError for what is no number of seconds above 0."""
     if isinstance(timeout, bool) or not hasattr(timeout, "__float__") or not float(timeout) > 0:
         raise ConfigError(f"timeout: got {timeout!r}, wanted seconds above 0, or dps.FOREVER")
+
+
+def check_average(average: object, params: Any) -> None:
+    """ConfigError for a session's `moving_average` that is none, or that a reader gives."""
+    if average is None:
+        return
+    from dps.averages import checked
+
+    checked(average)
+    if params is None:
+        raise ConfigError("moving_average: a session without params is a reader, which takes the averages of the run")
+
+
+def check_averages(plan: Plan) -> None:
+    """ConfigError where a run keeps no moving averages."""
+    if not any(spec.optimizer is not None and "moving_average" in spec.optimizer for spec in plan.variables):
+        raise ConfigError(
+            "this run keeps no moving averages; give moving_average=dps.optim.MovingAverage(0.999) to the sessions "
+            "that have params"
+        )

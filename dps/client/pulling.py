@@ -16,6 +16,7 @@ from dps.client.transfers import PullTransfer
 from dps.client.waiting import Operation, Waiter
 from dps.protocol import Pull
 from dps.reply import Version
+from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 from dps.variables.tree import Nesting, leaves, nested
@@ -38,7 +39,7 @@ class PullOp(Operation):
         take: Callable[[ShardLayout], Taken], hold: bool, behind: PushOp | None = None,
     ) -> None:  # fmt: skip
         self.names, self.conditional = names, conditional
-        self._connection, self._launch, self._take, self._hold = connection, launch, take, hold
+        self._connection, self.launch, self._take, self._hold = connection, launch, take, hold
         self._behind = behind
         """A push of the same step, whose results may bring the values."""
         self._incarnation = -1
@@ -51,7 +52,7 @@ class PullOp(Operation):
         if self._incarnation != self._connection.caller.incarnation:
             self.drop()
             self.transfers = {}
-            self._messages = self._launch()
+            self._messages = self.launch()
             self._incarnation = self._connection.caller.incarnation
         if self._messages:
             self._start_more()
@@ -67,7 +68,8 @@ class PullOp(Operation):
         else:
             due = list(self._messages)
         for ps in due:
-            start = PullTransfer if connection.compression is None else connection.compression.pull
+            packing = None if self._messages[ps].averages else connection.compression
+            start = PullTransfer if packing is None else packing.pull
             push = None if self._behind is None else self._behind.transfers.get(ps)
             self.transfers[ps] = start(
                 connection.peers[ps], self._messages.pop(ps), self._take, self._hold,
@@ -281,6 +283,21 @@ class Pulls:
             tree = self._tree(taken) if taken else self._pushes.assembly.values(operation.parts(kept, still))
         operation.forget_runs()
         return tree if out is None else filled(out, tree)
+
+    def averages(self, names: Sequence[str] | None, timeout: float | None) -> Any:
+        """The moving averages, and the values of variables that have none; nested as by a pull of these names."""
+        operation = self.start(names, None, after=False)
+        launch = operation.launch
+        operation.launch = lambda: {
+            ps: changed(pull, averages=True, shared=False, whole=False) for ps, pull in launch().items()
+        }
+        try:
+            self._waiter.wait(operation, timeout, "a pull of the moving averages")
+            if operation.names is not None:
+                return self._some(operation.some(), operation.names)
+            return self._pushes.assembly.values(operation.parts({}, still=False))
+        finally:
+            operation.drop()
 
     def _has_the_others(self, operation: PullOp) -> bool:
         """Whether the values of all shards that were not newer are kept, and in the version that they have."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dps import config
 from dps.client.connection import Connection
-from dps.client.opening import Model, check_timeout, compression_asked, run_settings
+from dps.client.opening import Model, check_average, check_averages, check_timeout, compression_asked, run_settings
 from dps.client.pulling import PullOp, Pulls, filled
 from dps.client.pushes import Pushes
 from dps.client.pushing import PushOp
@@ -33,6 +33,7 @@ from dps.variables.plan import Plan
 from dps.variables.tree import Nesting, nested
 
 if TYPE_CHECKING:
+    from dps.averages import MovingAverage
     from dps.client.compressing import Traffic
     from dps.client.lookup import Lookups
     from dps.compress import Compressor
@@ -68,6 +69,8 @@ class Session:
         checkpoint_dir: The folder of the run's checkpoints, from which the run is restored when it begins. A session
             that has one gets a `dps.CheckpointSaver`. None: nothing is saved or restored.
         hooks: Instances of `dps.Hook`, called in this order.
+        moving_average: Keeps a moving average of every variable that is trained, for `averages`: an instance of
+            `dps.optim.MovingAverage`. None: no averages.
         check_finite: Whether gradients with NaN or infinities are refused.
         keep_checkpoints: How many of the newest checkpoints are kept.
         shared_memory: Whether a ps on this machine is reached through shared memory. False: through its socket only.
@@ -110,6 +113,7 @@ class Session:
         partitioner: Any = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         hooks: Sequence[Hook] = (),
+        moving_average: MovingAverage | None = None,
         check_finite: bool = True,
         keep_checkpoints: int = 5,
         shared_memory: bool = True,
@@ -121,6 +125,7 @@ class Session:
         check_timeout(timeout)
         if optimizer is not None:
             checked(optimizer, "the session")
+        check_average(moving_average, params)
         settings = run_settings(
             update, durability, checkpoint_dir, None if params is None else check_finite, keep_checkpoints
         )
@@ -144,7 +149,7 @@ class Session:
             deadline = self._deadline(None)
             self._server.wait_joined(deadline)
             self._connection = Connection(self._server.home(), compressed, shared_memory, reads=params is None)
-            self._open(Model(params, optimizer, placement, partitioner), settings, deadline)
+            self._open(Model(params, optimizer, placement, partitioner, moving_average), settings, deadline)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -317,6 +322,39 @@ class Session:
             values = self._turns.of("view", held.enter_context)(self._held(None))
             held.callback(self._turns.of("view", held.pop_all().close))
             yield values
+
+    @one_at_a_time
+    def averages(self, names: Sequence[str] | None = None, timeout: float | None = None) -> Any:
+        """The moving averages of the variables, for evaluation. Blocks.
+
+        The ps keep them if the run was opened with a `moving_average`; a reader may ask for them, too. In sync mode
+        they are at least those of the session's local step. Each shard's averages are of one version.
+
+        Args:
+            names: As of `pull`.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The averages, in the nesting of params and in the variables' shapes and dtypes; the value itself for a
+            variable that is not trained. The arrays belong to the caller.
+
+        Raises:
+            ConfigError: The run keeps no averages.
+            ValueError: A name that no variable has.
+            DeadlineExceeded: They did not come in time; the message names who did not answer.
+            TaskLost: The run has ended.
+
+        Example:
+            ```python
+            with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
+                             moving_average=dps.optim.MovingAverage(0.9)) as session:
+                session.push({"w": -np.ones(3)})  # w is 0.1 now
+                assert np.allclose(session.averages()["w"], 0.01)
+            ```
+        """
+        self._waiter.check_open()
+        check_averages(self._connection.agreed.plan)
+        return self._pulls.averages(names, timeout)
 
     @contextmanager
     def _held(self, timeout: float | None) -> Iterator[Any]:

@@ -43,6 +43,8 @@ __all__ = [
     "add",
     "add_divide",
     "all_finite",
+    "follow",
+    "follow_rows",
     "ftrl",
     "ftrl_rows",
     "gather",
@@ -254,3 +256,21 @@ def ftrl_rows(
                 wij, gij = entry(w, r, j), entry(g, i, j)
                 wij, n[r, j], z[r, j] = ftrl_rule(wij, n[r, j], z[r, j], gij, lr, power, l1, twice_l2, beta)
                 put_entry(w, r, j, wij)
+
+
+@compiled
+def follow(average: Array, w: Array, share: Scalar) -> None:
+    """average -= (average - w) * share. tf.train.ExponentialMovingAverage, with share = 1 - decay."""
+    for i in range(average.size):
+        average[i] -= (average[i] - number(w, i)) * share
+
+
+@compiled
+def follow_rows(average: Array, w: Array, rows: Rows, share: Scalar) -> None:
+    """`follow` on the named rows."""
+    for i in range(rows.size):
+        prefetch(average, rows, i)
+        prefetch(w, rows, i)
+        r = rows[i]
+        for j in range(w.shape[1]):
+            average[r, j] -= (average[r, j] - entry(w, r, j)) * share

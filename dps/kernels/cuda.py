@@ -16,6 +16,7 @@ from dps.kernels.cuda_reduce import all_finite
 from dps.kernels.cuda_rows import (
     adagrad_rows,
     adam_rows,
+    follow_rows,
     ftrl_rows,
     gather,
     momentum_rows,
@@ -33,6 +34,8 @@ __all__ = [
     "adam",
     "adam_rows",
     "all_finite",
+    "follow",
+    "follow_rows",
     "ftrl",
     "ftrl_rows",
     "gather",
@@ -58,6 +61,17 @@ def sgd(out: Array, w: Array, g: Array, lr: Scalar, weight_decay: Scalar, stream
 def _sgd(out: Array, w: Array, g: Array, lr: Scalar, weight_decay: Scalar) -> None:
     for i in range(cuda.grid(1), w.size, cuda.gridsize(1)):
         out[i] = rules.sgd(w[i], g[i], lr, weight_decay)
+
+
+def follow(average: Array, w: Array, share: Scalar, stream: Stream = 0) -> None:
+    """average -= (average - w) * share."""
+    launch_each(_follow, w.size, stream, average, w, share)
+
+
+@gpu_kernel
+def _follow(average: Array, w: Array, share: Scalar) -> None:
+    for i in range(cuda.grid(1), w.size, cuda.gridsize(1)):
+        average[i] -= rules.mul(average[i] - w[i], share)
 
 
 def momentum(

@@ -146,6 +146,20 @@ def _ftrl_rows(
         w[r, j], n[r, j], z[r, j] = new
 
 
+def follow_rows(average: Array, w: Array, rows: Rows, share: Scalar, stream: Stream = 0) -> None:
+    """`follow` on the named rows."""
+    launch_each(_follow_rows, rows.size * w.shape[1], stream, average, w, rows, share)
+
+
+@gpu_kernel
+def _follow_rows(average: Array, w: Array, rows: Rows, share: Scalar) -> None:
+    dim = w.shape[1]
+    for k in range(cuda.grid(1), rows.size * dim, cuda.gridsize(1)):
+        i, j = k // dim, k % dim
+        r = rows[i]
+        average[r, j] -= rules.mul(average[r, j] - w[r, j], share)
+
+
 def gather(table: Array, rows: Rows, out: Array, stream: Stream = 0) -> None:
     """out[i] = table[rows[i]]; `out` has shape (len(rows), dim). The row numbers were checked before."""
     launch_each(_gather, out.size, stream, table, rows, out)

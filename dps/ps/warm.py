@@ -27,7 +27,7 @@ DIM = 4
 TRAINED = ("float32", "float64", "float16", "bfloat16")
 """What there are optimizers for."""
 LARGE_NBYTES = ORDINARY.store.stream_nbytes
-_ready: set[tuple[str, str, bool, int, bool]] = set()
+_ready: set[tuple[str, str, bool, bool, int, bool]] = set()
 _warming = threading.Lock()
 
 
@@ -44,7 +44,8 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
     for arena in arenas:
         dtype = np.dtype(arena.dtype).name
         if arena.optimizer is not None and dtype in TRAINED:
-            kind = (dtype, str(arena.optimizer["name"]), arena.sparse, together, _is_large(arena))
+            optimizer, averaged = str(arena.optimizer["name"]), "moving_average" in arena.optimizer
+            kind = (dtype, optimizer, averaged, arena.sparse, together, _is_large(arena))
             with _warming:
                 if kind not in _ready:
                     for nbytes in (1, LARGE_NBYTES) if _is_large(arena) else (1,):  # some pushes have small parts only

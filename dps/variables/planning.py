@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,11 @@ from dps.variables.columns import PerObject
 from dps.variables.plan import Place, Plan, VariableSpec, make_plan
 from dps.variables.tree import Variable, leaves, to_array
 
+if TYPE_CHECKING:
+    from dps.averages import MovingAverage
+
+KEY = "moving_average"
+"""As `dps.averages.KEY`, without its module."""
 TRAINED = "float16, bfloat16, float32 or float64"
 PLAIN = Variable(None, device=None)
 """The settings of a plain array."""
@@ -27,16 +32,23 @@ PLAIN = Variable(None, device=None)
 
 @config.building()
 def plan_of(
-    params: Any, optimizer: Optimizer | None, ps: Sequence[int], placement: Any, partitioner: Any
+    params: Any,
+    optimizer: Optimizer | None,
+    ps: Sequence[int],
+    placement: Any,
+    partitioner: Any,
+    average: MovingAverage | None = None,
 ) -> tuple[Plan, dict[str, Array]]:
     """The plan, and the first values by name. `ps`: task indices. Raises ConfigError and PlacementError.
 
-    `placement` None: the innermost `dps.device(setter)` scope, else round robin.
+    `placement` None: the innermost `dps.device(setter)` scope, else round robin. `average`: what is kept beside every
+    variable that is trained.
     """
     specs: list[VariableSpec] = []
     values: dict[str, Array] = {}
     scopes: dict[str, Device] = {}
-    here, written = current_device(), PerObject(Optimizer.to_wire)
+    more = {} if average is None else {KEY: average.to_wire()}
+    here, written = current_device(), PerObject[Optimizer, dict[str, Any]](lambda chosen: chosen.to_wire() | more)
     for name, leaf in leaves(params):
         array = to_array(leaf, name)
         settings = leaf if isinstance(leaf, Variable) else PLAIN

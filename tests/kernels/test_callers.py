@@ -10,6 +10,7 @@ from pathlib import Path
 DPS = Path(__file__).parents[2] / "dps"
 KERNELS = DPS / "kernels"
 BINDINGS = DPS / "ps" / "store" / "optimizers.py"
+AVERAGES = DPS / "ps" / "store" / "averages.py"
 LAYERS = DPS / "layers"
 BOUND = ("cpu", "fused", "cuda")
 """The modules in which a binding of `BINDINGS` looks its kernels up by their names."""
@@ -85,6 +86,13 @@ def of_layers() -> Iterator[Name]:
                 yield from ((module, node.attr) for module in ("layers_cpu", "layers_cuda"))
 
 
+def of_averages() -> Iterator[Name]:
+    """The kernels by which averages follow values, where these are, as `self._kernels.NAME`."""
+    for node in ast.walk(tree(AVERAGES)):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "attr", "") == "_kernels":
+            yield from (origin((module, node.attr)) for module in ("cpu", "cuda"))
+
+
 def at_import(path: Path) -> Iterator[Name]:
     """What runs when a module is loaded, and what extends numba there."""
     for node in tree(path).body:
@@ -100,7 +108,7 @@ def at_import(path: Path) -> Iterator[Name]:
 def reached() -> set[Name]:
     known = functions()
     open_ = {name for path in DPS.rglob("*.py") if path.parent != KERNELS for name in used(path, tree(path))}
-    open_ |= {*bound(), *of_layers(), *(name for path in modules() for name in at_import(path))}
+    open_ |= {*bound(), *of_layers(), *of_averages(), *(name for path in modules() for name in at_import(path))}
     found: set[Name] = set()
     while open_:
         name = open_.pop()

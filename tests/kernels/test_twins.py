@@ -221,5 +221,19 @@ def test_the_largest_and_smallest_numbers_are_finite_and_so_is_nothing(twin):
     assert twin.kernels.all_finite(twin.put(np.empty(0, np.float64))) is True
 
 
+@each_twin
+@each_dtype
+def test_an_average_follows_its_variable_by_a_share_of_what_lies_between(twin, dtype):
+    average, w, share = numbers(33, 1, dtype), numbers(33, 2, dtype), dtype(1 - 0.999)
+    held = twin.put(average)
+    twin.kernels.follow(held, twin.put(w), share)
+    assert twin.get(held).tobytes() == (average - (average - w) * share).tobytes()
+    held, rows, named = twin.put(average.reshape(11, 3)), np.array([0, 4, 10]), np.zeros((11, 1), bool)
+    named[rows] = True
+    twin.kernels.follow_rows(held, twin.put(w.reshape(11, 3)), twin.put(rows), share)
+    wanted = np.where(named, (average - (average - w) * share).reshape(11, 3), average.reshape(11, 3))
+    assert twin.get(held).tobytes() == wanted.tobytes()
+
+
 def test_each_function_of_cuda_is_one_of_the_cpu():
     assert set(cuda.__all__) <= set(cpu.__all__)

@@ -123,10 +123,13 @@ class Reading:
             )
         if pull.after and not self._shard.ledgers[sender.incarnation].decided(pull.after):
             return f"push {pull.after} has no result on {self._shard.node.name}: " + self._shard.mode.waiting_for()
-        return self._shard.mode.may_read(sender, pull)
+        return "" if pull.averages else self._shard.mode.may_read(sender, pull)
 
     def _answer(self, read: _Read) -> None:
         sender, store = read.sender, self._shard.store
+        if read.pull.averages:
+            self._sending.send(sender, read.pull, store.averages(), self._left)
+            return
         if read.pull.shared and self._again(sender):
             return
         if read.pull.newer_than >= store.counter:

@@ -152,7 +152,10 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
             for start, values in gathering.runs():
                 if slot is not None and memory.optimizer is not None:
                     _check_slot(memory.optimizer, slot, values, f"{checkpoint_dir}/{manifest.name}")
-                memory.write(slot, start, values)
+                if slot is None:
+                    memory.begin(start, values)
+                else:
+                    memory.write(slot, start, values)
     store.step = manifest.step
 
 

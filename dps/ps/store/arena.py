@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from dps.transport.endpoint import Memory, Runtime
 from dps.transport.tuning import ORDINARY, Tuning
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, Part
+
+if TYPE_CHECKING:
+    from dps.ps.store.averages import Averages
 
 log = logging.getLogger("dps")
 
@@ -89,7 +92,10 @@ class ArenaMemory:
         self._row_starts = [0, *itertools.accumulate(rows_of(part) for part in arena.parts)]
         self.buffers = [self._buffer()]
         self.current = 0
-        self.slots = self._initial_slots()
+        averaged = arena.optimizer is not None and "moving_average" in arena.optimizer
+        self.slots = self._initial_slots(("average",) if averaged else ())
+        self.averages = self._averages() if averaged else None
+        """The moving averages of the values; None where none are kept."""
         self.applied = np.zeros(len(arena.parts), np.int64)
         """For each part, how often its optimizer was applied: the t of Adam."""
         self._bound = None if optimizer is None else optimizers.Bound(optimizer, self._precision(), self.kernels)
@@ -105,10 +111,18 @@ class ArenaMemory:
         """Whether an update to a spare buffer is written past the caches."""
         self._scratch: Array | None = None
 
-    def _initial_slots(self) -> dict[str, Array]:
+    def _initial_slots(self, more: tuple[str, ...]) -> dict[str, Array]:
+        """Those of the optimizer, and `more` that have the variables' shapes."""
         if self.optimizer is None:
             return {}
-        return optimizers.initial_slots(self.optimizer, self.arena.size, self._precision(), self._row_starts[-1])
+        size, dtype = self.arena.size, self._precision()
+        found = optimizers.initial_slots(self.optimizer, size, dtype, self._row_starts[-1])
+        return found | {name: np.zeros(size, dtype) for name in more}
+
+    def _averages(self) -> Averages:
+        from dps.ps.store.averages import averages_of  # here: most runs keep none
+
+        return averages_of(self.arena.optimizer, self.slots["average"], self.kernels)
 
     def _precision(self) -> np.dtype[Any]:
         """The dtype that updates are computed in, and that slots have."""
@@ -224,6 +238,18 @@ class ArenaMemory:
     def set(self, index: int, start: int, data: Array) -> None:
         """Set elements of buffer `index` from `start` on; slots stay."""
         self.buffers[index].values[start : start + data.size] = data
+
+    def begin(self, start: int, data: Array) -> None:
+        """Fill a range of the values before the shard is published; averages begin at these values."""
+        self.write(None, start, data)
+        if self.averages is not None:
+            self.write("average", start, data)
+
+    def averaged(self) -> Array:
+        """A copy of the averages in the dtype of the values, flat; of the values where no averages are kept."""
+        if self.averages is None:
+            return self.read(None, 0, None)
+        return self.read("average", 0, None).astype(self.arena.dtype, copy=False)
 
     def extent(self, slot: str | None, place: int) -> tuple[int, int, tuple[int, ...]]:
         """Where the values or a slot of the part at that place begin and end, and their shape."""
@@ -353,6 +379,24 @@ class ArenaMemory:
         slots = self._tables(self.places[part.index][0])
         table = self._given(self.buffers[index].values[start:stop]).reshape(shape)
         self._bound.apply_rows(table, slots, rows, self._given(gradient).reshape(-1, shape[1]), t, step, scale)
+
+    def follow(self, index: int, start: int, size: int, step: int) -> None:
+        """The averages of these elements follow their new values, those in buffer `index`."""
+        averages = self.averages
+        assert averages is not None
+        values = self._given(self.buffers[index].values)[start : start + size]
+
+        def piece(begin: int, end: int) -> bool:
+            averages.follow(start + begin, values[begin:end], step)
+            return True
+
+        self.shared(size, piece)
+
+    def follow_rows(self, index: int, part: Part, start: int, rows: Array, step: int) -> None:
+        """As `follow`, for these rows of the part that begins at `start`."""
+        assert self.averages is not None
+        values = self._given(self.buffers[index].values)[start : start + part.size]
+        self.averages.follow_rows(start, values.reshape(part.shape[0], part.row_size), rows, step)
 
     def close(self) -> None:
         """The shard is over: nothing reads or writes here any more but readers under leases."""

@@ -42,8 +42,8 @@ class DeviceMemory(ArenaMemory):
         self.buffers.clear()  # the first copy is made when somebody reads
         self._runtime = runtime
 
-    def _initial_slots(self) -> dict[str, Any]:
-        return {name: device.to_device(slot) for name, slot in super()._initial_slots().items()}
+    def _initial_slots(self, more: tuple[str, ...]) -> dict[str, Any]:
+        return {name: device.to_device(slot) for name, slot in super()._initial_slots(more).items()}
 
     # -- versions on the host ---------------------------------------------------------------------------------
 
@@ -152,10 +152,25 @@ class DeviceMemory(ArenaMemory):
             self._bound.apply_rows(w, slots, self._sent("rows", rows), g, t, step, scale)
             device.wait()
 
+    def follow(self, index: int, start: int, size: int, step: int) -> None:
+        assert self.averages is not None
+        if size:
+            with self._gpu:
+                self.averages.follow(start, self._values[start : start + size], step)
+                device.wait()
+
+    def follow_rows(self, index: int, part: Part, start: int, rows: Array, step: int) -> None:
+        assert self.averages is not None
+        if rows.size and part.row_size:
+            with self._gpu:
+                table = self._table(self._values, part, start)
+                self.averages.follow_rows(start, table, self._sent("rows", rows), step)
+                device.wait()
+
     def close(self) -> None:
         """Give the GPU's memory back, here, in a thread that the GPU belongs to."""
         with self._gpu:
-            self._values, self.slots, self._ordered = None, {}, []
+            self._values, self.slots, self._ordered, self.averages = None, {}, [], None
             self._staging.clear()
 
     def _table(self, array: Any, part: Part, start: int) -> Any:

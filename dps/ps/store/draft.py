@@ -140,8 +140,10 @@ class Draft:
         place, _ = memory.places[number]
         part, t = memory.arena.parts[place], int(memory.applied[place]) + 1
         if isinstance(gradient, RowGradient):
-            step = self.step - 1
-            memory.update_rows(self.targets[a], part, start, gradient.rows, gradient.values, t, step, self._scale)
+            index, step = self.targets[a], self.step - 1
+            memory.update_rows(index, part, start, gradient.rows, gradient.values, t, step, self._scale)
+            if memory.averages is not None:
+                memory.follow_rows(index, part, start, gradient.rows, self.step)
         else:
             self._pass(memory, a, start, gradient.reshape(-1), t)
 
@@ -161,7 +163,9 @@ class Draft:
         block = runtime.tuning.block_nbytes // 4
         if not block or memory.by_rows:
             memory.update(index, start, gradient, t, before, self._scale)
-            return
-        for at in range(0, size_of(gradient), block):
-            memory.update(index, start + at, cut(gradient, at, at + block), t, before, self._scale)
-            runtime.preempt()
+        else:
+            for at in range(0, size_of(gradient), block):
+                memory.update(index, start + at, cut(gradient, at, at + block), t, before, self._scale)
+                runtime.preempt()
+        if memory.averages is not None:
+            memory.follow(index, start, size_of(gradient), self.step)

@@ -113,6 +113,10 @@ class Store:
         """The current version copied out, for when it cannot be held. For the ps's thread."""
         return Hold(self.counter, self.step, [a.values.copy() for a in self.arenas], [], (), self._lock)
 
+    def averages(self) -> Hold:
+        """Copies of the moving averages of now; of the values where none are kept. For the ps's thread."""
+        return Hold(self.counter, self.step, [a.averaged() for a in self.arenas], [], (), self._lock)
+
     @property
     def may_grow(self) -> bool:
         """Whether a lease that is not `sparing` could be had where a sparing one is not."""
@@ -145,7 +149,7 @@ class Store:
             arena = memory.arena
             if arena.offset <= offset < arena.offset + arena.nbytes:
                 values = data.reshape(-1).view(np.uint8).view(arena.dtype)
-                memory.write(None, (offset - arena.offset) // values.itemsize, values)
+                memory.begin((offset - arena.offset) // values.itemsize, values)
 
     def apply(
         self, update: Gradient, step: int, scale: float = 1.0, record: Callable[[int], None] = lambda counter: None

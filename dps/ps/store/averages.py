@@ -1,0 +1,43 @@
+"""The moving averages of an arena: a slot that follows the values, range by range as an update writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from dps.averages import MovingAverage, average_of
+from dps.transport.wire import Array
+
+
+class Averages:
+    """The averages of one arena, flat, in the dtype in which updates are computed.
+
+    Values are given as kernels take them. Any thread may call, on ranges that no other thread writes.
+    """
+
+    def __init__(self, definition: MovingAverage, averages: Array, kernels: ModuleType) -> None:
+        """`kernels`: those of where the averages are: `dps.kernels.cpu` or `dps.kernels.cuda`."""
+        self._definition, self._averages, self._kernels = definition, averages, kernels
+        self._number = np.dtype(averages.dtype).type
+
+    def follow(self, start: int, values: Array, step: int) -> None:
+        """Follow the new values of the elements from `start` on. `step`: the global step of the update."""
+        self._kernels.follow(self._averages[start : start + values.size], values, self._share(step))
+
+    def follow_rows(self, start: int, table: Array, rows: Array, step: int) -> None:
+        """Follow the new values of these rows of a table, shape (rows, dim), that begins at element `start`."""
+        averages = self._averages[start : start + table.size].reshape(table.shape)
+        self._kernels.follow_rows(averages, table, rows, self._share(step))
+
+    def _share(self, step: int) -> Any:
+        return self._number(1.0 - self._definition.at(step))
+
+
+def averages_of(optimizer: Mapping[str, Any] | None, averages: Array, kernels: ModuleType) -> Averages:
+    """The averages that are kept beside an optimizer, which is given in its wire form."""
+    definition = average_of(optimizer)
+    assert definition is not None, "who keeps averages was told how"
+    return Averages(definition, averages, kernels)
