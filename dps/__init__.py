@@ -16,6 +16,8 @@ _NAMES = {
     "Push": "dps.reply", "Reply": "dps.reply", "Version": "dps.reply",
     "Hook": "dps.hooks", "StopAtStep": "dps.hooks", "CheckpointSaver": "dps.hooks", "StepCounter": "dps.hooks",
     "LogMetrics": "dps.hooks", "NanGuard": "dps.hooks", "SummarySaver": "dps.hooks",
+    "CheckpointSaverListener": "dps.hooks", "FinalOps": "dps.hooks", "GlobalStepWaiter": "dps.hooks",
+    "Profiler": "dps.hooks",
     "LocalCluster": "dps.launch.local", "simulate": "dps.launch.simulate",
     "DpsError": "dps.errors", "DeadlineExceeded": "dps.errors", "TaskLost": "dps.errors",
     "Unavailable": "dps.errors", "Aborted": "dps.errors", "Cancelled": "dps.errors", "ProtocolError": "dps.errors",
@@ -78,9 +80,13 @@ if TYPE_CHECKING:
     from dps.errors import TaskLost as TaskLost
     from dps.errors import Unavailable as Unavailable
     from dps.hooks import CheckpointSaver as CheckpointSaver
+    from dps.hooks import CheckpointSaverListener as CheckpointSaverListener
+    from dps.hooks import FinalOps as FinalOps
+    from dps.hooks import GlobalStepWaiter as GlobalStepWaiter
     from dps.hooks import Hook as Hook
     from dps.hooks import LogMetrics as LogMetrics
     from dps.hooks import NanGuard as NanGuard
+    from dps.hooks import Profiler as Profiler
     from dps.hooks import StepCounter as StepCounter
     from dps.hooks import StopAtStep as StopAtStep
     from dps.hooks import SummarySaver as SummarySaver

@@ -62,6 +62,8 @@ class Joining:
         self._refs: dict[int, Ref] = {}
         self._plan: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
+        self.first_values: Callable[[dict[str, Array]], dict[str, Array]] | None = None
+        """Makes the first values out of those of params, where the chief asks this session for them."""
         self._values: dict[str, Array] = {}
         """Until the session has joined for the first time."""
 
@@ -156,6 +158,8 @@ class Joining:
                 errors.append(answer.exception())
             return isinstance(answer, Done | Failed)
 
+        if self.first_values is not None:
+            self._values = self.first_values(self._values)
         values = Whole([self._values[spec.name] for spec in connection.agreed.plan.variables])
         for ps, layout in connection.agreed.plan.layouts.items():
             # Zeros, and pages that go back to the system; in malloc's heap they would leave a hole for small objects.

@@ -119,3 +119,12 @@ def check_averages(plan: Plan) -> None:
             "this run keeps no moving averages; give moving_average=dps.optim.MovingAverage(0.999) to the sessions "
             "that have params"
         )
+
+
+def check_functions(params: Any, **functions: object) -> None:
+    """ConfigError for an argument that is neither a function nor None, and for a reader's `init_fn`."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise ConfigError(f"{name}: got {function!r:.80}, wanted a function")
+    if params is None and functions.get("init_fn") is not None:
+        raise ConfigError("init_fn: a session without params is a reader, which brings no first values")

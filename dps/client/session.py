@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dps import config
 from dps.client.connection import Connection
-from dps.client.opening import Model, check_average, check_averages, check_timeout, compression_asked, run_settings
+from dps.client.opening import (
+    Model,
+    check_average,
+    check_averages,
+    check_functions,
+    check_timeout,
+    compression_asked,
+    run_settings,
+)
 from dps.client.pulling import PullOp, Pulls, filled
 from dps.client.pushes import Pushes
 from dps.client.pushing import PushOp
 from dps.client.reports import Reports
 from dps.client.turns import Turns, one_at_a_time
 from dps.client.waiting import Loss, Waiter
-from dps.errors import DeadlineExceeded, DpsError
+from dps.errors import DeadlineExceeded, DpsError, HookError
 from dps.hooks.chain import Chain
 from dps.hooks.scalars import Scalars, as_number
 from dps.optim import Optimizer, checked
@@ -71,6 +79,13 @@ class Session:
         hooks: Instances of `dps.Hook`, called in this order.
         moving_average: Keeps a moving average of every variable that is trained, for `averages`: an instance of
             `dps.optim.MovingAverage`. None: no averages.
+        init_fn: Makes the first values, such as those of a model that was trained before: a function of `params` that
+            returns arrays in their nesting. What it leaves out keeps its value of `params`. It is called once for a
+            run, in the session that the chief asks for first values; never when the run is restored.
+        local_init_fn: A function of the session, called when it is open, before the hooks' `after_create_session`, and
+            again after each rollback.
+        ready_fn: A function of the session that is called after `local_init_fn`, again and again, until it returns
+            True or says that nothing is missing: an empty text or list. A text or a list of names says what is.
         check_finite: Whether gradients with NaN or infinities are refused.
         keep_checkpoints: How many of the newest checkpoints are kept.
         shared_memory: Whether a ps on this machine is reached through shared memory. False: through its socket only.
@@ -114,6 +129,9 @@ class Session:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         hooks: Sequence[Hook] = (),
         moving_average: MovingAverage | None = None,
+        init_fn: Callable[[Any], Any] | None = None,
+        local_init_fn: Callable[[Any], Any] | None = None,
+        ready_fn: Callable[[Any], Any] | None = None,
         check_finite: bool = True,
         keep_checkpoints: int = 5,
         shared_memory: bool = True,
@@ -126,6 +144,7 @@ class Session:
         if optimizer is not None:
             checked(optimizer, "the session")
         check_average(moving_average, params)
+        check_functions(params, init_fn=init_fn, local_init_fn=local_init_fn, ready_fn=ready_fn)
         settings = run_settings(
             update, durability, checkpoint_dir, None if params is None else check_finite, keep_checkpoints
         )
@@ -146,9 +165,17 @@ class Session:
 
                 if not any(isinstance(h, CheckpointSaver) for h in self._hooks.hooks):
                     self._hooks.hooks.append(CheckpointSaver())
+            if local_init_fn is not None or ready_fn is not None:
+                from dps.hooks.scaffold import Scaffold
+
+                self._hooks.hooks.insert(0, Scaffold(local_init_fn, ready_fn, timeout))
             deadline = self._deadline(None)
             self._server.wait_joined(deadline)
             self._connection = Connection(self._server.home(), compressed, shared_memory, reads=params is None)
+            if init_fn is not None:
+                from dps.client.first_values import FirstValues
+
+                self._connection.joining.first_values = FirstValues(init_fn, params, self.name)
             self._open(Model(params, optimizer, placement, partitioner, moving_average), settings, deadline)
         except BaseException as error:
             self._give_up(error)
@@ -168,7 +195,7 @@ class Session:
         try:
             connection.joining.open(plan, values, settings, deadline)
         except DpsError as error:
-            self._opened = isinstance(error, DeadlineExceeded)
+            self._opened = isinstance(error, DeadlineExceeded | HookError)
             raise
         config.session_opened.set()
         self._server.check_sees("ps", connection.agreed.plan.ps)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from typing import TYPE_CHECKING, Any
 
 from dps.checkpoint.folder import candidates
@@ -17,7 +16,6 @@ from dps.transport.current import runtime
 if TYPE_CHECKING:
     from dps.hooks.loop import Loop
 
-log = logging.getLogger("dps")
 
 POSITION_FILE = "input.json"
 
@@ -59,16 +57,16 @@ class InputSaver(CheckpointSaver):
         self._source = source
 
     def _save(self, session: Loop) -> None:
-        if not session.is_chief or session.checkpoint_dir is None:
-            return
+        if session.checkpoint_dir is not None:
+            super()._save(session)
+
+    def _write(self, session: Loop) -> str:
         source = self._source
         position = source.position() if isinstance(source, RemoteDataset) else source.position
-        try:
-            name = session.save()
-            path = join(join(session.checkpoint_dir, name), POSITION_FILE)
-            session.runtime.storage.write(path, [json.dumps(position).encode()])
-        except (CheckpointError, OSError) as error:
-            log.error("%s: no checkpoint at step %d: %s", session.name, session.global_step, error)
+        name = session.save()
+        path = join(join(str(session.checkpoint_dir), name), POSITION_FILE)
+        session.runtime.storage.write(path, [json.dumps(position).encode()])
+        return name
 
 
 def saved_position(checkpoint_dir: str, name: str | None = None) -> dict[str, Any] | None:

@@ -9,20 +9,28 @@ from dps.parts import at_first_use
 if TYPE_CHECKING:
     from dps.hooks.chain import Chain
     from dps.hooks.counter import StepCounter
+    from dps.hooks.final import FinalOps
     from dps.hooks.hook import Hook
+    from dps.hooks.listener import CheckpointSaverListener
     from dps.hooks.metrics import LogMetrics
     from dps.hooks.nan import NanGuard
+    from dps.hooks.profiler import Profiler
     from dps.hooks.saver import CheckpointSaver
     from dps.hooks.stop import StopAtStep
     from dps.hooks.summary import SummarySaver
     from dps.hooks.timer import Timer
+    from dps.hooks.waiter import GlobalStepWaiter
 
 __all__ = [
     "Chain",
     "CheckpointSaver",
+    "CheckpointSaverListener",
+    "FinalOps",
+    "GlobalStepWaiter",
     "Hook",
     "LogMetrics",
     "NanGuard",
+    "Profiler",
     "StepCounter",
     "StopAtStep",
     "SummarySaver",
@@ -35,12 +43,16 @@ if not TYPE_CHECKING:
         {
             "Chain": "chain",
             "StepCounter": "counter",
+            "FinalOps": "final",
             "Hook": "hook",
+            "CheckpointSaverListener": "listener",
             "LogMetrics": "metrics",
             "NanGuard": "nan",
+            "Profiler": "profiler",
             "CheckpointSaver": "saver",
             "StopAtStep": "stop",
             "SummarySaver": "summary",
             "Timer": "timer",
+            "GlobalStepWaiter": "waiter",
         },
     )  # fmt: skip

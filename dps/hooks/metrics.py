@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dps.errors import ConfigError
 from dps.hooks.hook import Hook
 from dps.hooks.scalars import as_number
 from dps.hooks.timer import Timer
@@ -23,24 +25,58 @@ class LogMetrics(Hook):
         steps: Log every so many global steps; 100 when neither is given.
         seconds: Log every so many seconds.
         batch: Examples in one push. When given, the line also has this session's examples/s.
+        metrics: A function of the session that returns more numbers by their names. It is called only when a line is
+            due. What it returns is given to `session.summary`, so that hooks that come later have it, too.
+        at_end: Whether the end of the loop has a line, as well.
 
     Raises:
-        ConfigError: Both steps and seconds are given, or a number that is not above 0.
+        ConfigError: Both steps and seconds are given, a number that is not above 0, or `metrics` cannot be called; and
+            when a line is due, if `metrics` returns something else than numbers by name.
 
     Example:
         ```python
-        hooks = [dps.LogMetrics(steps=100, batch=32), dps.StopAtStep(last_step=1000)]
+        def accuracy(session):
+            return {"accuracy": float((session.pull()["w"] > 0).mean())}
+
+        hooks = [dps.LogMetrics(seconds=10, batch=32, metrics=accuracy)]
         ```
     """
 
-    def __init__(self, steps: int | None = None, seconds: float | None = None, batch: int | None = None) -> None:
+    def __init__(
+        self,
+        steps: int | None = None,
+        seconds: float | None = None,
+        batch: int | None = None,
+        metrics: Callable[[Any], Mapping[str, Any]] | None = None,
+        at_end: bool = False,
+    ) -> None:
         self._timer = Timer(100 if steps is None and seconds is None else steps, seconds)
+        if metrics is not None and not callable(metrics):
+            raise ConfigError(f"LogMetrics: got metrics={metrics!r:.80}, wanted a function of the session")
         self.batch, self._pushes, self._seen = batch, 0, 0
+        self._metrics, self._at_end = metrics, at_end
+        self._last: tuple[Push, Any] | None = None
+        """The last push and its loss, while no line has them and the end may want one."""
 
     def after_run(self, session: Loop, push: Push, loss: Any) -> None:
         self._pushes += 1
-        if not self._timer.due(push.step):
-            return
+        if self._timer.due(push.step):
+            self._last = None
+            self._log(session, push, loss)
+        elif self._at_end:
+            self._last = push, loss
+
+    def end(self, session: Loop) -> None:
+        if self._last is not None:
+            self._log(session, *self._last)
+
+    def _log(self, session: Loop, push: Push, loss: Any) -> None:
+        if self._metrics is not None:
+            found = self._metrics(session)
+            if not isinstance(found, Mapping):
+                raise ConfigError(f"LogMetrics: metrics returned {found!r:.80}, wanted numbers by name, as a dict")
+            for name, value in found.items():
+                session.scalars.put(name, value)
         since = self._timer.fired(push.step)
         text = "" if loss is None else f", loss {as_number(loss, 'loss'):.4f}"
         if self.batch is not None and since is not None and since[1] > 0:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dps.errors import CheckpointError
+from dps.checkpoint.names import parse_folder_name
+from dps.errors import CheckpointError, ConfigError
 from dps.hooks.hook import Hook
 from dps.hooks.timer import Timer
 from dps.reply import Push
 
 if TYPE_CHECKING:
+    from dps.hooks.listener import CheckpointSaverListener
     from dps.hooks.loop import Loop
 
 log = logging.getLogger("dps")
@@ -25,9 +28,10 @@ class CheckpointSaver(Hook):
     Args:
         steps: Save every so many global steps.
         seconds: Save every so many seconds; 600 when neither is given.
+        listeners: Instances of `dps.CheckpointSaverListener`, called in this order before and after each checkpoint.
 
     Raises:
-        ConfigError: Both are given, or a number that is not above 0.
+        ConfigError: Both are given, a number that is not above 0, or a listener that is none.
 
     Example:
         ```pycon
@@ -39,8 +43,17 @@ class CheckpointSaver(Hook):
         ```
     """
 
-    def __init__(self, steps: int | None = None, seconds: float | None = None) -> None:
+    def __init__(
+        self, steps: int | None = None, seconds: float | None = None, listeners: Sequence[CheckpointSaverListener] = ()
+    ) -> None:
         self._timer = Timer(steps, seconds if steps is not None or seconds is not None else 600.0)
+        self._listeners = _checked(listeners) if listeners else []
+        self._saved: int | None = None
+        """The step of the last checkpoint that this hook asked for."""
+
+    def begin(self) -> None:
+        for listener in self._listeners:
+            listener.begin()
 
     def after_create_session(self, session: Loop) -> None:
         self._timer.fired(session.global_step)
@@ -53,14 +66,46 @@ class CheckpointSaver(Hook):
 
     def rolled_back(self, session: Loop, step: int, lost: int) -> None:
         self._timer.fired(step)
+        self._saved = step
 
     def end(self, session: Loop) -> None:
         self._save(session)
+        for listener in self._listeners:
+            listener.end(session, session.global_step)
 
     def _save(self, session: Loop) -> None:
         """Save, unless this step is saved already. If the last save fails, the chief tries it again."""
-        if session.is_chief:
-            try:
-                session.save()
-            except CheckpointError as error:
-                log.error("%s: step %d could not be saved: %s", session.name, session.global_step, error)
+        if not session.is_chief:
+            return
+        listeners = self._listeners if session.global_step != self._saved else []
+        for listener in listeners:
+            listener.before_save(session, session.global_step)
+        try:
+            name = self._write(session)
+        except (CheckpointError, OSError) as error:
+            log.error("%s: step %d could not be saved: %s", session.name, session.global_step, error)
+            return
+        found = parse_folder_name(name)
+        self._saved = session.global_step if found is None else found[1]
+        for listener in listeners:
+            if listener.after_save(session, self._saved):
+                session.request_stop()
+
+    def _write(self, session: Loop) -> str:
+        """Have the checkpoint written; its name."""
+        return session.save()
+
+
+def _checked(listeners: object) -> list[CheckpointSaverListener]:
+    """The listeners. Raises ConfigError for what is none."""
+    from dps.hooks.listener import CheckpointSaverListener
+
+    found: list[Any] = list(listeners) if isinstance(listeners, Iterable) else [listeners]
+    for listener in found:
+        if not isinstance(listener, CheckpointSaverListener):
+            what = f"the class {listener.__name__}" if isinstance(listener, type) else f"{listener!r:.80}"
+            raise ConfigError(
+                f"CheckpointSaver: got {what} in listeners, wanted an instance of a subclass of "
+                "dps.CheckpointSaverListener"
+            )
+    return found
