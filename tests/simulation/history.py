@@ -111,6 +111,7 @@ def train(
         server, params, optimizer=variety.optimizer, checkpoint_dir=DIR if checkpointed else None, hooks=hooks,
         keep_checkpoints=1000, timeout=400, compression=compression, pull_deltas=deltas,
         partitioner=dps.partition.Fixed(parts),
+        moving_average=dps.optim.MovingAverage(0.0) if variety.averages else None,
     ) as session:  # fmt: skip
         connection = session._connection
         history.plan = connection.agreed.plan
@@ -125,6 +126,8 @@ def train(
             seen.take(session, values)
             if marks is not None:
                 marks.read(k, values if session.version.epoch == connection.membership.epoch else None)
+            if variety.averages and k % 3 == 1:
+                look(history, connection.agreed.plan, session.averages())
             history.next_cell[server.task] = k + 1
             cell = server.task * history.pushes + k
             gradient = np.zeros(history.cells, dtype)

@@ -37,6 +37,8 @@ class Variety:
     memory_faults: float = 0.0
     tuning: dict[str, Any] = field(default_factory=dict)
     """As `Tuning.where` takes it."""
+    averages: bool = False
+    """Whether moving averages are kept. They forget at once, so that they are the values of some version."""
 
 
 def variety(mode: str, seed: int, ps: int) -> Variety:
@@ -61,6 +63,7 @@ def variety(mode: str, seed: int, ps: int) -> Variety:
             "client__streamed_pieces": draw.choice([0, 3]), "client__small_part": draw.choice([1, 4, 64]),
             "client__step_patience_s": draw.choice([0.02, 0.3, 3.0]),
         },
+        averages=draw.random() < 0.4,
     )  # fmt: skip
 
 
