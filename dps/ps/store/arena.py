@@ -382,15 +382,9 @@ class ArenaMemory:
 
     def follow(self, index: int, start: int, size: int, step: int) -> None:
         """The averages of these elements follow their new values, those in buffer `index`."""
-        averages = self.averages
-        assert averages is not None
+        assert self.averages is not None
         values = self._given(self.buffers[index].values)[start : start + size]
-
-        def piece(begin: int, end: int) -> bool:
-            averages.follow(start + begin, values[begin:end], step)
-            return True
-
-        self.shared(size, piece)
+        self.averages.follow(start, values, step, self.shared)
 
     def follow_rows(self, index: int, part: Part, start: int, rows: Array, step: int) -> None:
         """As `follow`, for these rows of the part that begins at `start`."""

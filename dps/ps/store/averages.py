@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from dps.averages import MovingAverage, average_of
 from dps.transport.wire import Array
+
+Shared: TypeAlias = Callable[[int, Callable[[int, int], bool]], bool]
 
 
 class Averages:
@@ -23,9 +25,21 @@ class Averages:
         self._definition, self._averages, self._kernels = definition, averages, kernels
         self._number = np.dtype(averages.dtype).type
 
-    def follow(self, start: int, values: Array, step: int) -> None:
-        """Follow the new values of the elements from `start` on. `step`: the global step of the update."""
-        self._kernels.follow(self._averages[start : start + values.size], values, self._share(step))
+    def follow(self, start: int, values: Array, step: int, shared: Shared | None = None) -> None:
+        """Follow the new values of the elements from `start` on. `step`: the global step of the update.
+
+        `shared(size, work)`: has `work(begin, end)` done for all elements, by several threads where they are many.
+        """
+        averages, share = self._averages[start : start + values.size], self._share(step)
+
+        def work(begin: int, end: int) -> bool:
+            self._kernels.follow(averages[begin:end], values[begin:end], share)
+            return True
+
+        if shared is None:
+            work(0, values.size)
+        else:
+            shared(values.size, work)
 
     def follow_rows(self, start: int, table: Array, rows: Array, step: int) -> None:
         """Follow the new values of these rows of a table, shape (rows, dim), that begins at element `start`."""
