@@ -234,3 +234,14 @@ def test_without_averages_a_plan_says_nothing_of_them_and_a_shard_keeps_none() -
     assert "moving_average" not in plain and average_of(plain) is None and average_of(None) is None
     assert slots_of(plain) == () and slots_of(None) == ()
     assert slots_of(plain | {"moving_average": optim.MovingAverage(0.5).to_wire()}) == ("average",)
+
+
+def test_an_assigned_value_leaves_the_average_until_the_next_update() -> None:
+    with (
+        cluster() as (server,),
+        dps.Session(server, {"w": np.zeros(2)}, optimizer=optim.SGD(1.0), moving_average=optim.MovingAverage(0.5)) as s,
+    ):
+        s.assign({"w": np.full(2, 8.0)})
+        assert s.averages()["w"].tolist() == [0, 0]
+        s.push({"w": np.zeros(2)})
+        assert s.averages()["w"].tolist() == [4, 4]
