@@ -1,7 +1,8 @@
-"""A PyTorch model whose parameters live on the ps: names to numpy views of its memory, nothing more is needed.
+"""A PyTorch model whose state lives on the ps: its `state_dict()`, nothing more is needed.
 
-`session.pull(out=views)` writes what the ps has straight into the model; the gradients that `backward` leaves go to
-the ps, and the optimizer runs there. Needs PyTorch (`pip install "dps[torch]"`) and the images of examples/mnist.py.
+`session.pull(out=state)` writes what the ps has straight into the model; the gradients that `backward` leaves go to
+the ps, and the optimizer runs there. The buffers of batch normalisation get no gradient: `session.assign` sets them.
+Needs PyTorch (`pip install "dps[torch]"`) and the images of examples/mnist.py.
 
     python examples/torch_mnist.py                                             chief, ps and worker in one process
     dps launch --ps 2 --workers 2 examples/torch_mnist.py -- --steps 300       a process for each task
@@ -28,22 +29,25 @@ def train(server: dps.Server, steps: int, batch: int) -> tuple[int, float]:
     """Train until the shared global step is `steps`; that step, and the accuracy on images kept aside."""
     images, labels, test_images, test_labels = map(torch.from_numpy, images_and_labels())
     torch.manual_seed(1)  # the first values come from whichever worker is first
-    model = torch.nn.Sequential(torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
-    views = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+    layers = [torch.nn.Linear(784, 128), torch.nn.BatchNorm1d(128), torch.nn.ReLU(), torch.nn.Linear(128, 10)]
+    model = torch.nn.Sequential(*layers)
+    state, buffers = model.state_dict(), dict(model.named_buffers())
 
     hooks = [dps.StopAtStep(last_step=steps)]
-    with dps.Session(server, views, optimizer=dps.optim.Adam(0.002), hooks=hooks) as session:
+    with dps.Session(server, state, optimizer=dps.optim.Adam(0.002), hooks=hooks) as session:
         torch.manual_seed(100 + server.task)  # each worker draws its own batches
         while not session.should_stop():
             chosen = torch.randint(len(images), (batch,))
-            session.pull(out=views)
+            session.pull(out=state)
             model.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
             loss.backward()
-            push = session.push({n: p.grad.numpy() for n, p in model.named_parameters()}, loss=loss.item())
+            session.assign(buffers)
+            push = session.push({n: p.grad for n, p in model.named_parameters()}, loss=loss.item())
             if push.step % 50 == 0:
                 print(f"step {push.step:4d}  loss {loss.item():.3f}", flush=True)
-        session.pull(out=views)
+        session.pull(out=state)
+    model.eval()  # batch normalisation by the statistics that all workers share
     with torch.no_grad():
         accuracy = (model(test_images).argmax(dim=1) == test_labels).float().mean().item()
     return session.global_step, accuracy

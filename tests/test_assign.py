@@ -11,6 +11,7 @@ import pytest
 
 import dps
 from tests.in_process import cluster, on_all
+from tests.launch.programs import assigns
 
 MODES = [dps.Async(), dps.SyncReplicas(), dps.Bounded(1)]
 
@@ -263,3 +264,12 @@ def test_values_count_neither_as_pushes_nor_as_staleness() -> None:
         s.assign({"rate": np.float64(3)})
         assert s.push(gradients()) == dps.Push(1, True, 0)
         assert seen == [1] and s.stats()["ps:0"]["applied"] == 1
+
+
+@pytest.mark.parametrize("update", ["sync", "async"])
+def test_values_are_set_between_processes(update: str) -> None:
+    with dps.LocalCluster(ps=2, workers=2) as local:
+        found = local.run(assigns, update).results
+    if update == "sync":
+        assert found == [[0.0, 12.0], [0.0, 12.0]]
+    assert {n for n, _ in found} <= {0.0, 1.0} and {total for _, total in found} == {12.0}

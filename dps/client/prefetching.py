@@ -34,7 +34,7 @@ def _prefetched(
     ahead = asked()
     try:
         while not should_stop():
-            values = pulls.finish(ahead, None, None)
+            values = pulls.finish(ahead, None)
             ahead = asked()
             yield values
     finally:

@@ -19,7 +19,7 @@ from dps.reply import Version
 from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
-from dps.variables.tree import Nesting, leaves, nested
+from dps.variables.tree import Nesting, is_tensor, leaves, memory_of_tensor, nested
 
 MOST_PARTS = 256
 """Values of so many parts and fewer stay in the messages that bring them; more are put together faster in one run."""
@@ -252,9 +252,8 @@ class Pulls:
         worth = layout.data_nbytes >= runtime.tuning.piece_nbytes // 4
         return worth and runtime.keeps_blocks and len(layout.indices) <= MOST_PARTS
 
-    def finish(self, operation: PullOp, out: Any, timeout: float | None, still: bool = False) -> Any:
-        """Wait for a pull; the nested arrays, None where nothing was newer. `out`: arrays to fill and return; `still`:
-        they are read-only."""
+    def finish(self, operation: PullOp, timeout: float | None, still: bool = False) -> Any:
+        """Wait for a pull; the nested arrays, None where nothing was newer. `still`: they are read-only."""
         self._waiter.wait(operation, timeout, "a pull")
         connection = self._connection
         kept: Kept = {}
@@ -262,7 +261,7 @@ class Pulls:
             if not any(t.newer for t in operation.transfers.values()):
                 return None
             if not self._has_the_others(operation):
-                return self.finish(self.start(operation.names, None, after=False), out, timeout)
+                return self.finish(self.start(operation.names, None, after=False), timeout)
             if operation.names is None:
                 kept = self._cache
                 self._cache = operation.kept_runs(kept)
@@ -282,7 +281,7 @@ class Pulls:
             taken = [] if still else operation.taken()
             tree = self._tree(taken) if taken else self._pushes.assembly.values(operation.parts(kept, still))
         operation.forget_runs()
-        return tree if out is None else filled(out, tree)
+        return tree
 
     def averages(self, names: Sequence[str] | None, timeout: float | None) -> Any:
         """The moving averages, and the values of variables that have none; nested as by a pull of these names."""
@@ -325,11 +324,14 @@ class Pulls:
         return nesting.build([parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in found])
 
 
-def filled(out: Any, tree: Any) -> Any:
-    """Copy values into the caller's arrays; ValueError where one does not fit."""
+def filled(out: Any, tree: Any, replaces: Callable[[str, Array, Array], None]) -> Any:
+    """Copy values into the caller's arrays and CPU tensors; ValueError where one does not fit. `replaces(name, array,
+    value)` is called before a value is written."""
     targets = dict(leaves(out))
     for name, array in leaves(tree):
         target = targets.get(name)
+        if is_tensor(target):
+            target = memory_of_tensor(target, name)
         if not isinstance(target, np.ndarray) or target.shape != array.shape or target.dtype != array.dtype:
             got = (
                 "nothing"
@@ -337,5 +339,6 @@ def filled(out: Any, tree: Any) -> Any:
                 else f"{getattr(target, 'dtype', type(target))} {getattr(target, 'shape', '')}"
             )
             raise ValueError(f"out has {got} for {name}; wanted an array of {array.dtype} {array.shape}")
+        replaces(name, target, array)
         target[...] = array
     return out

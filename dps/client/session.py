@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from dps.averages import MovingAverage
     from dps.client.compressing import Traffic
     from dps.client.lookup import Lookups
+    from dps.client.watching import Watch
     from dps.compress import Compressor
     from dps.hooks.hook import Hook
     from dps.hooks.loop import Loop
@@ -208,6 +210,14 @@ class Session:
 
         self._at_once = AtOnce(connection, self._pushes, self._pulls)
         self._made_lookups: Lookups | None = None
+        self._watch: Watch | None = None
+        """Looks at the first pushes."""
+        self._replaced: Watch | None = None
+        """Looks at what pulls write to the caller's arrays."""
+        if params is not None:
+            from dps.client.watching import Watch
+
+            self._watch = self._replaced = Watch(self.name, params)
         self._reports.opened(values.values())
 
     def _give_up(self, error: BaseException) -> None:
@@ -236,8 +246,8 @@ class Session:
 
         Args:
             names: Only these variables, such as `["hidden/w"]`; they come as nested dicts. None: all.
-            out: Arrays in the nesting of params, of the variables' shapes and dtypes, to fill and return. None: new
-                arrays.
+            out: Arrays, or tensors of PyTorch on the CPU, in the nesting of params and of the variables' shapes and
+                dtypes, to fill and return. None: new arrays.
             if_newer_than: A `session.version`: nothing is moved when no value has changed since.
             timeout: Seconds; None: the session's.
 
@@ -261,10 +271,28 @@ class Session:
         if names is None and if_newer_than is None:
             if out is not None:
                 with self._held(timeout) as values:
-                    return filled(out, values)
+                    return self._filled(out, values)
             if (values := self._at_once.pull()) is not None:
+                if self._watch is not None:
+                    self._watch.pulled(values)
                 return values
-        return self._pulls.finish(self._pulls.start(names, if_newer_than, after=False), out, timeout)
+        values = self._pulls.finish(self._pulls.start(names, if_newer_than, after=False), timeout)
+        if out is not None and values is not None:
+            return self._filled(out, values)
+        if self._watch is not None and values is not None:
+            self._watch.pulled(values)
+        return values
+
+    def _filled(self, out: Any, values: Any) -> Any:
+        plan, watch = self._connection.agreed.plan, self._replaced
+        if watch is None:
+            return filled(out, values, lambda name, here, value: None)
+        filled(out, values, partial(watch.replaces, plan))
+        if watch.filled():
+            self._replaced = None
+        if self._watch is not None:
+            self._watch.pulled(out)
+        return out
 
     @one_at_a_time
     def pull_async(self, names: Sequence[str] | None = None) -> Reply[Any]:
@@ -289,7 +317,7 @@ class Session:
         operation = self._pulls.start(names, None, after=False)
         operation.start()
         self._connection.caller.flush()
-        return self._reply(operation, lambda t: self._pulls.finish(operation, None, t), lambda: None)
+        return self._reply(operation, lambda t: self._pulls.finish(operation, t), lambda: None)
 
     @one_at_a_time
     def prefetch(self, names: Sequence[str] | None = None) -> Iterator[Any]:
@@ -396,7 +424,7 @@ class Session:
             return
         operation = self._pulls.start(None, None, after=False, hold=True)
         try:
-            yield self._pulls.finish(operation, None, timeout, still=True)
+            yield self._pulls.finish(operation, timeout, still=True)
         finally:
             operation.release()
 
@@ -609,7 +637,7 @@ class Session:
             self._pushes.finish(pushing, timeout)
             if pulling is None or pushing.rolled_back:
                 return self.pull(timeout=timeout)
-            return self._pulls.finish(pulling, None, timeout)
+            return self._pulls.finish(pulling, timeout)
         finally:
             if pulling is not None:
                 pulling.drop()
@@ -647,6 +675,7 @@ class Session:
 
         self._waiter.check_open()
         agreed = self._connection.agreed
+        self._replaced = None
         if found := checked(agreed.plan, values, agreed.settings.get("check_finite", True)):
             self._pushes.assign(found, timeout)
 
@@ -682,6 +711,8 @@ class Session:
         if loss is not None:
             as_number(loss, "loss")  # before anything is sent
         gradients = self._pushes.of(grads)
+        if self._watch is not None and self._watch.pushed(self._connection.agreed.plan, gradients):
+            self._watch = None
         self._hooks.call("before_run", self)
         self._connection.home.runtime.compute()
         return gradients

@@ -244,6 +244,16 @@ def is_tensor(value: Any) -> bool:
     return hasattr(value, "detach")
 
 
+def memory_of_tensor(tensor: Any, name: str) -> Any:
+    """A tensor of torch as an array to write to, in its own memory; ValueError if that is not on the CPU, or no array
+    shows it."""
+    if str(tensor.device) != "cpu":
+        raise ValueError(f"out has a tensor on {tensor.device} for {name}; wanted one on the CPU")
+    if str(tensor.dtype) == "torch.bfloat16" and not tensor.is_contiguous():
+        raise ValueError(f"out has a tensor of bfloat16 for {name} that is not contiguous; call .contiguous() on it")
+    return _of_tensor(tensor.detach(), name)
+
+
 def rows_of_tensor(tensor: Any, name: str) -> Rows | None:
     """The rows of a sparse tensor of torch, in its own memory if that is on the CPU; None for a dense tensor.
 

@@ -63,3 +63,13 @@ def deaf(server: Any) -> None:
     """Compute for ever, without a session."""
     while True:
         runtime().sleep(0.01)
+
+
+def assigns(server: Any, update: str) -> list[float]:
+    """Each worker assigns its number after the first step, the others see what counts; two values of the end."""
+    params = {"w": np.zeros(1000, np.float32), "n": dps.Variable(np.int64(-1)), "mean": np.zeros(3, np.float32)}
+    with dps.Session(server, params, optimizer=dps.optim.SGD(1.0), update=update, timeout=30) as session:
+        session.push({"w": np.full(1000, -1, np.float32)})
+        session.assign({"n": np.int64(server.task), "mean": np.full(3, 4, np.float32)})
+        values = session.step({"w": np.full(1000, -1, np.float32)})
+        return [float(values["n"]), float(values["mean"].sum())]

@@ -1,0 +1,89 @@
+"""Looks for two mistakes, once each: values pushed instead of gradients, and pulls that undo what nobody assigned."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dps.errors import DpsError
+from dps.transport.dtypes import is_float
+from dps.transport.wire import Array
+from dps.variables.layout import Gradient
+from dps.variables.plan import Plan
+from dps.variables.tree import Variable, leaves, to_array
+
+log = logging.getLogger("dps")
+
+PUSHES = 2
+"""How many pushes of a session are looked at."""
+PULLS = 5
+"""How many pulls into the caller's arrays are looked at, after the first push."""
+VARIABLES = 100
+"""How many variables are looked at."""
+
+
+class Watch:
+    """Of one session that trains. It keeps no array alive."""
+
+    def __init__(self, name: str, params: Any) -> None:
+        self._name = name
+        self._seen: dict[str, Callable[[], Any]] = {}
+        """The session's values, as it brought them or pulled them last."""
+        self._pushes = self._pulls = 0
+        self._with_gradient: set[int] = set()
+        self.pulled(params)
+
+    def pulled(self, tree: Any) -> None:
+        """These are the values of now."""
+        for number, (name, leaf) in enumerate(leaves(tree)):
+            if number == VARIABLES:
+                break
+            leaf = leaf.value if isinstance(leaf, Variable) else leaf
+            if isinstance(leaf, np.ndarray) or hasattr(leaf, "detach"):
+                self._seen[name] = weakref.ref(leaf)
+
+    def pushed(self, plan: Plan, gradients: Mapping[int, Gradient]) -> bool:
+        """Warn if all gradients are the values themselves, which are not all zero. Whether that was the last look."""
+        self._pushes += 1
+        self._with_gradient.update(gradients)
+        found = [(plan.variables[index].name, gradients[index]) for index in [*gradients][:VARIABLES]]
+        values = [g for name, g in found if isinstance(g, np.ndarray) and self._is_value(name, g)]
+        if values and len(values) == len(found) and any(np.any(value) for value in values):
+            self._pushes = PUSHES
+            log.warning(
+                "%s: the arrays that were pushed for %s are the values themselves; push wants gradients, which the ps "
+                "subtract times the learning rate; session.assign({...}) sets values",
+                self._name, ", ".join(name for name, _ in found[:3]) + (", ..." if len(found) > 3 else ""),
+            )  # fmt: skip
+        return self._pushes >= PUSHES
+
+    def _is_value(self, name: str, gradient: Array) -> bool:
+        value = self._seen.get(name, lambda: None)()
+        if value is None:
+            return False
+        try:
+            return value is gradient or np.array_equal(to_array(value, name), gradient)
+        except (TypeError, DpsError):
+            return False
+
+    def replaces(self, plan: Plan, name: str, here: Array, value: Array) -> None:
+        """A pull is about to write a value to the caller's array. Warn if it is another one, of a variable of floats
+        that gets no gradient."""
+        if self._pushes == 0 or self._pulls >= PULLS or plan.by_name[name] in self._with_gradient:
+            return
+        if is_float(value.dtype) and not np.array_equal(here, value, equal_nan=True):
+            self._pulls = PULLS
+            log.warning(
+                "%s: pull(out=) has replaced the value of %s, which gets no gradient, by that of the ps; what programs "
+                "compute themselves, as batch normalisation does, reaches the ps by session.assign({...})",
+                self._name, name,
+            )  # fmt: skip
+
+    def filled(self) -> bool:
+        """A pull has written all values to the caller's arrays. Whether that was the last look."""
+        self._pulls += self._pushes > 0
+        return self._pulls >= PULLS
