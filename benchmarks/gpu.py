@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import dps
 from dps import optim
 from dps.kernels import cuda, device, layers_cuda
+from dps.kernels.optimizers import Bound, initial_slots
 from dps.ps.store.device_memory import DeviceMemory
 from dps.ps.store.gradients import Gradient
-from dps.ps.store.optimizers import Bound, initial_slots
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan

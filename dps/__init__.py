@@ -32,6 +32,7 @@ _MODULES = {
     "compress": "dps.compress",
     "data": "dps.data",
     "cluster": "dps.cluster",
+    "strategy": "dps.strategy",
     "placement": "dps.cluster.placement",
     "partition": "dps.cluster.partition",
     "sim": "dps.transport.sim",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from dps import data as data
     from dps import layers as layers
     from dps import optim as optim
+    from dps import strategy as strategy
     from dps.client.session import FOREVER as FOREVER
     from dps.client.session import Session as Session
     from dps.cluster import partition as partition

@@ -1,7 +1,7 @@
 """Optimizers and learning-rate schedules as data: a name and numbers, no arrays and no arithmetic on them.
 
 A user writes a definition, it is sent to the ps (`to_wire`, `from_wire`), and definitions of two clients are compared.
-`dps.ps.store.optimizers` binds it to kernels; this file imports neither numpy nor numba.
+`dps.kernels.optimizers` binds it to kernels; this file imports neither numpy nor numba.
 
 In the formulas `w` is the variable, `g` its gradient, `lr` the rate of the step, `t` the number of updates of the
 variable, from 1. Numbers are kept as Python floats and ints, so equal settings compare equal and have equal hashes. All

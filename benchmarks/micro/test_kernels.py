@@ -9,8 +9,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from dps import optim
-from dps.kernels import cpu
-from dps.ps.store import optimizers
+from dps.kernels import cpu, optimizers
 
 SIZES = {"64 KB": 1 << 14, "1 MB": 1 << 18, "64 MB": 1 << 24}
 """float32 elements: in the first cache, in the last one, in memory."""

@@ -8,7 +8,7 @@ the named rows in place and no others; `w` and `g` may be halves, as `dps.kernel
 
 Scalars are numpy scalars of the arrays' dtype: a Python float would turn float32 work into float64. Factors that
 lose digits in float32 (1 - beta, bias corrections, lr * weight_decay) are computed by the caller in double.
-Nothing is checked here, not even sizes: `dps.ps.store.optimizers` does that. No kernel holds the GIL or runs in
+Nothing is checked here, not even sizes: `dps.kernels.optimizers` does that. No kernel holds the GIL or runs in
 parallel.
 
 Each dense kernel has two loops over one element rule, because LLVM does not vectorise a loop over two arrays that may

@@ -246,7 +246,7 @@ def kernel(optimizer: str, nbytes: int) -> Call:
     """The update kernel alone, in place, on `nbytes` of float32: the least work of a ps."""
     import numpy as np
 
-    from dps.ps.store.optimizers import Bound, initial_slots
+    from dps.kernels.optimizers import Bound, initial_slots
 
     # Adjacent arrays with a power-of-two size take 2.7 times as long; a ps has each in pages of its own.
     chosen, count, page = OPTIMIZERS[optimizer], nbytes // 4, 1 << 10

@@ -26,6 +26,14 @@ class Variable:
             on its ps.
         device: The ps task that holds it, such as `dps.Device("/job:ps/task:1")`. By default the enclosing
             `dps.device` scopes decide.
+        synchronization: Under a strategy: "on_write", one value for all replicas; or "on_read", a value of each
+            replica, for metrics and statistics, which gets no gradients and is reduced when it is read outside of
+            replicas. A ps has one value for all, and refuses "on_read".
+        aggregation: How values that replicas assign, or have, become one: "sum", "mean" or "only_first_replica". None:
+            replicas do not assign it. "on_read" needs one. Gradients are always summed.
+
+    Raises:
+        ConfigError: An unknown synchronization or aggregation, or "on_read" without aggregation.
 
     Example:
         ```python
@@ -41,6 +49,18 @@ class Variable:
     trainable: bool = True
     sparse: bool = False
     device: Device | None = made(default_factory=current_device)
+    synchronization: str = "on_write"
+    aggregation: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.synchronization not in ("on_write", "on_read"):
+            raise ConfigError(f"synchronization: got {self.synchronization!r}, wanted 'on_write' or 'on_read'")
+        if self.aggregation not in (None, "sum", "mean", "only_first_replica"):
+            raise ConfigError(f"aggregation: got {self.aggregation!r}, wanted 'sum', 'mean' or 'only_first_replica'")
+        if self.synchronization == "on_read" and self.aggregation is None:
+            raise ConfigError(
+                "synchronization='on_read': a value of each replica; say how they become one, as aggregation='sum'"
+            )
 
 
 @record

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dps.kernels.optimizers import Bound
 from dps.optim import Optimizer
-from dps.ps.store.optimizers import Bound
 
 
 def apply(optimizer: Optimizer, out: Any, w: Any, slots: Any, g: Any, t: int, step: int, scale: float = 1.0) -> None:

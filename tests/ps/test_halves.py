@@ -10,7 +10,7 @@ import pytest
 
 from dps import optim
 from dps.errors import ConfigError
-from dps.ps.store import optimizers
+from dps.kernels import optimizers
 from dps.ps.store.gradients import Mean
 from dps.ps.store.halves import HalvesMemory
 from dps.ps.store.memory import memory_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dps import optim
-from dps.ps.store.optimizers import Bound, initial_slots
+from dps.kernels.optimizers import Bound, initial_slots
 from tests.ps.bound import apply, apply_rows
 
 STEPS = 20

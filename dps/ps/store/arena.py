@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dps.errors import Unavailable
-from dps.kernels import cpu
+from dps.kernels import cpu, optimizers
 from dps.kernels import rows as row_kernels
 from dps.kernels.fused import MOST
 from dps.optim import Optimizer
-from dps.ps.store import optimizers
 from dps.ps.store.crew import Crew
 from dps.ps.store.gradients import Mean, is_finite, summed
 from dps.transport.endpoint import Memory, Runtime

@@ -1,0 +1,35 @@
+"""Strategies: one training text on one device, on several, or on a cluster with ps. The line that makes one changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dps.parts import at_first_use
+
+if TYPE_CHECKING:
+    from dps.strategy.central_storage import CentralStorage as CentralStorage
+    from dps.strategy.context import ReplicaContext as ReplicaContext
+    from dps.strategy.default import get_replica_context as get_replica_context
+    from dps.strategy.default import get_strategy as get_strategy
+    from dps.strategy.default import has_strategy as has_strategy
+    from dps.strategy.default import in_cross_replica_context as in_cross_replica_context
+    from dps.strategy.input import Distributed as Distributed
+    from dps.strategy.input import InputContext as InputContext
+    from dps.strategy.loss import average_loss as average_loss
+    from dps.strategy.mirrored import Mirrored as Mirrored
+    from dps.strategy.one_device import OneDevice as OneDevice
+    from dps.strategy.strategy import Strategy as Strategy
+    from dps.strategy.values import MirroredValue as MirroredValue
+    from dps.strategy.values import PerReplica as PerReplica
+    from dps.strategy.variables import Variables as Variables
+
+_NAMES = {
+    "Strategy": "strategy", "OneDevice": "one_device", "Mirrored": "mirrored", "CentralStorage": "central_storage",
+    "ReplicaContext": "context", "get_strategy": "default", "has_strategy": "default",
+    "in_cross_replica_context": "default", "get_replica_context": "default", "PerReplica": "values",
+    "MirroredValue": "values", "Variables": "variables", "Distributed": "input", "InputContext": "input",
+    "average_loss": "loss",
+}  # fmt: skip
+
+__all__ = [*_NAMES]  # noqa: PLE0604
+__getattr__ = at_first_use(__name__, _NAMES)

@@ -1,0 +1,210 @@
+"""Variables that this process keeps: one copy for each device that has one, all updated with the same gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dps.cluster.device import Device
+from dps.errors import ConfigError
+from dps.kernels import halves
+from dps.kernels.rows import sum_duplicate_rows
+from dps.optim import Optimizer, from_wire
+from dps.reply import Push
+from dps.strategy.context import ReplicaContext
+from dps.strategy.copies import Copy, GpuCopy, HostCopy
+from dps.strategy.reduction import reduced
+from dps.strategy.summing import not_finite, summed
+from dps.strategy.values import PerReplica, array_of
+from dps.strategy.variables import Variables
+from dps.transport.wire import Array
+from dps.variables.layout import check_gradients
+from dps.variables.planning import plan_of
+from dps.variables.tree import Nesting, Rows, Variable, leaves, to_array
+
+if TYPE_CHECKING:
+    from dps.strategy.strategy import Strategy
+
+ONLY_FIRST = "only_first_replica"
+
+
+class _Here:
+    """A placement: everything is in this process."""
+
+    def variable(self, name: str, shape: Sequence[int] = (), dtype: Any = "float32", scope: Any = "") -> Device:
+        return Device("/job:ps/task:0")
+
+    def compute(self, scope: Any = "") -> Device:
+        return Device()
+
+
+class MirroredVariables(Variables):
+    """One copy for each of `homes`; `home_of` says which one a replica reads.
+
+    Copies get the same gradients, summed once on the host, so on devices of one kind they hold the same bits.
+    """
+
+    def __init__(
+        self, strategy: Strategy, params: Any, optimizer: Optimizer | None, homes: Sequence[int | None],
+        home_of: Sequence[int],
+    ) -> None:  # fmt: skip
+        """`homes`: the number of the GPU of each copy, or None for the host."""
+        super().__init__(strategy)
+        self._plan, values = plan_of(params, optimizer, [0], _Here(), None)
+        self._nesting, self._home_of = Nesting(params), list(home_of)
+        settings = {name: leaf for name, leaf in leaves(params) if isinstance(leaf, Variable)}
+        self._aggregation = {name: variable.aggregation for name, variable in settings.items()}
+        on_read = [name for name, variable in settings.items() if variable.synchronization == "on_read"]
+        self._own = [{name: values[name].copy() for name in on_read} for _ in self._home_of]
+        """For each replica, the values of the variables with synchronization="on_read"."""
+        wires = {spec.name: spec.optimizer for spec in self._plan.variables}
+        optimizers = {name: None if wire is None else from_wire(wire) for name, wire in wires.items()}
+        self._copies: list[dict[str, Copy]] = [
+            {name: _copy(value, optimizers[name], home) for name, value in values.items() if name not in on_read}
+            for home in homes
+        ]
+        self._specs = {name: (value.shape, value.dtype) for name, value in values.items()}
+        self._applied = dict.fromkeys(values, 0)
+        self._step = 0
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def read(self, on_device: bool = False) -> Any:
+        """As Variables.read."""
+        replica = self._replica("read")
+        copies = self._copies[0 if replica is None else self._home_of[replica.replica_id]]
+        on_device = on_device and replica is not None
+        found = {name: copy.here() if on_device else copy.host() for name, copy in copies.items()}
+        own = self._reduced() if replica is None else self._own[replica.replica_id]
+        found |= {name: _still(value) for name, value in own.items()}
+        return self._nesting.build([found[name] for name in self._nesting.paths])
+
+    def _reduced(self) -> dict[str, Any]:
+        """The on_read variables of all replicas."""
+        return {
+            name: first if self._aggregation[name] == ONLY_FIRST
+            else np.asarray(reduced(str(self._aggregation[name]), [own[name] for own in self._own]), first.dtype)
+            for name, first in self._own[0].items()
+        }  # fmt: skip
+
+    # -- gradients ------------------------------------------------------------------------------------------------
+
+    def apply_gradients(self, grads: Any) -> Push:
+        """As Variables.apply_gradients."""
+        replica = self._replica("apply_gradients")
+        if replica is not None:
+            checked = self._checked(grads)
+            made: Push = replica.meet("apply_gradients", checked, lambda all_: [self._apply(all_)] * len(all_))
+            return made
+        found = dict(leaves(grads))
+        replicas = max([len(value.values) for value in found.values() if isinstance(value, PerReplica)], default=1)
+        parts = [{name: _of(value, i) for name, value in found.items()} for i in range(replicas)]
+        return self._apply([self._checked(part) for part in parts])
+
+    def _checked(self, grads: Any) -> dict[str, Any]:
+        flat = {name: array_of(value) if hasattr(value, "copy_to_host") else value for name, value in leaves(grads)}
+        gradients = check_gradients(self._plan, list(flat.items()))
+        return {self._plan.variables[index].name: gradient for index, gradient in gradients.items()}
+
+    def _apply(self, of_replicas: Sequence[Mapping[str, Any]]) -> Push:
+        """One step with the sum over the replicas, in their order; nothing of it if some gradient is not finite."""
+        total: dict[str, Any] = {}
+        for name in self._plan.by_name:
+            found = [gradients[name] for gradients in of_replicas if name in gradients]
+            if found:
+                total[name] = self._prepared(name, found)
+        for name, gradient in total.items():
+            if problem := not_finite(name, gradient):
+                raise ValueError(problem)
+        for name, gradient in total.items():
+            self._applied[name] += 1
+            for copies in self._copies:
+                copies[name].update(gradient, self._applied[name], self._step)
+        self._step += 1
+        return Push(self._step, True)
+
+    def _prepared(self, name: str, found: Sequence[Any]) -> Any:
+        """The sum of a variable's gradients, as kernels take it."""
+        shape, _ = self._specs[name]
+        gradient = summed(found, shape)
+        if not isinstance(gradient, Rows):
+            return np.require(gradient, None, ["C", "A", "W"])
+        values = np.require(halves.widened(gradient.values), None, ["C", "A", "W"])
+        rows, sums, _ = sum_duplicate_rows(gradient.indices, values.reshape(len(gradient.indices), -1))
+        return Rows(rows, sums)
+
+    # -- assigning ------------------------------------------------------------------------------------------------
+
+    def assign(self, values: Any) -> None:
+        """As Variables.assign."""
+        replica = self._replica("assign")
+        found = {name: self._fitting(name, value) for name, value in leaves(values) if value is not None}
+        own = {name: value for name, value in found.items() if name in self._own[0]}
+        shared = {name: value for name, value in found.items() if name not in own}
+        if replica is not None:
+            self._own[replica.replica_id] |= {name: value.copy() for name, value in own.items()}
+            if shared:
+                self._assign_together(replica, shared)
+            return
+        self._set(shared)
+        for index, of_replica in enumerate(self._own):
+            for name, value in own.items():
+                counts = index == 0 or self._aggregation[name] != "sum"
+                of_replica[name] = value.copy() if counts else np.zeros_like(value)
+
+    def _assign_together(self, replica: ReplicaContext, values: dict[str, Array]) -> None:
+        without = [name for name in values if self._aggregation.get(name) is None]
+        if without and len(self._home_of) > 1:
+            raise ConfigError(
+                f"assign: {without[0]} would get another value from each of {len(self._home_of)} replicas; say how "
+                "they become one: dps.Variable(value, aggregation='mean'), 'sum' or 'only_first_replica'"
+            )
+
+        def decide(of_replicas: list[dict[str, Array]]) -> list[None]:
+            if any(each.keys() != of_replicas[0].keys() for each in of_replicas):
+                names = " and ".join(str(sorted(each)) for each in of_replicas)
+                raise ConfigError(f"assign: replicas set different variables, {names}; wanted the same on all")
+            self._set({name: self._aggregated(name, [each[name] for each in of_replicas]) for name in values})
+            return [None] * len(of_replicas)
+
+        replica.meet("assign", values, decide)
+
+    def _aggregated(self, name: str, values: Sequence[Array]) -> Array:
+        aggregation = self._aggregation.get(name) or ONLY_FIRST
+        if aggregation == ONLY_FIRST:
+            return values[0]
+        return np.asarray(reduced(aggregation, values), values[0].dtype)
+
+    def _set(self, values: Mapping[str, Array]) -> None:
+        for copies in self._copies:
+            for name, value in values.items():
+                copies[name].assign(value)
+
+    def _fitting(self, name: str, value: Any) -> Array:
+        """A value for a variable, checked."""
+        if name not in self._specs:
+            raise ValueError(f"assign: {name!r} is no variable; there are {', '.join(list(self._specs)[:10])}")
+        shape, dtype = self._specs[name]
+        array = to_array(value, name)
+        if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise ValueError(f"assign: {name} got {array.dtype.name} {array.shape}, wanted {dtype.name} {shape}")
+        return array.astype(dtype)
+
+
+def _copy(value: Array, optimizer: Optimizer | None, gpu: int | None) -> Copy:
+    return HostCopy(value, optimizer) if gpu is None else GpuCopy(value, optimizer, gpu)
+
+
+def _of(value: Any, replica: int) -> Any:
+    """A replica's gradient; what all replicas share counts once."""
+    if isinstance(value, PerReplica):
+        return value.values[replica]
+    return value if replica == 0 else None
+
+
+def _still(value: Array) -> Array:
+    view = np.asarray(value).view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,302 @@
+"""The strategy: how a step is distributed over replicas, and how their values become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dps.cluster.device import Device, device
+from dps.errors import ConfigError
+from dps.optim import Optimizer
+from dps.strategy.context import ReplicaContext, entered, replica_now, scope_now
+from dps.strategy.input import Distributed, InputContext, batches_of_function, split_batches
+from dps.strategy.meeting import Meeting, StepOver
+from dps.strategy.reduction import gathered, op_of, reduced
+from dps.strategy.values import MirroredValue, PerReplica, each_leaf, of_replica, regrouped
+from dps.strategy.variables import Variables
+from dps.transport.current import runtime
+
+
+class Strategy:
+    """Base class of strategies: one training text, distributed in different ways.
+
+    A function that `run` is given runs once for each replica, each in a thread and a context of its own; one replica
+    runs in the caller's thread. Sums are taken in replica order, so the same gradients give the same bits.
+
+    Args:
+        devices: The device of each replica of this process, such as "/gpu:0"; None: wherever the caller computes.
+        timeout: The longest wait of a replica for the others, in seconds; `dps.FOREVER` is no limit.
+
+    Example:
+        ```pycon
+        >>> strategy = dps.strategy.Mirrored(["/cpu:0", "/cpu:1"])
+        >>> with strategy.scope():
+        ...     dps.strategy.get_strategy() is strategy
+        True
+        >>> for batch in strategy.distribute_dataset([np.arange(5)]):
+        ...     sums = strategy.run(lambda part: part.sum(), args=(batch,))
+        ...     print(sums.values, int(strategy.reduce("sum", sums)))
+        (np.int64(3), np.int64(7)) 10
+        ```
+    """
+
+    def __init__(self, devices: Sequence[str | None], timeout: float = 60.0) -> None:
+        if isinstance(timeout, bool) or not hasattr(timeout, "__float__") or not float(timeout) > 0:
+            raise ConfigError(f"timeout: got {timeout!r}, wanted seconds above 0, or dps.FOREVER")
+        self.devices, self.timeout = tuple(devices), float(timeout)
+
+    def __repr__(self) -> str:
+        return f"dps.strategy.{type(self).__name__}({', '.join(map(repr, self.devices))})"
+
+    # -- how many ---------------------------------------------------------------------------------------------------
+
+    @property
+    def local_replicas(self) -> int:
+        """How many replicas this process runs."""
+        return len(self.devices)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas sum their gradients: the global batch is split in so many parts."""
+        return self.local_replicas
+
+    @property
+    def first_replica(self) -> int:
+        """The number of this process's first replica among those in sync."""
+        return 0
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """A scope in which this strategy is the current one. Variables are made inside it.
+
+        Yields:
+            Nothing.
+
+        Raises:
+            ConfigError: The scope, or a replica, of another strategy is around.
+        """
+        self._check_not_inside_another("scope")
+        with entered(self, replica_now.get()):
+            yield
+
+    def run(
+        self, function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run a function once for each replica, and wait for all. Blocks. It need not be called inside `scope()`.
+
+        A replica that raises, or returns while others wait for it, ends the step for all.
+
+        Args:
+            function: The step. It may read variables, compute, and apply gradients.
+            args: Its arguments. Of a PerReplica in them, at any depth, each replica gets its own value.
+            kwargs: The same, by name.
+
+        Returns:
+            What the replicas return: the plain value for one replica, else its nesting with a PerReplica at each leaf.
+
+        Raises:
+            Exception: What a replica raised; a note says which one.
+            ConfigError: Arguments of another number of replicas, a call inside a replica, or replicas that make
+                different calls.
+            DeadlineExceeded: A replica was waited for too long; the message names it.
+        """
+        self._check_not_inside_another("run")
+        if replica_now.get() is not None:
+            raise ConfigError("run: called inside a replica; call the function itself, or merge_call for all replicas")
+        given = [
+            of_replica((tuple(args), dict(kwargs or {})), replica, self.local_replicas, "run")
+            for replica in range(self.local_replicas)
+        ]
+        if len(given) == 1:
+            return self._as_replica(0, None, function, *given[0])
+        return regrouped(self._run_together(function, given))
+
+    def _run_together(self, function: Callable[..., Any], given: Sequence[Any]) -> list[Any]:
+        meeting = Meeting(len(given), self.timeout)
+
+        def work(replica: int) -> None:
+            try:
+                meeting.leave(replica, self._as_replica(replica, meeting, function, *given[replica]))
+            except StepOver:
+                pass
+            except BaseException as error:
+                error.add_note(f"raised in replica {replica} of {self!r}; the step ended for all")
+                meeting.fail(error)
+
+        try:
+            for replica in range(len(given)):
+                runtime().spawn(f"replica {replica}", lambda replica=replica: work(replica))  # type: ignore[misc]
+            return meeting.all_ended()
+        except BaseException as error:  # Ctrl-C as well: replicas that wait end
+            meeting.fail(error)
+            raise
+
+    def _as_replica(
+        self, replica: int, meeting: Meeting | None, function: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        with entered(self, ReplicaContext(self, replica, meeting)), device(self.devices[replica]):
+            return function(*args, **kwargs)
+
+    def check_all_replicas_are_here(self, what: str) -> None:
+        """ConfigError if replicas in sync are in other processes, which `what` does not reach."""
+
+    # -- values -----------------------------------------------------------------------------------------------------
+
+    def reduce(self, op: str, value: Any, axis: int | None = None) -> Any:
+        """Make one value of those of the replicas of this process.
+
+        Args:
+            op: "sum", "mean" or "max", in any case.
+            value: What `run` returned, or a nesting of such values. A plain value is the same on all replicas.
+            axis: Also reduce each value over this axis; a mean is then that of all elements. None: only over replicas.
+
+        Returns:
+            Numbers or arrays, in the nesting of `value`.
+
+        Raises:
+            ConfigError: Values of different shapes, an axis that they do not have, or the sum of a plain value over
+                several replicas.
+        """
+        op = op_of(op)
+
+        def leaf(path: str, found: Any) -> Any:
+            if isinstance(found, PerReplica):
+                return reduced(op, found.values, axis)
+            if self.local_replicas > 1 and op == "sum":
+                raise ConfigError(
+                    f"reduce 'sum': got {type(found).__name__} {found!r:.60}, which is the same on all "
+                    f"{self.local_replicas} replicas; wanted what run returned, or 'mean'"
+                )
+            return found if axis is None else reduced(op, [found], axis)
+
+        return each_leaf(leaf, value)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Put the arrays of the replicas one after the other, in replica order.
+
+        Args:
+            value: What `run` returned: arrays whose other dimensions are the same.
+            axis: Along which axis.
+
+        Returns:
+            The longer arrays, in the nesting of `value`.
+
+        Raises:
+            ConfigError: Shapes that do not fit together, or an axis that they do not have.
+        """
+        return each_leaf(
+            lambda path, found: gathered(found.values if isinstance(found, PerReplica) else [found], axis), value
+        )
+
+    def broadcast(self, value: Any) -> Any:
+        """Give a value to all replicas.
+
+        Args:
+            value: Any value.
+
+        Returns:
+            A MirroredValue, or the plain value for one replica.
+        """
+        return value if self.local_replicas == 1 else MirroredValue([value] * self.local_replicas)
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """The values of the replicas of this process.
+
+        Args:
+            value: What `run` returned.
+
+        Returns:
+            A value for each replica, in replica order; of a nesting, a nesting for each.
+        """
+        if self.local_replicas == 1:
+            return (value,)
+        return tuple(of_replica(value, i, self.local_replicas, "local_results") for i in range(self.local_replicas))
+
+    # -- variables and input ----------------------------------------------------------------------------------------
+
+    def variables(self, params: Any, optimizer: Optimizer | None = None) -> Variables:
+        """Make variables, inside `scope()`.
+
+        Args:
+            params: Their first values: arrays in any nesting of dicts, lists and tuples. A `dps.Variable` gives one
+                settings of its own.
+            optimizer: How gradients become updates; one of `dps.optim`. Not needed where nothing is trained.
+
+        Returns:
+            The variables.
+
+        Raises:
+            ConfigError: Made outside of the scope or in a replica, no optimizer, or dtypes that cannot be trained.
+        """
+        if replica_now.get() is not None:
+            raise ConfigError("variables: made in a replica, which would make them at each step; make them before run")
+        self._check_made_in_scope()
+        return self._variables(params, optimizer)
+
+    def _variables(self, params: Any, optimizer: Optimizer | None) -> Variables:
+        raise NotImplementedError
+
+    def _check_made_in_scope(self) -> None:
+        if scope_now.get() is not self:
+            raise ConfigError(f"variables: made outside of the scope of {self!r}; put `with strategy.scope():` around")
+
+    def distribute_dataset(self, dataset: Iterable[Any], to_device: bool = False) -> Distributed:
+        """Split global batches between the replicas.
+
+        A batch that does not divide is split unevenly: the first replicas get an example more, and others may get
+        none. With `average_loss` losses and gradients are right all the same.
+
+        Args:
+            dataset: An iterable of global batches, such as a dataset of `dps.data`: arrays, or nestings of arrays,
+                whose first axis counts examples.
+            to_device: Whether batches are copied to the replicas' GPUs, one step ahead.
+
+        Returns:
+            An iterable, which gives for each batch the argument for `run`: a nesting with a PerReplica at each leaf, or
+            the batch itself for one replica.
+
+        Raises:
+            ConfigError: No iterable; while it is read: batches without a first axis, or of different lengths.
+        """
+        return split_batches(self, dataset, to_device)
+
+    def distribute_datasets_from_function(
+        self, function: Callable[[InputContext], Iterable[Any]], to_device: bool = False
+    ) -> Distributed:
+        """Have each process make its own dataset, of batches for one replica.
+
+        Args:
+            function: Gets an `InputContext`, which says which part of the input this process reads.
+            to_device: As of `distribute_dataset`.
+
+        Returns:
+            An iterable as of `distribute_dataset`. Each replica in turn gets the next batch of the dataset; it ends
+            when there is not one for each.
+        """
+        return batches_of_function(self, function, to_device)
+
+    def on_device(self, replica: int, batch: Any) -> Any:
+        """A batch in the memory of a replica's GPU; as it is on the CPU.
+
+        Args:
+            replica: The replica of this process.
+            batch: Arrays in any nesting.
+
+        Returns:
+            The arrays there.
+        """
+        where = Device(self.devices[replica] or "")
+        if where.device_type != "GPU":
+            return batch
+        from dps.kernels import device as gpu
+
+        with gpu.device(where.device_index or 0):
+            return each_leaf(lambda path, array: gpu.to_device(array), batch)
+
+    def _check_not_inside_another(self, what: str) -> None:
+        around = scope_now.get()
+        if around is not None and around is not self:
+            raise ConfigError(f"{what}: {self!r} inside of {around!r}; strategies do not nest, leave one of them")
