@@ -36,7 +36,7 @@ VALUES = {
 
 
 def session(server: Any, start: Any = None, **settings: Any) -> dps.Session:
-    return dps.Session(server, start or params(), **{"optimizer": dps.optim.SGD(1.0), "timeout": 20, **settings})
+    return dps.Session(server, start or params(), **{"optimizer": dps.optim.SGD(1.0), "timeout": 60, **settings})
 
 
 def same(values: Any, wanted: Any) -> None:
