@@ -18,9 +18,9 @@ class CheckpointSaverListener:
             def after_save(self, session, global_step_value):
                 print("saved step", global_step_value)
 
+        saver = dps.CheckpointSaver(steps=100, listeners=[Notes()])
         with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
-                         checkpoint_dir="run",
-                         hooks=[dps.CheckpointSaver(steps=100, listeners=[Notes()])]) as session:
+                         checkpoint_dir="run", hooks=[saver]) as session:
             session.push({"w": np.ones(3)})
         ```
     """
