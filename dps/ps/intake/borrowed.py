@@ -26,34 +26,34 @@ class Borrowed:
     def run(self, parts: list[object], nbytes: int) -> Array:
         """`nbytes` of a memory: `parts` is its name and an offset. ProtocolError for what is not inside it,
         Unavailable for memory that cannot be reached."""
-        if len(parts) != 2 or type(parts[1]) is not int or not isinstance(parts[0], list):
-            raise ProtocolError(f"{parts!r:.100} is no place in shared memory; wanted its name and an offset")
-        name, offset = parts
-        assert isinstance(name, list) and isinstance(offset, int)
-        memory = self._memory(name)
-        place = (*name, offset, nbytes)
-        found = self._runs.get(place)
+        try:
+            name, offset = parts
+            place = (*name, offset, nbytes)  # type: ignore[misc]
+            found = self._runs.get(place)
+        except (TypeError, ValueError):
+            raise ProtocolError(f"{parts!r:.100} is no place in shared memory; wanted its name and an offset") from None
         if found is None:
-            if offset < 0 or offset % 64 or offset + nbytes > len(memory):
-                raise ProtocolError(f"bytes {offset} to {offset + nbytes} are not in a memory of {len(memory)} bytes")
-            if len(self._runs) >= 8 * self._most:
-                self._runs.clear()
-            found = self._runs[place] = writable(memory[offset : offset + nbytes])
+            return self._found(place[:-2], offset, nbytes)
+        self._attached.move_to_end(place[:-2])
         return found
 
-    def _memory(self, name: list[int]) -> Array:
-        key = tuple(name) if all(type(part) is int for part in name) else None
-        found = self._attached.get(key) if key is not None else None
-        if found is None:
-            found = self._runtime.attach(name)
-            assert key is not None
-            self._attached[key] = found
+    def _found(self, name: tuple[int, ...], offset: object, nbytes: int) -> Array:
+        """A run that was not named before."""
+        if type(offset) is not int:
+            raise ProtocolError(f"got the offset {offset!r:.100} in shared memory, wanted an integer")
+        memory = self._attached.get(name)
+        if memory is None:
+            memory = self._attached[name] = self._runtime.attach([*name])
             while len(self._attached) > self._most:
                 gone, _ = self._attached.popitem(last=False)
-                self._runs = {place: run for place, run in self._runs.items() if place[: len(gone)] != gone}
-        else:
-            self._attached.move_to_end(tuple(name))
-        return found
+                self._runs = {place: run for place, run in self._runs.items() if place[:-2] != gone}
+        self._attached.move_to_end(name)
+        if offset < 0 or offset % 64 or offset + nbytes > len(memory):
+            raise ProtocolError(f"bytes {offset} to {offset + nbytes} are not in a memory of {len(memory)} bytes")
+        if len(self._runs) >= 8 * self._most:
+            self._runs.clear()
+        run = self._runs[(*name, offset, nbytes)] = writable(memory[offset : offset + nbytes])
+        return run
 
 
 class _Lent:

@@ -23,7 +23,6 @@ from dps.ps.serving.early import Early
 from dps.ps.shard import Shard
 from dps.ps.store.draft import Draft
 from dps.ps.store.gradients import Gradient, Mean, Pieces, RowGradient
-from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.update import Async, Bounded
 
@@ -69,9 +68,9 @@ class AsyncMode:
         if not (self._plain and is_next and is_run):
             return False
         run = layout.flats(ledger.memory.run(push.parts, layout.nbytes))
-        result = Pushed(push.number, APPLIED, self._step(push.step), self._staleness(push.counter), 0, "")
+        step, staleness = self._step(push.step), self._staleness(push.counter)
         gradient = Gradient(run, {}, checked=not shard.checks_finite)
-        if store.apply(gradient, result.step, record=partial(self._record, ledger, result)):
+        if store.apply(gradient, step, record=partial(self._record, ledger, push.number, step, staleness, False)):
             return False
         shard.reading.answer_push(sender, ledger.results[push.number])
         shard.reading.wake()
@@ -147,8 +146,7 @@ class AsyncMode:
             staged.look(store)
         credit = staged.in_pieces and self._gives_credit
         if not stale and not staged.problem:
-            result = Pushed(number, APPLIED, self._step(staged.push.step), staleness, 0, "", credit=credit)
-            staged.problem = self._publish(ledger, staged, result)
+            staged.problem = self._publish(ledger, staged, staleness, credit)
             if not staged.problem:
                 return ledger.results[number]
         status = REFUSED if staged.problem else DROPPED
@@ -175,51 +173,53 @@ class AsyncMode:
             pushes=((ledger.task, ledger.incarnation, number),),
         )  # fmt: skip
 
-    def _publish(self, ledger: Ledger, staged: Staged, result: Pushed) -> str:
+    def _publish(self, ledger: Ledger, staged: Staged, staleness: int, credit: bool) -> str:
         """Make a push the next version, and record its result; why it is refused, or ""."""
         draft, staged.draft = staged.draft, None
+        push, step = staged.push, self._step(staged.push.step)
+        about = ledger, push.number, step, staleness, credit
         if draft is not None:
             self._worth.note(draft.holds)
             try:
                 if draft.holds:
-                    self._record(ledger, result, draft.counter)
+                    self._record(*about, draft.counter)
                     draft.publish()
                     return ""
             finally:
                 draft.drop()
-        gradient = staged.sound()
-        record = partial(self._record, ledger, result)
-        if staged.in_pieces and self.shard.store.is_large and not self.settings.compensation:
-            record = partial(self._record_and_answer, ledger, result)
-        gradient = self._compensated(gradient, staged.push.incarnation)
-        return self.shard.store.apply(gradient, result.step, self._scale(result.staleness), record)
+        gradient, scale, record = staged.sound(), self._scale(staleness), self._record
+        if self.settings.compensation:
+            gradient = self._compensated(gradient, push.incarnation)
+        elif staged.in_pieces and self.shard.store.is_large:
+            record = self._record_and_answer
+        return self.shard.store.apply(gradient, step, scale, partial(record, *about))
 
-    def _record(self, ledger: Ledger, result: Pushed, counter: int) -> None:
+    def _record(self, ledger: Ledger, number: int, step: int, staleness: int, credit: bool, counter: int) -> None:
         """A push will be, or is, version `counter`."""
         shard = self.shard
-        shard.decide(ledger, changed(result, counter=counter))
-        shard.staleness[ledger.name] = result.staleness
-        shard.node.runtime.record(
-            "applied", epoch=shard.epoch, counter=counter, step=result.step,
-            pushes=((ledger.task, ledger.incarnation, result.number),),
-        )  # fmt: skip
+        shard.decide(ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit))
+        shard.staleness[ledger.name] = staleness
+        pushes = ((ledger.task, ledger.incarnation, number),)
+        shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
 
-    def _record_and_answer(self, ledger: Ledger, result: Pushed, counter: int) -> None:
+    def _record_and_answer(
+        self, ledger: Ledger, number: int, step: int, staleness: int, credit: bool, counter: int
+    ) -> None:
         """Answer a large push before the pass that applies it: its memory is not the session's.
 
         Whatever the session asks then is handled after the pass. A ps that is lost meanwhile loses all that it applied.
         """
-        self._record(ledger, result, counter)
-        asker = self._senders.get((ledger.incarnation, result.number))
+        self._record(ledger, number, step, staleness, credit, counter)
+        asker = self._senders.get((ledger.incarnation, number))
         if asker is None or self.shard.reading.lending.wants(asker.incarnation, asker.request):
             return
         try:
-            self.shard.node.answer(asker, ledger.results[result.number])
+            self.shard.node.answer(asker, ledger.results[number])
             self.shard.node.flush()
         except OSError as error:
             log.warning("%s: an answer to %s waits for the pass: %s", self.shard.node.name, ledger.name, error)
         else:
-            del self._senders[ledger.incarnation, result.number]
+            del self._senders[ledger.incarnation, number]
 
     @property
     def _alone(self) -> bool:
@@ -250,7 +250,7 @@ class AsyncMode:
 
     def _compensated(self, update: Gradient, incarnation: int) -> Gradient:
         backups = self._backups.get(incarnation)
-        if not self.settings.compensation or backups is None:
+        if backups is None:
             return update
         if update.run is not None:
             runs = [

@@ -36,11 +36,12 @@ class Together:
     def keep(self, staged: Staged, sender: Sender) -> bool:
         """Keep a push that is complete; False where it has to be reported, as have those that are kept."""
         push, gradient = staged.push, staged.gradient
-        if not self._shard.is_small or gradient is None or not gradient.flats() or staged.problem:
+        if not self._shard.is_small or gradient is None or gradient.run is None or staged.problem:
             return False
         self._wanted = self._quorum.undisturbed
-        known = push.incarnation in self._kept or not self._quorum.awaits(push.incarnation, push.number, push.step)
-        if not self._wanted or known:
+        if not self._wanted or push.incarnation in self._kept:
+            return False
+        if not self._quorum.awaits(push.incarnation, push.number, push.step):
             return False
         self._kept[push.incarnation] = staged, sender
         return True

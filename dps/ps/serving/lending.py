@@ -41,10 +41,11 @@ class Lending:
     def wants(self, incarnation: int, number: int) -> bool:
         """Whether values are wanted with the result of a push under this number, and were not returned yet."""
         loans = self._of.get(incarnation)
-        return loans is not None and number in loans.wanted and not self.is_over(incarnation, number)
+        return loans is not None and number in loans.wanted and not (number < loans.below or number in loans.over)
 
     def lend(self, incarnation: int, number: int) -> Hold | None:
         """A hold for a request; None if there is none to be had."""
+        self._store.refresh([])
         hold = self._store.hold(shared=True)
         if hold is not None:
             held = self._loans(incarnation).open

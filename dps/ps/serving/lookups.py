@@ -20,7 +20,8 @@ class Lookups:
     def __init__(self, shard: Served) -> None:
         self._shard = shard
         self._answers: dict[int, Answers] = {}
-        self._waiting: dict[int, dict[tuple[Any, int], tuple[Sender, Lookup, Array]]] = {}
+        self.waiting: dict[int, dict[tuple[Any, int], tuple[Sender, Lookup, Array]]] = {}
+        """Those that wait for a step, by incarnation."""
 
     def ask(self, sender: Sender, message: Lookup) -> None:
         """Answer now, or when the shard has come to the step that the asker must see.
@@ -38,7 +39,7 @@ class Lookups:
             shard.node.answer(sender, RowsUnknown(message.listed))
             return
         if shard.store.step < message.min_step:
-            waiting = self._waiting.setdefault(sender.incarnation, {})
+            waiting = self.waiting.setdefault(sender.incarnation, {})
             if len(waiting) < shard.node.runtime.tuning.serving.waiting_lookups:
                 waiting[sender.route, sender.request] = sender, message, rows.rows
             reason = f"{shard.node.name} is at step {shard.store.step}, step {message.min_step} is wanted: "
@@ -48,7 +49,7 @@ class Lookups:
 
     def wake(self) -> None:
         """Answer what waited for a step that is there now."""
-        for waiting in self._waiting.values():
+        for waiting in self.waiting.values():
             for key, (sender, message, rows) in list(waiting.items()):
                 if self._shard.store.step >= message.min_step:
                     del waiting[key]
@@ -57,7 +58,7 @@ class Lookups:
     def forget(self, incarnation: int) -> None:
         """A session has ended; what it may still be reading stays as it is."""
         self._answers.pop(incarnation, None)
-        self._waiting.pop(incarnation, None)
+        self.waiting.pop(incarnation, None)
 
     def _answer(self, sender: Sender, message: Lookup, rows: Array) -> None:
         if not (message.shared and self._share(sender, message, rows)):

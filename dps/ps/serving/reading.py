@@ -58,8 +58,9 @@ class Reading:
 
     def wake(self) -> None:
         """Answer the pulls and lookups that waited for what has just happened."""
-        self.lookups.wake()
-        for key, read in list(self._waiting.items()):
+        if self.lookups.waiting:
+            self.lookups.wake()
+        for key, read in list(self._waiting.items()) if self._waiting else ():
             if read.sender.incarnation not in self._shard.ledgers:
                 del self._waiting[key]
             elif not self._not_yet(read.sender, read.pull):
@@ -199,7 +200,6 @@ class Reading:
 
     def lend(self, sender: Sender) -> Hold | None:
         """Let a reader on this machine read in place; None when it has to be sent the values."""
-        self._shard.store.refresh([])
         hold = self.lending.lend(sender.incarnation, sender.request)
         if hold is not None:
             self._note(sender, record=True)

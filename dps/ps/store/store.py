@@ -71,19 +71,23 @@ class Store:
         `arenas`: only these, by number; what the hold has of the others is empty. `sparing`: not if the next update
         might have to make a third buffer; only for large shards.
         """
-        held = self.arenas if arenas is None else [self.arenas[number] for number in arenas]
-        sparing = sparing and self.is_large
+        sparing, numbers = sparing and self.is_large, range(len(self.arenas)) if arenas is None else arenas
+        buffers, names, arrays = list[Buffer](), list[list[int]](), [NOTHING] * (0 if shared else len(self.arenas))
         with self._lock:
-            if self.leases_on and (self._writing or not all(a.may_lease(sparing) for a in held)):
+            if self._writing and self.leases_on:
                 return None
-            buffers = [a.buffers[a.current] for a in held]
-            names = [b.memory.name for b in buffers if b.memory is not None]
-            if shared and len(names) < len(buffers):
-                return None
-            arrays = [] if shared else [_read_only(b.values) for b in buffers]
-            if arenas is not None:
-                found = dict(zip(arenas, arrays, strict=True))
-                arrays = [found.get(number, NOTHING) for number in range(len(self.arenas))]
+            for number in numbers:
+                memory = self.arenas[number]
+                if self.leases_on and not memory.may_lease(sparing):
+                    return None
+                buffer = memory.buffers[memory.current]
+                buffers.append(buffer)
+                if not shared:
+                    arrays[number] = _read_only(buffer.values)
+                elif buffer.memory is None:
+                    return None
+                else:
+                    names.append(buffer.memory.name)
             return self._hold(self.counter, self.step, arrays, names, buffers)
 
     def hold_draft(self, draft: Draft) -> Hold | None:
