@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,14 +10,16 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
 from dps.ps.serving.answers import Answers
-from dps.ps.serving.served import Served
 from dps.transport.wire import Array
+
+if TYPE_CHECKING:
+    from dps.ps.shard import Shard
 
 
 class Lookups:
     """The lookups of one shard's sessions. Runs on the node's thread."""
 
-    def __init__(self, shard: Served) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._answers: dict[int, Answers] = {}
         self.waiting: dict[int, dict[tuple[Any, int], tuple[Sender, Lookup, Array]]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
@@ -27,11 +27,13 @@ from dps.ps.serving.notices import Notices
 from dps.ps.serving.packing import Packing
 from dps.ps.serving.room import Wait
 from dps.ps.serving.sending import Answer, Sending, cut
-from dps.ps.serving.served import Served
 from dps.ps.store.draft import Draft
 from dps.ps.store.hold import Hold
 from dps.transport.message import changed
 from dps.variables.packed import PackedLayout
+
+if TYPE_CHECKING:
+    from dps.ps.shard import Shard
 
 
 @dataclass
@@ -47,7 +49,7 @@ class _Read:
 class Reading:
     """What one shard's sessions read. Runs on the node's thread."""
 
-    def __init__(self, shard: Served) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self.lending = Lending(shard.store)
         self.lookups = Lookups(shard)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dps.ps.store.arena import ArenaMemory
 from dps.ps.store.gradients import Gradient, Mean, Pieces, RowGradient, cut, size_of
-from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
-from dps.variables.plan import ShardLayout
+
+if TYPE_CHECKING:
+    from dps.ps.store.store import Store
 
 
 class Listener(Protocol):
@@ -26,19 +27,6 @@ class Listener(Protocol):
         """The draft will never be a version."""
 
 
-class Drafted(Protocol):
-    """What a draft needs of its store."""
-
-    layout: ShardLayout
-    runtime: Runtime
-    arenas: list[ArenaMemory]
-    counter: int
-    step: int
-
-    def end(self, draft: Draft, published: bool) -> None:
-        """What a draft wrote is the current version, or nothing comes of it."""
-
-
 class Draft:
     """One version between `Store.open` and its publication. Used by the ps's thread.
 
@@ -48,7 +36,7 @@ class Draft:
     """
 
     def __init__(
-        self, store: Drafted, targets: Mapping[int, int], parts: Collection[int] | None, step: int, scale: float,
+        self, store: Store, targets: Mapping[int, int], parts: Collection[int] | None, step: int, scale: float,
         reversible: bool, values: Collection[int] = (),
     ) -> None:  # fmt: skip
         """By `Store.open`. `targets`: of each arena that is written the number of the buffer that is written. `parts`:
