@@ -24,7 +24,7 @@ from dps.variables.plan import Plan, ShardLayout
 class Shard:
     """What a ps holds between two Configure messages. All methods run on the node's thread.
 
-    It has more than 12 attributes, since the rooms of a ps meet here: each is a part with a writer of its own.
+    More than 12 attributes: the rooms of a ps meet here, and each has a part of its own.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class AsyncMode:
         self._backups: dict[int, list[Array]] = {}
         self._assigned: deque[int] = deque(maxlen=MOST_ASSIGNED)
         """The last versions that only set values, in rising order."""
-        self._worth = Worth(shard.store.tuning.most_skipped)
+        self._worth = Worth(shard.node.runtime.tuning.store.most_skipped)
         self._plain = settings == Async() and shard.is_small
         """Whether nothing comes of a push's staleness, and one can be applied without staging."""
 
@@ -94,7 +94,8 @@ class AsyncMode:
         is_next = push.number == self.shard.ledgers[push.incarnation].done + 1
         if not is_next or (limit is not None and staleness > limit) or not self._worth.a_try():
             return None
-        if store.layout.gradient_nbytes < store.tuning.ahead_pieces * store.runtime.tuning.piece_nbytes:
+        tuning = store.runtime.tuning
+        if store.layout.gradient_nbytes < tuning.store.ahead_pieces * tuning.piece_nbytes:
             return None
         draft = store.open(self._step(push.step), self._scale(staleness), reversible=True)
         if draft is not None and self.sends_early:

@@ -65,7 +65,10 @@ class _Reported:
 
 
 class Quorum:
-    """`aggregate` of `total` pushes make a step; None: as many as there are workers."""
+    """`aggregate` of `total` pushes make a step; None: as many as there are workers.
+
+    More than 12 attributes: they are the state of one machine, and each event changes several of them.
+    """
 
     def __init__(
         self,

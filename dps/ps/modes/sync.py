@@ -40,9 +40,10 @@ class SyncMode:
     that order, so a step's set is the same everywhere. A cluster of one ps sends no messages for it.
     """
 
+    frees = False
+
     def __init__(self, shard: Shard, settings: SyncReplicas) -> None:
-        self.shard, self.frees = shard, False
-        self._tuning = shard.node.runtime.tuning.modes
+        self.shard = shard
         self.quorum: Quorum | None = None
         if shard.is_step_ps:
             self.quorum = Quorum(
@@ -53,10 +54,11 @@ class SyncMode:
         quota = settings.replicas_to_aggregate or settings.total_num_replicas
         self._goes_on = quota is not None or bool(settings.initial_tokens)
         """Whether a session may usually go on before its push is part of a step."""
-        self._notices = shard.reading.notices if self.quorum is not None else Notices(shard.node, self._tuning.held_s)
+        held_s = shard.node.runtime.tuning.modes.held_s
+        self._notices = shard.reading.notices if self.quorum is not None else Notices(shard.node, held_s)
         self._decisions: dict[int, Decide] = {}
-        self._next = 1
-        self._issued = 0
+        self._decided = 0
+        """The number of the last decision that was carried out here."""
         self._askers: dict[tuple[int, int], Sender] = {}
         self._granted: dict[tuple[int, int], Pushed] = {}
         self._cuts: list[str] = []
@@ -184,10 +186,10 @@ class SyncMode:
 
     def on_decide(self, message: Decide) -> None:
         """A decision of the step ps; carried out when all earlier ones are."""
-        if message.index >= self._next:
+        if message.index > self._decided:
             self._decisions[message.index] = message
-        while (decision := self._decisions.pop(self._next, None)) is not None:
-            self._next += 1
+        while (decision := self._decisions.pop(self._decided + 1, None)) is not None:
+            self._decided += 1
             self._carry_out_one(_decided(decision), decision.cut)
         self.shard.reading.wake()
 
@@ -215,7 +217,7 @@ class SyncMode:
             if isinstance(answer, Exception) and not shard.ended:
                 shard.node.after(0.05, lambda: None if shard.ended else self._tell_until_done(ps, message))
 
-        shard.node.ask(shard.peers[ps], message, self._tuning.peer_s, answered)
+        shard.node.ask(shard.peers[ps], message, shard.node.runtime.tuning.modes.peer_s, answered)
 
     def _carry_out(self, actions: list[Decision | Grant]) -> None:
         for action in actions:
@@ -237,10 +239,10 @@ class SyncMode:
 
     def _issue(self, decision: Decision, cut: str = "") -> None:
         """Number a decision, tell it to the others, carry it out here."""
-        self._issued += 1
+        self._decided += 1
         if self._others:
             message = Decide(
-                self.shard.epoch, self._issued, decision.step, [list(p) for p in decision.chosen],
+                self.shard.epoch, self._decided, decision.step, [list(p) for p in decision.chosen],
                 [list(p) for p in decision.dropped], [[list(p), reason] for p, reason in decision.refused],
                 list(decision.ended), cut,
             )  # fmt: skip

@@ -16,7 +16,7 @@ from dps.ps.serving.room import Room
 from dps.ps.store.hold import Hold
 from dps.ps.store.store import Store
 from dps.transport.wire import Array
-from dps.variables.plan import Plan, piece_size
+from dps.variables.plan import Plan, ShardLayout, piece_size
 
 Piece = list[tuple[int, int]]
 """Ranges of the run: offset, bytes."""
@@ -71,6 +71,30 @@ class Sending:
         return cut(ranges, smallest)
 
 
+class Finished:
+    """Which bytes of a run have the values of the version that is being made."""
+
+    def __init__(self, layout: ShardLayout) -> None:
+        """Arenas that are not trained stay as they are, so they are finished."""
+        self._layout = layout
+        self._ends = [arena.offset + (arena.nbytes if arena.optimizer is None else 0) for arena in layout.arenas]
+        """Of each arena: up to which byte of the run it is finished."""
+        self._apart: dict[int, int] = {}
+        """Ranges that are finished, while something before them is not."""
+
+    def add(self, offset: int, nbytes: int) -> None:
+        """These bytes are finished."""
+        arena, _ = self._layout.check_range(offset, nbytes)
+        self._apart[offset] = offset + nbytes
+        while (end := self._apart.pop(self._ends[arena], None)) is not None:
+            self._ends[arena] = end
+
+    def has(self, offset: int, nbytes: int) -> bool:
+        """Whether all of these bytes are finished."""
+        arena, _ = self._layout.check_range(offset, nbytes)
+        return offset + nbytes <= self._ends[arena]
+
+
 class Answer:
     """One version for one session. The hold ends when all has left that is to be sent."""
 
@@ -82,48 +106,32 @@ class Answer:
         self._nbytes = sum(n for piece in pieces for _, n in piece)
         self._pieces = pieces[::-1]
         """Those to be sent, the next one last."""
-        self._leaving, self._complete, self._dropped = 0, False, False
+        self._leaving, self._outcome = 0, ""
         self._began = sending.node.runtime.now()
         sending.answers += 1
         self._number = sending.answers
-        self._key = sender.route, sender.request
-        sending.under_way.add(self._key)
-        self._made = [
-            arena.offset + (arena.nbytes if arena.optimizer is None else 0) for arena in sending.layout.arenas
-        ]
-        """Of each arena: up to which byte of the run it is made. One that is not trained is what it was."""
-        self._apart: dict[int, int] = {}
-        """Ranges that are made, while something before them is not."""
+        sending.under_way.add((sender.route, sender.request))
+        self._finished = Finished(sending.layout)
 
-    def made(self, offset: int, nbytes: int) -> bool:
-        """These bytes of the run are as they will be: what is complete by now leaves, but for the last piece. Whether
-        anything does."""
-        arena, _ = self._sending.layout.check_range(offset, nbytes)
-        self._apart[offset] = offset + nbytes
-        while (end := self._apart.pop(self._made[arena], None)) is not None:
-            self._made[arena] = end
-        before = len(self._pieces)
-        while len(self._pieces) > 1 and all(self._is_made(*each) for each in self._pieces[-1]):
+    def made(self, offset: int, nbytes: int) -> None:
+        """These bytes of the run are finished: send the pieces that are finished by now, except the last one."""
+        self._finished.add(offset, nbytes)
+        while len(self._pieces) > 1 and all(self._finished.has(*each) for each in self._pieces[-1]):
             self._send(self._pieces.pop())
-        return len(self._pieces) < before
 
     def send_all(self) -> None:
         """The version is there: what has not been sent yet leaves."""
         while self._pieces:
             self._send(self._pieces.pop())
-        self._complete = True
+        self._outcome = "sent"
         self._end()
 
     def drop(self) -> None:
         """The version will not be: no more is sent of it, and the request may have another answer."""
         self._pieces.clear()
-        self._sending.under_way.discard(self._key)
-        self._complete = self._dropped = True
+        self._sending.under_way.discard((self._sender.route, self._sender.request))
+        self._outcome = "dropped"
         self._end()
-
-    def _is_made(self, offset: int, nbytes: int) -> bool:
-        arena, _ = self._sending.layout.check_range(offset, nbytes)
-        return offset + nbytes <= self._made[arena]
 
     def _send(self, piece: Piece) -> None:
         hold, sending = self._hold, self._sending
@@ -139,10 +147,10 @@ class Answer:
         self._end()
 
     def _end(self) -> None:
-        if self._leaving or not self._complete:
+        if self._leaving or not self._outcome:
             return
         self._hold.release()
-        if not self._dropped:
+        if self._outcome == "sent":
             self._sending.left(self._sender, self._nbytes, self._began, self._is_whole)
         self._over()
 

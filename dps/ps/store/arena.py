@@ -62,6 +62,8 @@ def rows_of(part: Part) -> int:
 class ArenaMemory:
     """Values and slots of one arena. Only the ps's thread writes; the store's lock guards indices and leases.
 
+    More than 12 attributes: half of them are facts of the optimizer and sizes, found once, that each push asks for.
+
     A buffer under a lease is never written. A lease is granted only while another buffer is (or can be made)
     free, so a writer always finds either an unleased current buffer or a free one.
     """

@@ -37,7 +37,6 @@ class Store:
         self.layout, self.runtime = layout, runtime
         shared = runtime if layout.nbytes >= runtime.tuning.shard_nbytes else None
         tuning = runtime.tuning
-        self.tuning = tuning.store
         self._crew = crew_of(threads, tuning.store)
         self.arenas = [memory_of(arena, shared, device, self._crew, tuning) for arena in layout.arenas]
         self._trained = {a: memory for a, memory in enumerate(self.arenas) if memory.optimizer is not None}
