@@ -21,9 +21,11 @@ class Hold:
         lock: threading.Lock,
     ) -> None:  # fmt: skip
         """`arrays`: the values of each arena, read-only, and `memories`: where others on this machine find them.
-        `buffers`: those that are held, guarded by `lock`; none if the arrays are copies."""
+        `buffers`: those to hold, guarded by `lock`, which the caller has; none if the arrays are copies."""
         self.counter, self.step, self.arrays, self.memories = counter, step, arrays, memories
         self._buffers, self._lock = buffers, lock
+        for buffer in buffers:
+            buffer.leases += 1
 
     def release(self, abandon: bool = False) -> None:
         """Let the buffers go; a second call does nothing. `abandon`: the reader was given up and may read on, so they

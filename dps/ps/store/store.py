@@ -87,7 +87,7 @@ class Store:
                     return None
                 else:
                     names.append(buffer.memory.name)
-            return self._hold(self.counter, self.step, arrays, names, buffers)
+            return Hold(self.counter, self.step, arrays, names, buffers if self.leases_on else (), self._lock)
 
     def hold_draft(self, draft: Draft) -> Hold | None:
         """Hold the version that a reversible draft will be, for those who know which ranges of it are written.
@@ -103,14 +103,7 @@ class Store:
                 return None
             buffers = [memory.buffers[draft.targets.get(a, memory.current)] for a, memory in enumerate(self.arenas)]
             arrays = [_read_only(b.values) for b in buffers]
-            return self._hold(draft.counter, draft.step, arrays, [], buffers)
-
-    def _hold(
-        self, counter: int, step: int, arrays: list[Array], names: list[list[int]], buffers: list[Buffer]
-    ) -> Hold:
-        for buffer in buffers if self.leases_on else ():
-            buffer.leases += 1
-        return Hold(counter, step, arrays, names, buffers if self.leases_on else (), self._lock)
+            return Hold(draft.counter, draft.step, arrays, [], buffers if self.leases_on else (), self._lock)
 
     def copy(self) -> Hold:
         """The current version copied out, for when it cannot be held. For the ps's thread."""
