@@ -313,7 +313,7 @@ def test_values_that_are_set_before_the_gradients_are_caught(monkeypatch: pytest
 
 def test_values_of_the_highest_task_that_win_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def last(pushes: Any) -> Any:
-        return {index: value for staged in pushes for index, value in staged.sound().values.items()}
+        return {index: value for staged in pushes for index, value in (staged.sound().values or {}).items()}
 
     monkeypatch.setattr(sync, "assigned", last)
     caught("sync", " v: row 0 on ps:")
