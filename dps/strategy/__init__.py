@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from dps.strategy.default import in_cross_replica_context as in_cross_replica_context
     from dps.strategy.input import Distributed as Distributed
     from dps.strategy.input import InputContext as InputContext
+    from dps.strategy.local import Local as Local
     from dps.strategy.loss import average_loss as average_loss
     from dps.strategy.mirrored import Mirrored as Mirrored
     from dps.strategy.one_device import OneDevice as OneDevice
+    from dps.strategy.parameter_server import ParameterServer as ParameterServer
     from dps.strategy.strategy import Strategy as Strategy
     from dps.strategy.values import MirroredValue as MirroredValue
     from dps.strategy.values import PerReplica as PerReplica
@@ -28,6 +30,7 @@ _NAMES = {
     "ReplicaContext": "context", "get_strategy": "default", "has_strategy": "default",
     "in_cross_replica_context": "default", "get_replica_context": "default", "PerReplica": "values",
     "MirroredValue": "values", "Variables": "variables", "Distributed": "input", "InputContext": "input",
+    "ParameterServer": "parameter_server", "Local": "local",
     "average_loss": "loss",
 }  # fmt: skip
 

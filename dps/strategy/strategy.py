@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from dps.cluster.device import Device, device
 from dps.errors import ConfigError
@@ -65,6 +65,15 @@ class Strategy:
     def first_replica(self) -> int:
         """The number of this process's first replica among those in sync."""
         return 0
+
+    def close(self) -> None:
+        """Give back what the strategy holds outside of this process. Without a ps: nothing. A `with` block does it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *of: object) -> None:
+        self.close()
 
     # -- running ----------------------------------------------------------------------------------------------------
 

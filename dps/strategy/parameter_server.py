@@ -1,0 +1,123 @@
+"""One replica in each worker, with the variables on the ps of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dps.client.session import Session
+from dps.errors import ConfigError
+from dps.optim import Optimizer
+from dps.server import Server
+from dps.strategy.session_variables import SessionVariables
+from dps.strategy.strategy import Strategy
+from dps.strategy.variables import Variables
+from dps.update import SyncReplicas, Update, parse
+from dps.variables.tree import Variable, leaves
+
+
+class ParameterServer(Strategy):
+    """One replica in each worker process; the variables are those of a `dps.Session`, on the ps.
+
+    With `update="sync"` all workers are in sync: each gets its part of the global batch, and gradients are summed over
+    the workers. In the other modes each worker works for itself on whole batches, and `num_replicas_in_sync` is 1.
+    `reduce` and `gather` reach the replica of this process only, so in sync mode a loss is this worker's share.
+
+    `variables` may be called once: all trained values are nested in its params. Use the strategy in a `with` block, or
+    call `close`, which ends the session.
+
+    Args:
+        server: This process's `dps.Server`, or the address of any task of the run.
+        update: The update mode, as of `dps.Session`. A synchronous one has to know the number of workers: from the
+            server's cluster, or as `dps.SyncReplicas(N, N)`. None: asynchronous.
+        settings: More arguments of `dps.Session`, such as `hooks` and `timeout`.
+
+    Raises:
+        ConfigError: A synchronous mode that does not know the number of workers, or has backup workers.
+
+    Example:
+        ```pycon
+        >>> with dps.strategy.ParameterServer(server) as strategy, strategy.scope():
+        ...     first, sgd = {"w": np.zeros(2)}, dps.optim.SGD(0.5)
+        ...     variables = strategy.variables(first, optimizer=sgd)
+        ...     push = strategy.run(lambda: variables.apply_gradients({"w": np.ones(2)}))
+        ...     print(push.step, variables.read()["w"])
+        1 [-0.5 -0.5]
+        ```
+    """
+
+    def __init__(self, server: Server | str, update: Update | str | None = None, **settings: Any) -> None:
+        super().__init__([None], settings.get("timeout", 60.0))
+        self._server, self._settings = server, settings
+        self._update = parse(update) if isinstance(update, str) else update
+        self._workers = workers_in_sync(server, self._update)
+        self._session: Session | None = None
+
+    def __repr__(self) -> str:
+        return f"dps.strategy.{type(self).__name__}(update={self._update!r})"
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many workers sum their gradients; 1 where none waits for another."""
+        return self._workers
+
+    @property
+    def first_replica(self) -> int:
+        """The place of this worker among those in sync."""
+        if self._workers == 1 or isinstance(self._server, str):
+            return 0
+        known = self._server.cluster
+        tasks = list(known.task_indices("worker")) if "worker" in known.jobs else list(range(self._workers))
+        if self._server.task not in tasks:
+            raise ConfigError(f"{self._server.name} is none of the workers {tasks} that are in sync")
+        return tasks.index(self._server.task)
+
+    def check_all_replicas_are_here(self, what: str) -> None:
+        """ConfigError where replicas in sync are in other processes."""
+        if self._workers > 1:
+            raise ConfigError(
+                f"{what}: the other {self._workers - 1} replicas are in other workers, and a ps sums gradients "
+                "alone; use apply_gradients, or Mirrored on one machine"
+            )
+
+    def _variables(self, params: Any, optimizer: Optimizer | None) -> Variables:
+        if self._session is not None:
+            raise ConfigError(
+                "variables: called a second time; under ParameterServer one call holds all trained values: "
+                'nest them, as strategy.variables({"generator": ..., "discriminator": ...})'
+            )
+        refuse_on_read(params)
+        self._session = Session(self._server, params, optimizer=optimizer, update=self._update, **self._settings)
+        return SessionVariables(self, self._session, self._workers)
+
+    def close(self) -> None:
+        """End the session, as `dps.Session.close`. Blocks. A second call does nothing."""
+        if self._session is not None:
+            self._session.close()
+
+
+def refuse_on_read(params: Any) -> None:
+    """ConfigError for a variable of which each replica would have a value."""
+    for name, leaf in leaves(params):
+        if isinstance(leaf, Variable) and leaf.synchronization == "on_read":
+            raise ConfigError(
+                f"{name}: synchronization='on_read' is a value of each replica, and a ps has one value for all; "
+                "keep it in the program, or use Mirrored"
+            )
+
+
+def workers_in_sync(server: Server | str, update: Update | None) -> int:
+    """How many workers sum their gradients. ConfigError if that cannot be known."""
+    if not isinstance(update, SyncReplicas):
+        return 1
+    aggregated, total = update.replicas_to_aggregate, update.total_num_replicas
+    if aggregated is not None:
+        if total not in (None, aggregated):
+            raise ConfigError(f"ParameterServer: {update} does not sum one gradient of each of {total} workers")
+        return aggregated
+    known = total
+    if known is None and isinstance(server, Server) and "worker" in server.cluster.jobs:
+        known = server.cluster.num_tasks("worker")
+    if known is None:
+        what = "ParameterServer: how many workers are in sync is not known here"
+        raise ConfigError(f"{what}; say update=dps.SyncReplicas(N, N)")
+    return known
