@@ -18,6 +18,7 @@ _NAMES = {
     "LogMetrics": "dps.hooks", "NanGuard": "dps.hooks", "SummarySaver": "dps.hooks",
     "CheckpointSaverListener": "dps.hooks", "FinalOps": "dps.hooks", "GlobalStepWaiter": "dps.hooks",
     "Profiler": "dps.hooks",
+    "SummaryWriter": "dps.hooks", "follow": "dps.following",
     "LocalCluster": "dps.launch.local", "simulate": "dps.launch.simulate",
     "DpsError": "dps.errors", "DeadlineExceeded": "dps.errors", "TaskLost": "dps.errors",
     "Unavailable": "dps.errors", "Aborted": "dps.errors", "Cancelled": "dps.errors", "ProtocolError": "dps.errors",
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from dps.errors import RemoteError as RemoteError
     from dps.errors import TaskLost as TaskLost
     from dps.errors import Unavailable as Unavailable
+    from dps.following import follow as follow
     from dps.hooks import CheckpointSaver as CheckpointSaver
     from dps.hooks import CheckpointSaverListener as CheckpointSaverListener
     from dps.hooks import FinalOps as FinalOps
@@ -92,6 +94,7 @@ if TYPE_CHECKING:
     from dps.hooks import StepCounter as StepCounter
     from dps.hooks import StopAtStep as StopAtStep
     from dps.hooks import SummarySaver as SummarySaver
+    from dps.hooks import SummaryWriter as SummaryWriter
     from dps.reply import Push as Push
     from dps.reply import Reply as Reply
     from dps.reply import Version as Version

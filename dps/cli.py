@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -48,6 +49,11 @@ def parser() -> Parser:
     launch.add_argument(
         "--device", default="", help="where each ps keeps its variables by default: cpu, or for example gpu:0"
     )
+    evaluator = launch.add_argument(
+        "--evaluator",
+        help="FILE of a program that evaluates beside the training, or 'FILE ARGUMENTS'",
+    )
+    evaluator.complete = FILES  # type: ignore[attr-defined]
     program = launch.add_argument(
         "program", help="FILE or package.module, run on every worker; then -- and its arguments"
     )
@@ -98,9 +104,12 @@ def run_launch(args: argparse.Namespace) -> int:
 
     if args.ps < 1 or args.workers < 1:
         raise ConfigError(f"got --ps {args.ps} --workers {args.workers}; wanted at least one of each")
-    file = args.program.rpartition(":")[0] or args.program
-    if file.endswith(".py") and not os.path.exists(file):
-        raise ConfigError(f"{file}: no such file; wanted a program, FILE or package.module")
+    for program in (args.program, *shlex.split(args.evaluator or "")[:1]):
+        file = program.rpartition(":")[0] or program
+        if file.endswith(".py") and not os.path.exists(file):
+            raise ConfigError(f"{file}: no such file; wanted a program, FILE or package.module")
+    if args.evaluator is not None and not args.evaluator.strip():
+        raise ConfigError("got an empty --evaluator; wanted FILE, or 'FILE ARGUMENTS'")
     if args.update:
         from dps.update import parse_flag
 
@@ -108,7 +117,8 @@ def run_launch(args: argparse.Namespace) -> int:
     if args.threads:
         parse_threads(args.threads)
     own = [f"--{name}={value}" for name in ("threads", "device") if (value := getattr(args, name))]
-    return launch(args.ps, args.workers, args.program, args.arguments, args.update, args.restarts, args.pin, own)
+    given = args.ps, args.workers, args.program, args.arguments, args.update, args.restarts, args.pin, own
+    return launch(*given, args.evaluator)
 
 
 def run_status(args: argparse.Namespace) -> int:

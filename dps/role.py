@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, NoReturn
 from dps import config, descriptors
 from dps.errors import ConfigError, DpsError
 from dps.launch.outcome import TEARDOWN
+from dps.launch.program import run_program
 
 if TYPE_CHECKING:
+    from dps.cluster.spec import ClusterSpec, Task
     from dps.data.dataset import Dataset
     from dps.server import Server
 
@@ -28,6 +30,7 @@ EXIT_CODES = (
     "goes on"
 )
 DEFAULT_CHIEF = "127.0.0.1:2220"
+JOBS = ("chief", "ps", "worker", "evaluator", "dataset")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -69,7 +72,7 @@ def parser() -> Parser:
     """The flags of a task; the reference trainer's spellings are aliases."""
     made = Parser(prog="python -m dps.role", description=__doc__, epilog=EXIT_CODES)
     add = made.add_argument
-    add("--job", "--job_name", help="chief, ps, worker or dataset")
+    add("--job", "--job_name", help="chief (or master), ps, worker, evaluator or dataset")
     add("--task", "--task_index", type=int, help="number within the job; without it the only one, or the chief chooses")
     add("--cluster", help="JSON text, or a .json, .toml or .yaml file: {'ps': ['host:port'], 'worker': [...]}")
     add("--ps_hosts", default="", help="comma-separated host:port of the ps")
@@ -79,14 +82,16 @@ def parser() -> Parser:
     add("--bind", help="this task's own address when joining (default 127.0.0.1, a free port)")
     add("--workers", type=int, help="on the chief: how many workers are expected")
     add("--ps", type=int, help="on the chief: how many ps are expected")
+    add("--resolver", help="read the cluster from an engine: kubernetes, mpi, sge, skypilot, slurm or torchrun")
+    add("--jobs", help="with --resolver: how many of its processes each job takes, such as ps=1,worker=3")
     add("--device", default="", help="on a ps: where it keeps its variables by default: cpu, or for example gpu:0")
     add("--threads", default="", help="on a ps: threads that share an update of 8 MB or more, or auto (the default)")
     add("--update", help="how gradients are applied: async, sync or bounded:S; the default of sessions that name none")
     add("--cpus", help="run this task on these processors only, for example 0,2-3")
     add(
         "--program",
-        help="a worker's program: FILE, package.module, or either with :function; then -- and its arguments. Of a "
-        "dataset task, FILE:NAME or package.module:NAME: a dataset, or a function that returns one",
+        help="a worker's or evaluator's program: FILE, package.module, or either with :function; then -- and its "
+        "arguments. Of a dataset task, FILE:NAME or package.module:NAME: a dataset, or a function that returns one",
     )
     add("--owned", action="store_true", help="on the chief: stay when the workers have left, until told to end")
     add("--restarted", action="store_true", help="on the chief: continue the run of a chief that died at this address")
@@ -150,24 +155,26 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     if args.chief == "-":
         args.chief = chief_from_stdin(args.job)
     environ = task_environment(args)
-    if environ["DPS_JOB"] == "evaluator":
-        raise ConfigError("the evaluator job is not there yet; read with dps.Session(target) instead")
-    if environ["DPS_JOB"] not in ("chief", "ps", "worker", "dataset"):
-        raise ConfigError(f"--job {environ['DPS_JOB']} cannot be run; wanted chief, ps, worker or dataset")
-    if environ["DPS_JOB"] == "dataset":
+    from dps.cluster.environment import tf_config_of
+
+    job = environ["DPS_JOB"]
+    if job not in JOBS:
+        raise ConfigError(f"--job {job} cannot be run; wanted {', '.join(JOBS[:-1])} or {JOBS[-1]}")
+    if job == "dataset":
         return serve(environ, args, load_dataset(args.program))
-    if environ["DPS_JOB"] != "worker":
+    if job in ("chief", "ps"):
         if args.program and args.job:  # with jobs from the environment, all tasks have the same command line
-            raise ConfigError(f"a {environ['DPS_JOB']} runs no program; leave --program out")
+            raise ConfigError(f"a {job} runs no program; leave --program out")
         return serve(environ, args)
+    if not args.program and job == "evaluator":
+        raise ConfigError("an evaluator runs a program that follows the run, as dps.follow does; give it a --program")
     if not args.program:
         raise ConfigError("a worker that serves a coordinator is not there yet; give it a --program to run")
-    os.environ.update(environ)
-    for name in ("TF_CONFIG",):
-        os.environ.pop(name, None)
+    os.environ.pop("TF_CONFIG", None)
+    os.environ.update(environ | tf_config_of(environ))
     drain_on_signal()
     code = run_program(args.program, rest, args.verbose)
-    if not config.session_opened.is_set():
+    if job == "worker" and not config.session_opened.is_set():
         tell_the_chief(environ, code)
     return code
 
@@ -206,7 +213,7 @@ def tell_the_chief(environ: dict[str, str], code: int) -> None:
 
 def task_environment(args: argparse.Namespace) -> dict[str, str]:
     """The environment for `Server.from_env`: from flags, then the environment, then defaults."""
-    from dps.cluster.spec import ClusterSpec, Task
+    from dps.cluster.spec import ClusterSpec, Task, job_name
 
     cluster, own = ClusterSpec({}), None
     if args.cluster:
@@ -215,16 +222,20 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
         cluster = load_cluster(args.cluster)
     elif args.ps_hosts or args.worker_hosts:
         cluster = ClusterSpec.from_flags(args.ps_hosts, args.worker_hosts, args.chief_hosts)
+    elif args.resolver or args.jobs:
+        cluster, own = from_engine(args)
     elif not args.chief and any(name in os.environ for name in ("TF_CONFIG", "DPS_CLUSTER", "SLURM_STEP_NUM_TASKS")):
         from dps.cluster.resolve import resolve
 
         cluster, own = resolve()
-        own = None if args.job and own and own.job != args.job else own
-    job = args.job or (own.job if isinstance(own, Task) else os.environ.get("DPS_JOB"))
+    given = args.job and job_name(args.job)
+    own = None if given and own and own.job != given else own
+    job = given or (own.job if isinstance(own, Task) else os.environ.get("DPS_JOB"))
     task = args.task if args.task is not None else (own.index if isinstance(own, Task) else None)
     if job is None:
-        raise ConfigError("which job is this task of? Give --job chief, ps, worker or dataset (or TF_CONFIG)")
-    job = "chief" if job == "master" else job
+        raise ConfigError(f"which job is this task of? Give --job {', '.join(JOBS)} (or TF_CONFIG)")
+    job = job_name(job)
+    task = 0 if task is None and job == "evaluator" else task
     environ = {"DPS_JOB": job, "DPS_TASK": "" if task is None else str(task)}
     if cluster:
         import json
@@ -240,6 +251,19 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
         "DPS_THREADS": args.threads or None,
     }  # fmt: skip
     return environ | {name: str(value) for name, value in settings.items() if value is not None}
+
+
+def from_engine(args: argparse.Namespace) -> tuple[ClusterSpec, Task | None]:
+    """The cluster and the task that `--resolver` finds."""
+    from dps.cluster.engines.ranks import parse_jobs
+    from dps.cluster.resolve import engine
+
+    if not args.resolver:
+        raise ConfigError("got --jobs without --resolver; name the engine, such as --resolver slurm")
+    cluster, own = engine(args.resolver, jobs=parse_jobs(args.jobs) if args.jobs else None)
+    if own is None and not args.job:
+        raise ConfigError(f"--resolver {args.resolver} finds no task for this process; give --job and --task")
+    return cluster, own
 
 
 def load_dataset(program: str | None) -> Dataset:
@@ -339,77 +363,6 @@ def drain_on_signal() -> None:
 def unblock() -> None:
     """Unblock the signals that the launcher blocked until handlers exist."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-
-
-def run_program(program: str, arguments: list[str], verbose: bool) -> int:
-    """Run a user's program as this task. Errors of the program show their traceback and give exit code 1."""
-    import runpy
-
-    sys.argv = [program, *arguments]
-    try:
-        target, _, function = program.rpartition(":")
-        if target and function.isidentifier():
-            from dps.launch.functions import load
-
-            load(program)()
-        elif program.endswith(".py") or os.path.exists(program):
-            if not os.path.exists(program):
-                raise ConfigError(f"--program {program}: no such file")
-            sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
-            runpy.run_path(program, run_name="__main__")
-        else:
-            sys.path.insert(0, os.getcwd())
-            check_module(program)
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-        return 0
-    except DpsError as error:
-        if verbose:
-            sys.excepthook(*sys.exc_info())
-        print(f"dps: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except SystemExit as error:
-        return exit_code(error)
-    except Exception as error:
-        show(error)
-        return 1
-
-
-def check_module(name: str) -> None:
-    """Raise ConfigError for a missing module. Missing imports of that module are not checked."""
-    import importlib.util
-
-    try:
-        found = importlib.util.find_spec(name) is not None
-    except (ModuleNotFoundError, ValueError) as error:
-        missing = getattr(error, "name", None)
-        if missing is not None and not name.startswith(f"{missing}."):
-            raise
-        found = False
-    if not found:
-        raise ConfigError(f"--program {name}: no such file or module; wanted FILE, package.module, or either:function")
-
-
-def show(error: Exception) -> None:
-    """Print a program's traceback, from the program's own frames on."""
-    import traceback
-
-    trace = error.__traceback__
-    own = os.path.dirname(os.path.abspath(__file__))
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(("<frozen ", own)):
-        trace = trace.tb_next
-    if trace is None and not isinstance(error, SyntaxError):
-        trace = error.__traceback__
-    traceback.print_exception(type(error), error, trace)
-
-
-def exit_code(error: SystemExit) -> int:
-    """The exit code of `sys.exit(...)`, as Python defines it."""
-    if error.code is None or isinstance(error.code, int):
-        return error.code or 0
-    print(error.code, file=sys.stderr)
-    return 1
 
 
 def die_with_the_launcher() -> None:

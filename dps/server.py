@@ -74,7 +74,8 @@ class Server:
     Args:
         cluster: The addresses of all tasks: a `dps.ClusterSpec`, or a dict of that form. None: the task joins by
             `chief`.
-        job: "chief", "ps" or "worker".
+        job: "chief" (or "master"), "ps" or "worker"; "evaluator" for a task outside of the training cluster, which
+            only reads and need not be in `cluster`.
         task: The index within the job, from 0.
         chief: The chief's address, "HOST:PORT", for a task that joins.
         workers: How many workers the chief expects.
@@ -142,7 +143,7 @@ class Server:
         self._ps_actor: PsActor | None = None
         self._chief_actor: ChiefActor | None = None
         if self.cluster:
-            own = Identity.in_cluster(self.cluster, job, task)
+            own = Identity.in_cluster(self.cluster, job, task, bind)
         else:
             own = Identity.joining(job, task, chief, bind)
         self.job, self.task, self._chief = own.job, own.task, own.chief
@@ -187,6 +188,10 @@ class Server:
 
             self._ps_actor = PsActor(self._device, self._threads)
             self._node.host(PS, self._ps_actor)
+        if self.job == "evaluator":  # the chief does not count it, and so does not tell it of the run's end
+            from dps.queues.directory import Announcer
+
+            self._node.host("announcer", Announcer(self.job, self._chief))
         if self.job == "chief":
             self._joined.set()
         else:

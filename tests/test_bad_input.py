@@ -14,6 +14,8 @@ import pytest
 import dps
 from dps import role
 from dps.errors import ConfigError
+from dps.launch.program import exit_code as code_of
+from dps.launch.program import run_program
 
 SLURM = {
     "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NODELIST": "n[1-2]",
@@ -33,7 +35,7 @@ def exit_code(*argv: str) -> int:
     try:
         return role.main(argv)
     except SystemExit as error:
-        return role.exit_code(error)
+        return code_of(error)
 
 
 # -- where the cluster is -------------------------------------------------------------------------------------------
@@ -61,7 +63,7 @@ def tf_config(task: Any, cluster: Any = None) -> str:
             "job 'ps': got str '127.0.0.1:1', wanted",
         ),
         (tf_config({"type": "ps", "index": 0}, {"ps": ["nowhere"]}), "ps:0: address: got 'nowhere'"),
-        (tf_config({"type": "evaluator", "index": 0}), "the evaluator job is not there yet"),
+        (tf_config({"type": "evaluator", "index": 0}), "an evaluator runs a program"),
     ],
 )
 def test_a_tf_config_that_cannot_be_used(
@@ -122,7 +124,7 @@ def run(settings: str, folder: Path) -> int:
     """The exit code of a worker's program whose session has these settings."""
     program = folder / "program_bad_input.py"
     program.write_text(PROGRAM.format(settings=settings))
-    return role.run_program(str(program), [], verbose=False)
+    return run_program(str(program), [], verbose=False)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +204,7 @@ def test_names_that_are_not_there_yet_say_so_however_they_are_reached(
     with pytest.raises(ConfigError, match=f"dps.{name}: .* not there yet"):
         getattr(dps, name)
     (tmp_path / "program_later.py").write_text(f"from dps import {name}\n")
-    assert role.run_program(str(tmp_path / "program_later.py"), [], verbose=False) == 2
+    assert run_program(str(tmp_path / "program_later.py"), [], verbose=False) == 2
     assert "not there yet" in one_line(capsys)
     assert name not in dir(dps)
 

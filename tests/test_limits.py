@@ -34,7 +34,6 @@ LATER = {
     "dps/launch/supervisor.py Supervisor",
     "dps/protocol.py",
     "dps/protocol.py expanded",
-    "dps/role.py",
     "dps/server.py",
     "dps/server.py Server",
     "dps/transport/sim/connection.py Port",

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from dps import role
+from dps.launch.program import exit_code as code_of
+from dps.launch.program import run_program
 from dps.server import _open as open_servers
 from dps.transport.current import runtime
 
@@ -24,7 +26,7 @@ def exit_code(*argv: str) -> int:
     try:
         return role.main(argv)
     except SystemExit as error:
-        return role.exit_code(error)
+        return code_of(error)
 
 
 def start(*argv: str, cwd: Path | None = None, **environ: str) -> subprocess.Popen[str]:
@@ -58,7 +60,11 @@ def line(process: subprocess.Popen[str]) -> str:
         ),
         (["--job", "ps", "--log-level", "loud"], "LOUD"),
         (["--job", "boss"], "--job boss cannot be run"),
-        (["--job", "evaluator"], "not there yet"),
+        (["--job", "evaluator"], "an evaluator runs a program that follows the run"),
+        (["--resolver", "lsf"], "resolver: got 'lsf', wanted one of"),
+        (["--jobs", "ps=1"], "got --jobs without --resolver"),
+        (["--resolver", "skypilot", "--jobs", "ps"], "jobs: got 'ps', wanted names with numbers"),
+        (["--resolver", "skypilot"], "SkyPilot: got no SKYPILOT_NODE_IPS"),
         (["--job", "worker", "--task", "0"], "not there yet"),
         (["--job", "worker", "--task", "-1", "--program", "x.py"], "got --task -1"),
         (["--job", "chief", "--workers", "-2"], "got --workers -2"),
@@ -152,7 +158,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
     def call(text: str, name: str = "program_trainer.py", verbose: bool = False, program: str = "") -> int:
         (tmp_path / name).write_text(text)
-        return role.run_program(program or name, ["5", "x"], verbose)
+        return run_program(program or name, ["5", "x"], verbose)
 
     return call
 

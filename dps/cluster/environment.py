@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,25 @@ def arguments_found(environ: Mapping[str, str]) -> dict[str, Any] | None:
         "device": environ.get("DPS_DEVICE", ""),
         "threads": environ.get("DPS_THREADS") or "auto",
     }
+
+
+def tf_config_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """TF_CONFIG for a program that runs as the task that these variables name; {} if cluster or task is not known.
+
+    Tasks of a cluster that is joined by the chief's address choose their ports themselves; they are listed with port 0.
+    """
+    if not environ.get("DPS_TASK"):
+        return {}
+    if environ.get("DPS_CLUSTER"):
+        cluster = json.loads(environ["DPS_CLUSTER"])
+    elif environ.get("DPS_WORKERS") and environ.get("DPS_PS") and environ.get("DPS_CHIEF"):
+        counts = {"ps": int(environ["DPS_PS"]), "worker": int(environ["DPS_WORKERS"])}
+        cluster = {job: ["127.0.0.1:0"] * count for job, count in counts.items()}
+        cluster = {"chief": [environ["DPS_CHIEF"]], **cluster}
+    else:
+        return {}
+    task = {"type": environ["DPS_JOB"], "index": int(environ["DPS_TASK"])}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
 def _resolved(environ: Mapping[str, str]) -> dict[str, Any] | None:

@@ -26,12 +26,15 @@ class Identity:
     """Empty for a task that joins."""
 
     @staticmethod
-    def in_cluster(cluster: ClusterSpec, job: str | None, task: int | None) -> Identity:
+    def in_cluster(cluster: ClusterSpec, job: str | None, task: int | None, bind: str = "127.0.0.1:0") -> Identity:
         """A task whose cluster names all addresses. The chief is the chief job's task, else the first worker.
 
-        Job and task may be left out if there is only one choice. Raises ConfigError if there are more.
+        Job and task may be left out if there is only one choice. Raises ConfigError if there are more. An evaluator
+        need not be in the cluster; then it listens at `bind`.
         """
         cluster.check_servable()
+        if job == "evaluator" and job not in cluster.jobs:
+            return Identity._outside(cluster, job, task, bind)
         if job is None:
             if len(cluster.jobs) != 1:
                 raise ConfigError(
@@ -47,6 +50,16 @@ class Identity:
         bind, lead = cluster.task_address(job, task), cluster.chief_task()
         chief = bind if lead is None else cluster.task_address(lead.job, lead.index)
         return Identity(job, task, bind, chief, _hosts_chief(cluster, job, task), cluster)
+
+    @staticmethod
+    def _outside(cluster: ClusterSpec, job: str, task: int | None, bind: str) -> Identity:
+        """A task that the cluster does not list."""
+        lead = cluster.chief_task()
+        if lead is None:
+            raise ConfigError(
+                f"{job}: got a cluster of {', '.join(cluster.jobs)}, wanted one with a chief or a worker to follow"
+            )
+        return Identity(job, task or 0, bind, cluster.task_address(lead.job, lead.index), False, cluster)
 
     @staticmethod
     def joining(job: str | None, task: int | None, chief: str | None, bind: str) -> Identity:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dps.hooks.summary import SummarySaver
     from dps.hooks.timer import Timer
     from dps.hooks.waiter import GlobalStepWaiter
+    from dps.hooks.writer import SummaryWriter
 
 __all__ = [
     "Chain",
@@ -34,6 +35,7 @@ __all__ = [
     "StepCounter",
     "StopAtStep",
     "SummarySaver",
+    "SummaryWriter",
     "Timer",
 ]
 
@@ -52,6 +54,7 @@ if not TYPE_CHECKING:
             "CheckpointSaver": "saver",
             "StopAtStep": "stop",
             "SummarySaver": "summary",
+            "SummaryWriter": "writer",
             "Timer": "timer",
             "GlobalStepWaiter": "waiter",
         },

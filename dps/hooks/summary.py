@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
-from dps.errors import CheckpointError, ConfigError
-from dps.hooks.files import EventFile, JsonLines, SummaryFile
+from dps.errors import ConfigError
+from dps.hooks.files import EventFile
 from dps.hooks.hook import Hook
 from dps.hooks.scalars import as_number
 from dps.hooks.timer import Timer
+from dps.hooks.writer import SummaryWriter
 from dps.reply import Push
 
 if TYPE_CHECKING:
     from dps.hooks.loop import Loop
-
-log = logging.getLogger("dps")
 
 
 class SummarySaver(Hook):
@@ -66,22 +64,16 @@ class SummarySaver(Hook):
             EventFile.check_installed()
         self._directory = directory
         self.batch, self._tensorboard, self._all_workers = batch, tensorboard, all_workers
-        self._files: list[SummaryFile] = []
-        self._pushes, self._seen, self._failing = 0, 0, False
+        self._pushes, self._seen = 0, 0
 
     def after_create_session(self, session: Loop) -> None:
         folder = self._directory or session.checkpoint_dir
         if not folder:
             raise ConfigError("SummarySaver has no directory and the run no checkpoint_dir; give one of them")
         folder = str(folder)
-        own = session.name.replace(":", "-")
         if self._all_workers:
-            folder = f"{folder}/{own}"
-        runtime = session.runtime
-        self._files = [JsonLines(runtime.storage, f"{folder}/summaries.jsonl")]
-        if self._tensorboard:
-            name = f"events.out.tfevents.{int(runtime.wall()):010d}.{own}"
-            self._files.append(EventFile(runtime.storage, f"{folder}/{name}"))
+            folder = f"{folder}/{session.name.replace(':', '-')}"
+        self._writer = SummaryWriter(folder, session.name, self._tensorboard)
         self._event(session, "started", session.global_step, {})
 
     def after_run(self, session: Loop, push: Push, loss: Any) -> None:
@@ -110,16 +102,5 @@ class SummarySaver(Hook):
         self._write(session, {"step": step, "worker": session.name, "event": what, **more})
 
     def _write(self, session: Loop, row: dict[str, Any]) -> None:
-        if not (self._all_workers or session.is_chief):
-            return
-        try:
-            for file in self._files:
-                file.write(session.runtime.wall(), row)
-        except CheckpointError as error:
-            if not self._failing:
-                log.error("%s: no summaries from step %d on: %s", session.name, row["step"], error)
-            self._failing = True
-        else:
-            if self._failing:
-                log.warning("%s: summaries are written again from step %d on", session.name, row["step"])
-            self._failing = False
+        if self._all_workers or session.is_chief:
+            self._writer.row(row)

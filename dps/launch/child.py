@@ -14,6 +14,11 @@ from dps.launch.outcome import TEARDOWN
 from dps.launch.starter import started
 
 
+def runs_program(name: str) -> bool:
+    """Whether a task runs a user's program, as workers and evaluators do."""
+    return name.startswith(("worker:", "evaluator:"))
+
+
 class Child:
     """A `python -m dps.role` process. `line(name, text)` gets its output, on separate threads."""
 
@@ -81,8 +86,8 @@ class Child:
         return True
 
     def tell_to_end(self) -> None:
-        """Ask the child to end: a chief or ps ends at once, a worker's loop after its step."""
-        self.signal(signal.SIGTERM if self.name.startswith("worker") else TEARDOWN)
+        """Ask the child to end: a chief or ps ends at once, a program's loop after its step."""
+        self.signal(signal.SIGTERM if runs_program(self.name) else TEARDOWN)
 
     def end(self, patience_s: float) -> None:
         """Ask the child to end, and SIGKILL it after `patience_s`. Blocks until it has ended."""

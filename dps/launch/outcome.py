@@ -28,7 +28,7 @@ def outcome(codes: Mapping[str, int], crashed: dict[str, int], reason: str = "")
     failed by themselves count before a chief that ended because of them.
     """
     bad = {name: code for name, code in codes.items() if code not in TOLD}
-    workers = {name: code for name, code in bad.items() if name.startswith("worker")}
+    workers = {name: code for name, code in bad.items() if name.startswith(("worker:", "evaluator:"))}
     servers = {name: code for name, code in bad.items() if name not in workers}
     died = {name: code for name, code in servers.items() if code < 0 or code == LEFT}
     failed = any(code != LOST for code in workers.values())

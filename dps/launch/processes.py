@@ -16,9 +16,10 @@ from dps.launch.child import Child
 from dps.launch.failures import Failure, failure_of
 from dps.launch.functions import path_of, sources
 from dps.launch.outcome import describe
+from dps.launch.output import Output
 from dps.launch.progress import aside
 from dps.launch.run import LocalRun
-from dps.launch.supervisor import Output, Supervisor
+from dps.launch.supervisor import Supervisor
 from dps.launch.values import pack, receive, send
 
 

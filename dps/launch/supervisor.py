@@ -8,17 +8,17 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shlex
 import signal
-import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Mapping, Sequence
 
 from dps import descriptors
 from dps.config import allowed_cpus, deal_cpus, format_cpus
 from dps.errors import DeadlineExceeded, DpsError, TaskLost
-from dps.launch.child import Child
+from dps.launch.child import Child, runs_program
+from dps.launch.interrupts import Interrupts
 from dps.launch.outcome import describe, outcome
+from dps.launch.output import Output, Print
 from dps.transport.clock import now
 
 START_S = 30.0
@@ -28,34 +28,18 @@ ASKS, ASK_S = 5, 0.2
 """How often the chief is asked while it runs, and the timeout of each request."""
 END_S = 6.0
 """How long ps and chief may take to end by themselves when all workers have ended."""
+EVALUATE_S = 120.0
+"""How long an evaluator may take to end when the run has ended: it evaluates the last checkpoint."""
 SAVE_S = 120.0
 """How long they may take if the chief says that it is ending the run: it writes the last checkpoint."""
 KILL_S = 3.0
 TOLD_S = 2.0
 """How long the chief may take to end itself and the ps after it was told to."""
+SAY_S = 5.0
+"""How long the evaluator may take until a line says that it is waited for."""
+EVALUATOR = "evaluator:0"
 STDIN = "-"
 """Stands for the chief's address if it comes on stdin."""
-COLOURS = (36, 32, 33, 35, 34, 31)
-
-Print = Callable[[str, str], None]
-
-
-class Output:
-    """Lines of all tasks, each with its task's name in front; in colour on a terminal."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = sys.stdout if stream is None else stream
-        self._colours: dict[str, int] = {}
-        self._writing = threading.Lock()
-
-    def line(self, name: str, text: str) -> None:
-        prefix = f"[{name}]"
-        with self._writing:
-            if self.stream.isatty():
-                colour = self._colours.setdefault(name, COLOURS[len(self._colours) % len(COLOURS)])
-                prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
-            self.stream.write(f"{prefix} {text}\n")
-            self.stream.flush()
 
 
 class Supervisor:
@@ -105,10 +89,14 @@ class Supervisor:
 
     # -- starting ---------------------------------------------------------------------------------------------
 
-    def start(self, program: str | None = None, arguments: Sequence[str] = ()) -> None:
-        """Start chief and ps and, if there is a program, the workers, all at once: they load their modules while the
-        chief starts, and then get its address. Raises DeadlineExceeded or TaskLost if the chief does not start, and
-        ConfigError if the system lets processes open too few files."""
+    def start(self, program: str | None = None, arguments: Sequence[str] = (), evaluator: str | None = None) -> None:
+        """Start chief and ps and, if there are programs, workers and evaluator, all at once: they load their modules
+        while the chief starts, and then get its address. `evaluator`: a program and its arguments, as a shell splits
+        them; nobody waits for it while the training goes on.
+
+        Raises DeadlineExceeded or TaskLost if the chief does not start, and ConfigError if the system lets processes
+        open too few files.
+        """
         descriptors.check("each task of this run", descriptors.needed_to_launch(self.ps, self.workers))
         self._spawn("chief", self._chief_arguments("127.0.0.1:0"))
         for task in range(self.ps):
@@ -116,6 +104,9 @@ class Supervisor:
         for task in range(self.workers if program is not None else 0):
             assert program is not None
             self._spawn(f"worker:{task}", self._worker_arguments(task, program, arguments, STDIN), waits=True)
+        if evaluator is not None:
+            evaluates, *rest = shlex.split(evaluator)
+            self._spawn(EVALUATOR, self._program_arguments("evaluator", 0, evaluates, rest, STDIN), waits=True)
         try:
             self.target = self._ready.get(timeout=START_S)
         except queue.Empty:
@@ -138,7 +129,11 @@ class Supervisor:
         return self._spawn(f"worker:{task}", flags, extra, pass_fds)
 
     def _worker_arguments(self, task: int, program: str, arguments: Sequence[str], chief: str) -> list[str]:
-        flags = ["--job", "worker", "--task", str(task), "--chief", chief, *self._pinned(f"worker:{task}")]
+        return self._program_arguments("worker", task, program, arguments, chief)
+
+    def _program_arguments(self, job: str, task: int, program: str, arguments: Sequence[str], chief: str) -> list[str]:
+        flags = ["--job", job, "--task", str(task), "--chief", chief, *self._pinned(f"{job}:{task}")]
+        flags += ["--ps", str(self.ps), "--workers", str(self.workers)]  # for the program's TF_CONFIG
         return [*flags, "--program", program, "--", *arguments]
 
     def _ps_arguments(self, task: int, chief: str) -> list[str]:
@@ -196,7 +191,9 @@ class Supervisor:
             if not self.target:
                 self._ready.put("")
         self._note_end(name, code)
-        if name.startswith("worker") or code in (0, 2, 3) or self._ending:
+        if name == EVALUATOR and code and not self._ending:
+            self.say(f"{name} ended with {describe(code)}; the training goes on")
+        if runs_program(name) or code in (0, 2, 3) or self._ending:
             return
         self._crashed.pop(name, None)
         self._crashed[name] = code
@@ -231,7 +228,7 @@ class Supervisor:
         return [n for n, c in self.children.items() if n.startswith("worker") and c.alive]
 
     def servers_alive(self) -> list[str]:
-        return [n for n, c in self.children.items() if not n.startswith("worker") and c.alive]
+        return [n for n, c in self.children.items() if not runs_program(n) and c.alive]
 
     def wait(self, interrupts: Interrupts | None = None) -> int:
         """Wait until all workers have ended, and then chief and ps; returns the run's exit code. Blocks."""
@@ -249,7 +246,7 @@ class Supervisor:
         """The first ps or chief that failed and was not restarted; "" if there is none."""
         failed = [
             n for n, c in self.children.items()
-            if not n.startswith("worker") and not c.alive and self.states[n].startswith("failed")
+            if not runs_program(n) and not c.alive and self.states[n].startswith("failed")
         ]  # fmt: skip
         return next((n for n in reversed(self._crashed) if n in failed), failed[0] if failed else "")
 
@@ -276,8 +273,9 @@ class Supervisor:
         if self._heeded == 1:
             doing = "stopping after this step" if self.workers_alive() else "the run is ending"
             self.say(f"{doing}; Ctrl-C once more kills all tasks")
-            for name in self.workers_alive():
-                self.children[name].signal(signal.SIGINT)
+            for child in self.children.values():
+                if runs_program(child.name) and child.alive:
+                    child.signal(signal.SIGINT)
         else:
             self._ending = self._killed = True
             for child in self.children.values():
@@ -287,6 +285,7 @@ class Supervisor:
         if not self.owned:
             self._let_end(ALONE_S)
             self._let_end(self._patience_s())
+            self._let_evaluator_end()
         late = self.servers_alive()
         self.stop()
         return self._exit_code(late)
@@ -297,6 +296,19 @@ class Supervisor:
         while self.servers_alive() and now() < deadline:
             self.turn(0.05)
             self._heed()
+
+    def _let_evaluator_end(self) -> None:
+        """Wait for the evaluator, which the chief has told of the run's end. Blocks."""
+        evaluator = self.children.get(EVALUATOR)
+        if evaluator is None or not evaluator.alive or self._ending:
+            return
+        deadline, told_at = now() + EVALUATE_S, now() + SAY_S
+        while evaluator.alive and now() < deadline and not self._killed:
+            self.turn(0.05)
+            self._heed()
+            if now() >= told_at:
+                told_at = deadline
+                self.say(f"waits for {EVALUATOR}, at most {EVALUATE_S:.0f} s")
 
     def _patience_s(self) -> float:
         """How long ps and chief may take when no worker is left. This depends on the chief's answer."""
@@ -334,8 +346,9 @@ class Supervisor:
         self._ending = True
         for child in self.children.values():
             child.tell("")
-        for name in self.workers_alive():
-            self.children[name].signal(signal.SIGTERM)
+        for child in self.children.values():
+            if runs_program(child.name) and child.alive:
+                child.signal(signal.SIGTERM)
         chief = self.children.get("chief")
         if chief is not None and chief.alive:
             chief.tell_to_end()
@@ -346,35 +359,15 @@ class Supervisor:
             child.end(KILL_S)
 
 
-class Interrupts:
-    """Counts Ctrl-C (and SIGTERM) while it is active, instead of raising KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._seen)
-        return self
-
-    def _seen(self, *_: object) -> None:
-        self.count += 1
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-
-
 def launch(
     ps: int, workers: int, program: str, arguments: Sequence[str], update: str | None = None, restarts: int = 1,
-    pin: bool = False, ps_flags: Sequence[str] = (),
+    pin: bool = False, ps_flags: Sequence[str] = (), evaluator: str | None = None,
 ) -> int:  # fmt: skip
     """`dps launch`: run a program on every worker of a cluster on this machine; returns the exit code. Blocks."""
     supervisor = Supervisor(ps, workers, update, restarts=restarts, pin=pin, ps_flags=ps_flags)
     with Interrupts() as interrupts:
         try:
-            supervisor.start(os.fspath(program), arguments)
+            supervisor.start(os.fspath(program), arguments, evaluator)
             supervisor.say(
                 f"chief at {supervisor.target}; look at the run with: dps status --chief {supervisor.target}"
             )

@@ -10,8 +10,8 @@ from typing import Any
 from dps import telemetry
 from dps.launch.failures import failure_of
 from dps.launch.leaving import leave
+from dps.launch.output import Output
 from dps.launch.run import LocalRun
-from dps.launch.supervisor import Output
 from dps.server import Server
 from dps.transport.current import runtime
 from dps.update import Update

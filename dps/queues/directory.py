@@ -34,6 +34,17 @@ class Found(Message, kind=97):
     addresses: list[str]
 
 
+class Announcer(Actor):
+    """Announces its node under a name as long as it runs, so that the node is told of the run's end."""
+
+    def __init__(self, name: str, chief: str) -> None:
+        self._name, self._chief = name, Ref(chief, DIRECTORY)
+
+    def started(self) -> None:
+        self.node.ask(self._chief, Announce(self._name, self.node.address), ANNOUNCE_S, lambda answer: None)
+        self.node.after(ANNOUNCE_S, self.started)
+
+
 class Directory(Actor):
     """Names and addresses, as long as their nodes are there. Those nodes end with the run."""
 

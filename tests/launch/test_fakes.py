@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from dps.launch import leaving, supervisor
+from dps.launch.interrupts import Interrupts
 from dps.launch.processes import Processes
 from dps.launch.run import LocalRun
-from dps.launch.supervisor import Interrupts, Supervisor
+from dps.launch.supervisor import Supervisor
 from tests.launch.test_local import until
 
 

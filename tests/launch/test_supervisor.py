@@ -14,8 +14,10 @@ from dps import cli
 from dps.config import THREADS, environment
 from dps.errors import DeadlineExceeded
 from dps.launch import supervisor
+from dps.launch.interrupts import Interrupts
 from dps.launch.outcome import describe
-from dps.launch.supervisor import Interrupts, Output, Supervisor
+from dps.launch.output import Output
+from dps.launch.supervisor import Supervisor
 from tests.launch.test_local import until
 
 TRAINER = """

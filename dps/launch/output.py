@@ -1,0 +1,30 @@
+"""Prints the lines of all tasks of a launched run."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import TextIO
+
+COLOURS = (36, 32, 33, 35, 34, 31)
+
+Print = Callable[[str, str], None]
+
+
+class Output:
+    """Lines of all tasks, each with its task's name in front; in colour on a terminal."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = sys.stdout if stream is None else stream
+        self._colours: dict[str, int] = {}
+        self._writing = threading.Lock()
+
+    def line(self, name: str, text: str) -> None:
+        prefix = f"[{name}]"
+        with self._writing:
+            if self.stream.isatty():
+                colour = self._colours.setdefault(name, COLOURS[len(self._colours) % len(COLOURS)])
+                prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
+            self.stream.write(f"{prefix} {text}\n")
+            self.stream.flush()

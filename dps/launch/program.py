@@ -1,0 +1,79 @@
+"""Runs a user's program as a task of this process, and turns its end into an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from dps.errors import ConfigError, DpsError
+
+
+def run_program(program: str, arguments: list[str], verbose: bool) -> int:
+    """Run a user's program as this task. Errors of the program show their traceback and give exit code 1."""
+    import runpy
+
+    sys.argv = [program, *arguments]
+    try:
+        target, _, function = program.rpartition(":")
+        if target and function.isidentifier():
+            from dps.launch.functions import load
+
+            load(program)()
+        elif program.endswith(".py") or os.path.exists(program):
+            if not os.path.exists(program):
+                raise ConfigError(f"--program {program}: no such file")
+            sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
+            runpy.run_path(program, run_name="__main__")
+        else:
+            sys.path.insert(0, os.getcwd())
+            check_module(program)
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        return 0
+    except DpsError as error:
+        if verbose:
+            sys.excepthook(*sys.exc_info())
+        print(f"dps: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as error:
+        return exit_code(error)
+    except Exception as error:
+        show(error)
+        return 1
+
+
+def check_module(name: str) -> None:
+    """Raise ConfigError for a missing module. Missing imports of that module are not checked."""
+    import importlib.util
+
+    try:
+        found = importlib.util.find_spec(name) is not None
+    except (ModuleNotFoundError, ValueError) as error:
+        missing = getattr(error, "name", None)
+        if missing is not None and not name.startswith(f"{missing}."):
+            raise
+        found = False
+    if not found:
+        raise ConfigError(f"--program {name}: no such file or module; wanted FILE, package.module, or either:function")
+
+
+def show(error: Exception) -> None:
+    """Print a program's traceback, from the program's own frames on."""
+    import traceback
+
+    trace = error.__traceback__
+    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(("<frozen ", own)):
+        trace = trace.tb_next
+    if trace is None and not isinstance(error, SyntaxError):
+        trace = error.__traceback__
+    traceback.print_exception(type(error), error, trace)
+
+
+def exit_code(error: SystemExit) -> int:
+    """The exit code of `sys.exit(...)`, as Python defines it."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
