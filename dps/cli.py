@@ -118,7 +118,7 @@ def run_launch(args: argparse.Namespace) -> int:
         parse_threads(args.threads)
     own = [f"--{name}={value}" for name in ("threads", "device") if (value := getattr(args, name))]
     given = args.ps, args.workers, args.program, args.arguments, args.update, args.restarts, args.pin, own
-    return launch(*given, args.evaluator)
+    return launch(*given, evaluator=args.evaluator)
 
 
 def run_status(args: argparse.Namespace) -> int:

@@ -25,20 +25,7 @@ LOOK_S = 0.2
 
 
 class Followed(NamedTuple):
-    """The values of a global step.
-
-    Args:
-        step: The global step.
-        values: The variables: arrays in nested dicts, which belong to the caller.
-
-    Example:
-        ```pycon
-        >>> from dps.following import Followed
-        >>> step, values = Followed(7, {"w": np.zeros(3)})
-        >>> step
-        7
-        ```
-    """
+    """The values of a global step, as nested arrays that belong to the caller."""
 
     step: int
     values: Any
@@ -71,10 +58,12 @@ def follow(
 
     Example:
         ```pycon
-        >>> for step, values in dps.follow(server, pause=0.01):
-        ...     break
+        >>> params, sgd = {"w": np.zeros(3)}, dps.optim.SGD(0.1)
+        >>> with dps.Session(server, params, optimizer=sgd) as session:
+        ...     for step, values in dps.follow(server.target, pause=0.01):
+        ...         break
         >>> step, values["w"]
-        (0, array([0., 0., 0.], dtype=float32))
+        (0, array([0., 0., 0.]))
         ```
     """
     if pause <= 0 or timeout <= 0:

@@ -103,4 +103,4 @@ class SummarySaver(Hook):
 
     def _write(self, session: Loop, row: dict[str, Any]) -> None:
         if self._all_workers or session.is_chief:
-            self._writer.row(row)
+            self._writer.add(row)

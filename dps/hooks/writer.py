@@ -66,10 +66,14 @@ class SummaryWriter:
                 row[name] = as_number(value, name)
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"summary: {error}") from None
-        self.row(row)
+        self.add(row)
 
-    def row(self, row: dict[str, Any]) -> None:
-        """Add a row of plain values, with `step`. Blocks."""
+    def add(self, row: dict[str, Any]) -> None:
+        """Add a row as it is.
+
+        Args:
+            row: Plain values by name, with `step`.
+        """
         try:
             for file in self._files:
                 file.write(runtime().wall(), row)

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from dps.cluster.environment import arguments_found, server_arguments
+from dps.cluster import ClusterSpec, Task, resolve
+from dps.cluster.environment import arguments_found, server_arguments, tf_config_of
 from dps.errors import ConfigError
 
 
@@ -50,3 +51,17 @@ def test_without_a_job_tf_config_says_it_and_without_that_it_is_an_error() -> No
 def test_half_a_task_is_an_error_also_where_none_would_do(environ: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         arguments_found(environ)
+
+
+def test_programs_have_tf_config_where_cluster_and_task_are_known() -> None:
+    cluster = {"ps": ["a:1"], "worker": ["b:1", "c:1"]}
+    known = {"DPS_JOB": "worker", "DPS_TASK": "1", "DPS_CLUSTER": json.dumps(cluster)}
+    assert json.loads(tf_config_of(known)["TF_CONFIG"]) == {
+        "cluster": cluster, "task": {"type": "worker", "index": 1},
+    }  # fmt: skip
+    launched = {"DPS_JOB": "worker", "DPS_TASK": "0", "DPS_CHIEF": "127.0.0.1:7000", "DPS_PS": "1", "DPS_WORKERS": "2"}
+    assert resolve.tf_config(tf_config_of(launched)) == (
+        ClusterSpec({"chief": ["127.0.0.1:7000"], "ps": ["127.0.0.1:0"], "worker": ["127.0.0.1:0"] * 2}),
+        Task("worker", 0),
+    )
+    assert tf_config_of(launched | {"DPS_TASK": ""}) == tf_config_of({**launched, "DPS_PS": ""}) == {}

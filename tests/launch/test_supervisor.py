@@ -117,7 +117,7 @@ def test_launch_passes_on_what_only_the_ps_use(
     given: list[str], told: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[list[str]] = []
-    monkeypatch.setattr(supervisor, "launch", lambda *arguments: heard.append(arguments[-1]) or 0)
+    monkeypatch.setattr(supervisor, "launch", lambda *arguments, **_: heard.append(arguments[-1]) or 0)
     assert cli.main(["launch", *given, __file__]) == 0
     assert heard == [["--threads=auto", "--device=gpu:1"] if told is None else told]
 
