@@ -14,7 +14,9 @@ from dps.variables.plan import ShardLayout
 
 
 class Arrived:
-    """As `Taken`, of pieces that came: bytes by their first byte in the run. ProtocolError where they are not all."""
+    """As `Taken`, of pieces that came: bytes by their first byte in the run; each begins and ends where parts do.
+
+    ProtocolError if they are not all of the run, each byte once."""
 
     def __init__(self, layout: ShardLayout, pieces: Mapping[int, Array]) -> None:
         self._layout = layout
@@ -30,11 +32,6 @@ class Arrived:
         for array in found:
             array.flags.writeable = not still
         return found
-
-    @property
-    def bytes(self) -> Array:
-        """The run, put together anew."""
-        return self.copied()
 
     def copied(self) -> Array:
         """The run in memory of its own."""
@@ -63,10 +60,6 @@ class Arrived:
             at += len(piece)
         if at != end or ends:
             raise ProtocolError(f"some of the {self._layout.data_nbytes} bytes of a shard's values have not come")
-        for start, stop, _, _ in self._layout.spans:
-            number = bisect.bisect_right(self._starts, start) - 1
-            if start < stop > self._starts[number] + len(self._pieces[number]):
-                raise ProtocolError(f"bytes {start} to {stop} of a shard's values have come in several pieces")
 
 
 def _own(received: Array) -> Array:

@@ -76,11 +76,6 @@ class Compression:
 
     # -- pulls ------------------------------------------------------------------------------------------------
 
-    @property
-    def pulls(self) -> bool:
-        """Whether any values are pulled packed."""
-        return bool(self._pull)
-
     def pull(self, peer: Peer, message: Pull, *others: Any) -> PullTransfer:
         """Start a pull of one shard, as the constructor of `PullTransfer` does, in the bytes that are wanted."""
         ps, layout = peer.ps, peer.layout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dps import config
@@ -35,47 +36,44 @@ class Lookout:
         self.leads = False
         """Whether this session leads, as far as the chief has said."""
         self._asked: Request | None = None
-        self._asked_leads: Request | None = None
-        """What `asks_leads` has asked, until it is answered."""
+        """The question that is not answered yet."""
         self._asked_at = 0.0
 
     def look(self) -> None:
         """Ask, unless that was less than half a second ago."""
-        caller, connection = self._connection.caller, self._connection
+        caller = self._connection.caller
         now = caller.now()
-        if now - self._asked_at < connection.home.runtime.tuning.client.slice_s:
+        if now - self._asked_at < caller.runtime.tuning.client.slice_s:
             return
         self._asked_at = now
         if self._asked is not None:
             caller.drop(self._asked)
-        membership = connection.membership
+        self._asked = self._ask()
+
+    def asks_leads(self, timeout_s: float) -> bool:
+        """Whether this session leads now; the last known answer if the chief is away or has not answered since it was
+        asked before. Blocks up to `timeout_s`."""
+        caller, chief = self._connection.caller, self._connection.chief
+        caller.poll()  # the chief may have answered, or come back, just now
+        if self._asked is None:
+            self._asked = asked = self._ask()
+            caller.wait([asked], timeout_s, lambda: chief.address in caller.away)
+        return self.leads
+
+    def _ask(self) -> Request:
+        connection, membership = self._connection, self._connection.membership
 
         def feed(answer: Message) -> bool:
+            if isinstance(answer, Waiting):
+                return False
+            self._asked = None
             if isinstance(answer, State):
                 self.leads = answer.leads
                 if not answer.running or answer.epoch != membership.epoch:
                     membership.end()
             return True
 
-        self._asked = caller.start(connection.chief, AskState(connection.number), feed)
-
-    def asks_leads(self, timeout_s: float) -> bool:
-        """Whether this session leads now; the last known answer if the chief is away or has not answered since it was
-        asked before. Blocks up to `timeout_s`."""
-        caller, chief = self._connection.caller, self._connection.chief
-
-        def feed(answer: Message) -> bool:
-            if isinstance(answer, Waiting):
-                return False
-            self._asked_leads = None
-            self.leads = answer.leads if isinstance(answer, State) else self.leads
-            return True
-
-        caller.poll()  # the chief may have answered, or come back, just now
-        if self._asked_leads is None:
-            self._asked_leads = asked = caller.start(chief, AskState(self._connection.number), feed)
-            caller.wait([asked], timeout_s, lambda: chief.address in caller.away)
-        return self.leads
+        return connection.caller.start(connection.chief, AskState(connection.number), feed)
 
 
 class Connection:
@@ -135,21 +133,38 @@ class Connection:
             answers.append(answer)
             return True
 
-        request = self.caller.start(ref or self.chief, message, feed)
-        slice_s = self.home.runtime.tuning.client.slice_s
-        while not self.caller.wait([request], min(slice_s, max(0.0, deadline - self.caller.now()))):
-            self.check_node()
+        def look() -> None:
             if ref is not None:
                 self.lookout.look()
                 if self.membership.over:
-                    self.caller.drop(request)
                     raise Aborted(f"run epoch {self.membership.epoch} is over")
-            if self.caller.now() >= deadline:
-                self.caller.drop(request)
-                raise DeadlineExceeded(f"{self.home.name}: {text[0]}")
+
+        request = self.caller.start(ref or self.chief, message, feed)
+        self.wait([request], deadline, lambda: text[0], look)
         if isinstance(answers[0], Failed):
             raise answers[0].exception()
         return answers[0]
+
+    def wait(
+        self, requests: Sequence[Request], deadline: float, late: Callable[[], str],
+        meanwhile: Callable[[], None] | None = None, stop: Callable[[], bool] | None = None,
+    ) -> None:  # fmt: skip
+        """Pump until the requests are complete or `stop()` is true. Raises DeadlineExceeded with the text of `late()`,
+        and what `check_node` raises. `meanwhile` is called twice a second."""
+        slice_s = self.home.runtime.tuning.client.slice_s
+        try:
+            while not self.caller.wait(requests, min(slice_s, max(0.0, deadline - self.caller.now())), stop):
+                self.check_node()
+                if stop is not None and stop():
+                    return
+                if meanwhile is not None:
+                    meanwhile()
+                if self.caller.now() >= deadline:
+                    raise DeadlineExceeded(f"{self.home.name}: {late()}")
+        except BaseException:
+            for request in requests:
+                self.caller.drop(request)
+            raise
 
     def check_node(self) -> None:
         """Raise TaskLost when this node was told to end while the session still works, Cancelled from this process."""

@@ -15,7 +15,7 @@ from dps.actors.requests import Request
 from dps.client.dense import Whole, gather
 from dps.client.lanes import Lanes, Peer
 from dps.client.membership import Agreed, Membership
-from dps.errors import Aborted, DeadlineExceeded
+from dps.errors import Aborted
 from dps.protocol import PS, Enter, Init, Initialised, OpenSession, SessionOpened, Token
 from dps.transport.message import Message
 from dps.transport.wire import Array
@@ -58,7 +58,7 @@ class Joining:
 
     def __init__(self, connection: Connection, lanes: Lanes) -> None:
         self._connection, self._caller = connection, connection.caller
-        self._lanes, self._slice_s = lanes, connection.home.runtime.tuning.client.slice_s
+        self._lanes = lanes
         self._refs: dict[int, Ref] = {}
         self._plan: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
@@ -117,22 +117,22 @@ class Joining:
             )
         ), Patience()  # fmt: skip
         caller.open(connection.chief, request.again(), request)
+
+        def late() -> str:
+            return f"could not join the run at {connection.chief.address}: {request.text}"
+
+        def tell() -> None:
+            if "waits for" in request.text:
+                connection.tell(patience, request.text)
+
         while not request.complete:
-            connection.check_node()
+            connection.wait([request], deadline, late, tell, lambda: request.initialise is not None)
             if request.initialise is not None:
                 asked, request.initialise = request.initialise, None
                 self._take(asked)
                 self._send_first_values(
                     asked.epoch, deadline, lambda: request.complete or request.initialise is not None
                 )
-            if "waits for" in request.text:
-                connection.tell(patience, request.text)
-            left = deadline - caller.now()
-            if left <= 0:
-                caller.drop(request)
-                chief = connection.chief.address
-                raise DeadlineExceeded(f"{home.name} could not join the run at {chief}: {request.text}")
-            caller.wait([request], min(left, self._slice_s), stop=lambda: request.initialise is not None)
         if request.opened is None:
             assert request.error is not None
             raise request.error
@@ -173,7 +173,7 @@ class Joining:
         def stop() -> bool:
             return bool(errors) or over()
 
-        self._wait_all(requests, errors, deadline, "the ps to take the first values", stop)
+        self._wait_all(requests, errors, deadline, "the ps", stop)
         if not stop():
             done = caller.start(connection.chief, Initialised(epoch, connection.number), feed)
             self._wait_all([done], errors, deadline, "the chief", stop)
@@ -181,15 +181,9 @@ class Joining:
     def _wait_all(
         self, requests: list[Request], errors: list[Exception], deadline: float, whom: str, stop: Callable[[], bool]
     ) -> None:
-        caller = self._caller
-        while not caller.wait(requests, min(self._slice_s, max(0.0, deadline - caller.now())), stop):
-            self._connection.check_node()
-            if stop() or caller.now() >= deadline:
-                break
+        self._connection.wait(requests, deadline, lambda: f"{whom} did not take the first values", None, stop)
         for request in requests:
-            caller.drop(request)
-        if not stop() and caller.now() >= deadline:
-            raise DeadlineExceeded(f"{self._connection.home.name} waited for {whom}")
+            self._caller.drop(request)
         for error in errors:
             if not isinstance(error, Aborted):
                 raise error

@@ -31,27 +31,26 @@ class Lookups:
         self._open: set[int] = set()
         self._last = 0
 
-    def start(
-        self, wanted: str | Mapping[str, Any], rows: Any, out: Array | Mapping[str, Array] | None
-    ) -> LookupOp | TablesOp:  # fmt: skip
+    def start(self, wanted: str | Mapping[str, Any], rows: Any, out: Array | Mapping[str, Array] | None) -> LookupOp:
         """Ask for rows of a variable, or of several at one time. All is checked before anything is sent.
 
         Raises ValueError for what is no variable, no row of it, or no array to hold the rows, and TypeError for
         arguments of the two forms mixed."""
         if isinstance(wanted, str):
-            operation: LookupOp | TablesOp = self._lookup(wanted, rows, out)
+            operation = LookupOp(self.connection, {wanted: self._table(wanted, rows, out)}, several=False)
         else:
             if rows is not None or not isinstance(out, Mapping | None):
                 raise TypeError("lookup takes (name, rows, out=array) or ({name: rows}, out={name: array})")
-            strange = sorted(set(out or ()) - set(wanted))
+            places = out or {}
+            strange = sorted(set(places) - set(wanted))
             if strange:
                 raise ValueError(f"out has {strange}, of which no rows are looked up; wanted some of {list(wanted)}")
-            places = out or {}
-            operation = TablesOp({name: self._lookup(name, of, places.get(name)) for name, of in wanted.items()})
+            tables = {name: self._table(name, of, places.get(name)) for name, of in wanted.items()}
+            operation = LookupOp(self.connection, tables, several=True)
         operation.start()
         return operation
 
-    def _lookup(self, name: str, rows: Any, out: Any) -> LookupOp:
+    def _table(self, name: str, rows: Any, out: Any) -> _Table:
         plan = self.connection.agreed.plan
         if name not in plan.by_name:
             raise ValueError(f"no variable {name!r}; there are {list(plan.by_name)[:10]}")
@@ -66,13 +65,13 @@ class Lookups:
         shape = (*indices.shape, *spec.shape[1:])
         flat = len(found.asked), *spec.shape[1:]
         if out is None:
-            return LookupOp(self, spec, found, np.empty(flat, spec.dtype), shape)
+            return _Table(self, spec, found, np.empty(flat, spec.dtype), shape)
         if not isinstance(out, np.ndarray) or out.shape != shape or wire_name(out.dtype) != spec.dtype:
             got = f"{getattr(out, 'dtype', type(out))} {getattr(out, 'shape', '')}"
             raise ValueError(f"out is {got}; wanted an array of {np.dtype(spec.dtype)} {shape}")
         if indices.ndim > 1 and not out.flags.c_contiguous:
             raise ValueError(f"out for rows of shape {indices.shape} has to be C-contiguous")
-        return LookupOp(self, spec, found, out.reshape(flat), shape, out)
+        return _Table(self, spec, found, out.reshape(flat), shape, out)
 
     def roll_back(self) -> None:
         """Under a new incarnation nothing is read that the last one asked for."""
@@ -93,7 +92,42 @@ class Lookups:
 
 
 class LookupOp(Operation):
-    """One lookup: its rows come part by part, each once, and are put in the caller's order where they are not yet."""
+    """A lookup in one variable or in several, asked for at one time and waited for together."""
+
+    def __init__(self, connection: Connection, tables: dict[str, _Table], several: bool) -> None:
+        self._connection, self._tables, self._several = connection, tables, several
+        self._incarnation = -1
+
+    def start(self) -> None:
+        """Send what is not sent yet; after a rollback all of it again."""
+        caller = self._connection.caller
+        if self._incarnation != caller.incarnation:
+            self._incarnation = caller.incarnation
+            for table in self._tables.values():
+                table.ask()
+            caller.flush()
+
+    @property
+    def complete(self) -> bool:
+        current = self._incarnation == self._connection.caller.incarnation
+        return current and all(part.complete for part in self.requests())
+
+    def requests(self) -> Sequence[_PartLookup]:
+        return [part for table in self._tables.values() for part in table.parts]
+
+    def drop(self) -> None:
+        """Nobody wants it any more."""
+        for table in self._tables.values():
+            table.drop()
+
+    def result(self) -> Any:
+        """The rows, of several variables by name; complete operations only."""
+        found = {name: table.result() for name, table in self._tables.items()}
+        return found if self._several else found.popitem()[1]
+
+
+class _Table:
+    """The rows of one variable: they come part by part, each once, and are put in the caller's order if necessary."""
 
     def __init__(
         self, lookups: Lookups, spec: VariableSpec, rows: RowList, out: Array, shape: tuple[int, ...],
@@ -102,51 +136,27 @@ class LookupOp(Operation):
         """`out`: memory for the rows, shape (n, ...); the result is that in this shape, or the caller's array."""
         self._lookups, self._spec, self._out = lookups, spec, out
         self._shape, self._given = shape, given
-        self._parts: list[_PartLookup] = []
-        self._incarnation = -1
+        self.parts: list[_PartLookup] = []
         plan = lookups.connection.agreed.plan
         self._of_variable = plan.parts_of[plan.by_name[spec.name]]
         self.sent, self._which = rows.to_read(len(self._of_variable))
         self._in_place = self._which is None and out.flags.c_contiguous
         self._distinct: Array | None = None
 
-    def start(self) -> None:
-        """Send what is not sent yet; after a rollback all of it again."""
-        if self.ask():
-            self.flush()
-
-    def flush(self) -> None:
-        """Have what was asked leave now."""
-        self._lookups.connection.caller.flush()
-
-    def ask(self) -> bool:
-        """As `start`, but for what leaves with the next flush; whether there is anything."""
-        connection = self._lookups.connection
-        if self._incarnation == connection.caller.incarnation:
-            return False
-        for part in self._parts:
+    def ask(self) -> None:
+        """Ask each part's ps for its rows, with the next flush; what was asked before is forgotten."""
+        for part in self.parts:
             part.drop()
-        self._incarnation = connection.caller.incarnation
         found = [(part, *self.sent.range_of(part)) for part in self._of_variable]
         asked = [(part, first, last) for part, first, last in found if first < last]
         whole = len(asked) == 1
-        self._parts = [_PartLookup(self, self._lookups, part, first, last, whole) for part, first, last in asked]
-        return True
-
-    @property
-    def complete(self) -> bool:
-        return self._incarnation == self._lookups.connection.caller.incarnation and all(
-            part.complete for part in self._parts
-        )
-
-    def requests(self) -> Sequence[_PartLookup]:
-        return self._parts
+        self.parts = [_PartLookup(self, self._lookups, part, first, last, whole) for part, first, last in asked]
 
     def drop(self) -> None:
         """Nobody wants it any more."""
-        for part in self._parts:
+        for part in self.parts:
             part.drop()
-        self._out, self._parts = NOTHING, []
+        self._out, self.parts = NOTHING, []
 
     def target(self) -> Array:
         """Where the rows go as they come, shape (rows, elements of one): the result itself where they are it."""
@@ -166,57 +176,28 @@ class LookupOp(Operation):
         self._distinct = None
 
     def result(self) -> Array:
-        """The rows in the caller's order; complete operations only."""
+        """The rows in the caller's order; once all are there."""
         if self._distinct is not None:
             self.put_all(self._distinct)
         found = self._out.reshape(self._shape) if self._given is None else self._given
-        self._out, self._given, self._parts = NOTHING, None, []
+        self._out, self._given, self.parts = NOTHING, None, []
         return found  # the caller's alone: a transfer and its request would keep it
-
-
-class TablesOp(Operation):
-    """Lookups of several variables, asked for at one time and waited for together."""
-
-    def __init__(self, lookups: dict[str, LookupOp]) -> None:
-        self._lookups = lookups
-
-    def start(self) -> None:
-        """Send what is not sent yet; after a rollback all of it again."""
-        asked = [operation for operation in self._lookups.values() if operation.ask()]
-        if asked:
-            asked[0].flush()
-
-    @property
-    def complete(self) -> bool:
-        return all(operation.complete for operation in self._lookups.values())
-
-    def requests(self) -> Sequence[_PartLookup]:
-        return [request for operation in self._lookups.values() for request in operation.requests()]
-
-    def drop(self) -> None:
-        """Nobody wants it any more."""
-        for operation in self._lookups.values():
-            operation.drop()
-
-    def result(self) -> dict[str, Array]:
-        """The rows of each variable; complete operations only."""
-        return {name: operation.result() for name, operation in self._lookups.items()}
 
 
 class _PartLookup(Transfer):
     """The rows of one part: asked from its ps, over the socket or out of its memory."""
 
-    def __init__(self, operation: LookupOp, lookups: Lookups, part: Part, first: int, last: int, whole: bool) -> None:
+    def __init__(self, table: _Table, lookups: Lookups, part: Part, first: int, last: int, whole: bool) -> None:
         connection = lookups.connection
         super().__init__(connection.peers[part.ps])
-        self._operation, self._lookups, self._part = operation, lookups, part
+        self._table, self._lookups, self._part = table, lookups, part
         self._first, self._count, self._whole = first, last - first, whole
         self._lane = self.peer.lane
         self._dtype = np.dtype(connection.agreed.plan.variables[part.variable].dtype)
         self._nbytes = self._count * part.row_size * self._dtype.itemsize
         self._counter = -1
         self._got: dict[int, int] = {}
-        rows = operation.sent
+        rows = table.sent
         told = rows.is_told(part, connection.caller.incarnation)
         shared = self._lane.on and 0 < self._nbytes >= connection.home.runtime.tuning.shared_nbytes
         self._message = Lookup(
@@ -240,7 +221,7 @@ class _PartLookup(Transfer):
         if common is not None:
             return common
         if isinstance(message, RowsUnknown):
-            self._change(changed(self._message, arrays=(self._operation.sent.within(self._part),)))
+            self._change(changed(self._message, arrays=(self._table.sent.within(self._part),)))
             return False
         if isinstance(message, SharedRows):
             return self._read(message)
@@ -262,9 +243,9 @@ class _PartLookup(Transfer):
             return False
         rows = self._steady(memory[: self._nbytes]).view(self._dtype).reshape(self._count, self._part.row_size)
         if self._whole:
-            self._operation.put_all(rows)
+            self._table.put_all(rows)
         else:
-            self._operation.target()[self._first : self._first + self._count] = rows
+            self._table.target()[self._first : self._first + self._count] = rows
         return True
 
     def _steady(self, memory: Array) -> Array:
@@ -284,10 +265,10 @@ class _PartLookup(Transfer):
         if message.counter > self._counter:
             self._counter, self._got = message.counter, {}
         if self._whole and len(rows) == self._count:
-            self._operation.put_all(rows)
+            self._table.put_all(rows)
             return True
         first = self._first + message.first
-        self._operation.target()[first : first + len(rows)] = rows
+        self._table.target()[first : first + len(rows)] = rows
         self._got[message.first] = len(rows)
         return sum(self._got.values()) >= self._count
 

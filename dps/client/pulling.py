@@ -127,7 +127,7 @@ class PullOp(Operation):
         """Those that were asked for, by index."""
         found: dict[int, Array] = {}
         for transfer in self.transfers.values():
-            assert transfer.taken is not None, "parts are not held, and come without a condition"
+            assert isinstance(transfer.taken, Taken), "parts are not held, and come without a condition"
             run, layout, parts = transfer.taken.bytes, transfer.peer.layout, self._connection.agreed.plan.parts
             found |= {index: layout.view(run, parts[index]) for index in transfer.parts}
         return found

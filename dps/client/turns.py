@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -51,19 +51,19 @@ class Turns:
         names = [thread.name for thread in threading.enumerate() if thread.ident == self.thread]
         return names[0] if names else f"thread {self.thread}"
 
+    def run(self, call: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the function in a turn of its own."""
+        if not self.lock.acquire(False):
+            raise self.taken(call)
+        self.call, self.thread = call, get_ident()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.lock.release()
+
     def of(self, call: str, function: Callable[P, T]) -> Callable[P, T]:
         """The function as a call of its own, of what a session hands out, such as a reply."""
-
-        def taking_turns(*args: P.args, **kwargs: P.kwargs) -> T:
-            if not self.lock.acquire(False):
-                raise self.taken(call)
-            self.call, self.thread = call, get_ident()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.lock.release()
-
-        return taking_turns
+        return partial(self.run, call, function)
 
     def each(self, call: str, values: Iterator[T]) -> Iterator[T]:
         """The same values, each `next` a call of its own."""
@@ -79,14 +79,6 @@ def one_at_a_time(method: Callable[Concatenate[U, P], T]) -> Callable[Concatenat
 
     @wraps(method)
     def taking_turns(self: U, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        turns = self._turns
-        lock = turns.lock
-        if not lock.acquire(False):
-            raise turns.taken(call)
-        turns.call, turns.thread = call, get_ident()
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            lock.release()
+        return self._turns.run(call, method, self, *args, **kwargs)
 
     return taking_turns
