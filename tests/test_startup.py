@@ -149,7 +149,7 @@ LATER = {
     "_hashlib", "dataclasses", "ipaddress", "numba", "numpy.typing", "pathlib", "safetensors", "shutil", "tomllib",
     "dps.checkpoint", "dps.chief", "dps.cluster.resolve", "dps.cluster.engines", "dps.compress",
     "dps.client.compressing", "dps.hooks.files", "dps.hooks.saver", "dps.kernels", "dps.launch", "dps.monitor",
-    "dps.client.packing", "dps.ps", "dps.role", "dps.transport.sim", "dps.client.unpacking",
+    "dps.client.packing", "dps.ps", "dps.role", "dps.transport.sim",
 }  # fmt: skip
 """What a first step of a worker needs not."""
 LARGE = {"numba", "numpy", "zmq", "msgpack", "asyncio", "concurrent", "dataclasses", "json", "logging", "tomllib"}

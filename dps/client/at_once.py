@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from dps.client.cargo import shared_message
 from dps.client.connection import Connection
-from dps.client.hold import Hold, held
-from dps.client.lanes import Peer
+from dps.client.lanes import Hold, Peer, held
 from dps.client.pulling import Pulls
 from dps.client.pushes import Pushes
 from dps.client.pushing import PushOp

@@ -10,8 +10,7 @@ import numpy as np
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.requests import Request
 from dps.client.cargo import Cargo
-from dps.client.hold import Hold, held
-from dps.client.lanes import Peer
+from dps.client.lanes import Hold, Peer, held
 from dps.client.recycled import Taken
 from dps.errors import Aborted, ProtocolError, Unavailable
 from dps.protocol import (
