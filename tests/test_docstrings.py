@@ -15,6 +15,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 import dps
+from dps.client.running import Running
 
 ROOT = Path(__file__).parents[1]
 API = ROOT / "docs" / "api"
@@ -64,11 +65,11 @@ def members_of(shown: Any, options: dict[str, Any]) -> Iterator[Any]:
     """What the page shows below an entry."""
     chosen = options.get("members")
     hidden = [pattern[1:] for pattern in options.get("filters", ["!^_"])]
-    for name, member in shown.members.items():
+    for name, member in (shown.all_members if options.get("inherited_members") else shown.members).items():
         if chosen is None and any(re.search(pattern, name) for pattern in hidden):
             continue
-        if (chosen is None or name in chosen) and not member.is_alias:
-            yield member
+        if (chosen is None or name in chosen) and not (member.is_alias and not member.inherited):
+            yield member.final_target if member.is_alias else member
 
 
 @cache
@@ -129,6 +130,12 @@ def test_the_reasons_for_no_example_are_of_classes_that_have_none() -> None:
     for name in WITHOUT_EXAMPLE:
         thing = documented()[name]
         assert thing.docstring is not None and "\nExample:\n" not in thing.docstring.value
+
+
+def test_the_page_of_the_session_names_all_that_a_session_has() -> None:
+    (options,) = [options for name, options in entries() if name == "Session"]
+    members = {name for name in (*dir(dps.Session), *Running.__annotations__) if name[0] != "_"}
+    assert set(options["members"]) == members
 
 
 # -- the examples run ----------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ LATER = {
     "dps/chief/epochs.py",
     "dps/chief/epochs.py Epochs",
     "dps/chief/server.py ChiefActor",
-    "dps/client/session.py",
     "dps/client/session.py __init__",
     "dps/launch/run.py LocalRun",
     "dps/launch/supervisor.py Supervisor",

@@ -1,0 +1,201 @@
+"""The calls of a session that concern the run: what it knows of it, its end, checkpoints and counters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dps import config
+from dps.client.connection import Connection
+from dps.client.pulling import Pulls
+from dps.client.pushes import Pushes
+from dps.client.turns import Turns, one_at_a_time
+from dps.client.waiting import Waiter
+from dps.hooks.chain import Chain
+from dps.hooks.scalars import Scalars
+from dps.protocol import Restore, Save, Saved
+from dps.reply import Version
+from dps.server import Server
+from dps.transport.endpoint import Runtime
+
+if TYPE_CHECKING:
+    from dps.client.compressing import Traffic
+
+
+class Running:
+    """What all groups of a session's calls share, and the calls that concern the run as a whole."""
+
+    _server: Server
+    _timeout: float
+    _stop: bool
+    _turns: Turns
+    _connection: Connection
+    _waiter: Waiter
+    _pulls: Pulls
+    _pushes: Pushes
+    _hooks: Chain
+    scalars: Scalars
+    """What `summary` was given; hooks read it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the task that the session belongs to, such as "worker:0"."""
+        return self._server.name
+
+    @property
+    def runtime(self) -> Runtime:
+        """The clock and the storage that this session uses, for hooks: the real ones, or the simulator's."""
+        return self._server.runtime
+
+    @property
+    def global_step(self) -> int:
+        """The highest global step that this session has heard of. Does not ask the ps and does not block."""
+        return self._connection.steps.step
+
+    @property
+    def version(self) -> Version:
+        """The version that the last pull of all variables read, for `pull(if_newer_than=...)`."""
+        return self._pulls.version
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Bytes of gradients and values that this session has moved, and what they would be without compression.
+
+        None for a session without compressors. The object is a copy. Does not block.
+        """
+        compression = self._connection.compression
+        return None if compression is None else compression.traffic.copy()
+
+    @property
+    def checkpoint_dir(self) -> str | None:
+        """The run's folder for checkpoints; None when it has none."""
+        return str(self._connection.agreed.settings.get("checkpoint_dir") or "") or None
+
+    @property
+    @one_at_a_time
+    def is_chief(self) -> bool:
+        """Whether this is the session of the lowest worker that is alive.
+
+        Asks the chief, and blocks up to 2 s. While the chief is away this is its last answer, at once.
+        """
+        return self._connection.lookout.asks_leads(min(self.runtime.tuning.client.leads_s, self._timeout))
+
+    def should_stop(self) -> bool:
+        """Whether the loop should end: a hook, Ctrl-C or the chief asked for it, or the run has ended. Does not block.
+
+        Returns:
+            True from then on.
+
+        Example:
+            ```pycon
+            >>> session.should_stop()
+            False
+            ```
+        """
+        server = self._server
+        return self._stop or config.stop_requested.is_set() or server.stop_requested or server.exit_code is not None
+
+    def request_stop(self) -> None:
+        """Make `should_stop` true in this session.
+
+        Example:
+            ```pycon
+            >>> session.request_stop()
+            >>> session.should_stop()
+            True
+            ```
+        """
+        self._stop = True
+
+    def summary(self, name: str, value: Any) -> None:
+        """Report a number, such as an accuracy, to the hooks that write logs and summaries.
+
+        The newest value of a name counts.
+
+        Args:
+            name: What the number is; not one of the names that each row has, such as "step" and "loss".
+            value: A number, or an array or tensor of one element.
+
+        Raises:
+            ConfigError: A name that each row has, or a value that is no number (also a ValueError).
+
+        Example:
+            ```python
+            session.summary("accuracy", 0.93)
+            ```
+        """
+        self.scalars.put(name, value)
+
+    @one_at_a_time
+    def save(self, timeout: float | None = None) -> str:
+        """Write a checkpoint now. Blocks. Nothing is written when the step is saved already.
+
+        Args:
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The checkpoint's name.
+
+        Raises:
+            ValueError: The run has no checkpoint_dir.
+            CheckpointError: The disk refuses.
+            DeadlineExceeded: The checkpoint was not written in time.
+
+        Example:
+            ```python
+            params = {"w": np.zeros(3, np.float32)}
+            with dps.Session(server, params, optimizer=dps.optim.SGD(0.1),
+                         checkpoint_dir="run") as session:
+                session.push({"w": np.ones(3, np.float32)})
+                name = session.save()
+                session.push({"w": np.ones(3, np.float32)})
+                assert session.restore(name) == 1
+            ```
+        """
+        self._waiter.check_open()
+        connection = self._connection
+        answer = self._waiter.retrying(
+            lambda deadline: connection.ask(Save(connection.number), deadline, "the checkpoint"), timeout
+        )
+        assert isinstance(answer, Saved)
+        return answer.name
+
+    @one_at_a_time
+    def restore(self, name: str = "", timeout: float | None = None) -> int:
+        """Roll the whole run back to a checkpoint. Blocks. All sessions are rolled back, as after the loss of a ps.
+
+        Args:
+            name: What `save` returned; "": the newest whole checkpoint.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The step of the checkpoint.
+
+        Raises:
+            ValueError: The run has no checkpoint_dir.
+            CheckpointError: There is no such checkpoint, or it cannot be read.
+            DeadlineExceeded: The run was not rolled back in time.
+        """
+        self._waiter.check_open()
+        connection, deadline = self._connection, self._waiter.deadline(timeout)
+        connection.ask(Restore(connection.number, connection.membership.epoch, name), deadline, "the chief")
+        self._waiter.recover(deadline)
+        return connection.steps.step
+
+    @one_at_a_time
+    def stats(self) -> dict[str, Any]:
+        """Counters of every ps and of the chief, for people. Blocks.
+
+        Returns:
+            The counters by task name, such as "ps:0".
+
+        Raises:
+            DeadlineExceeded: A task did not answer in time.
+
+        Example:
+            ```pycon
+            >>> sorted(session.stats())
+            ['chief', 'ps:0']
+            ```
+        """
+        self._waiter.check_open()
+        return self._connection.stats(self._waiter.deadline(None))
