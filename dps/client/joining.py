@@ -1,4 +1,4 @@
-"""How a session joins the run at the chief: it opens, sends first values where it is asked to, and enters a step."""
+"""Joins the run at the chief: opens the session, sends first values if asked to, and enters a step."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 class Opening(Request):
-    """The question to the chief, which answers with a place in the run, or asks for first values before."""
+    """The request to open a session. The chief admits the session, or asks it for first values before."""
 
     def __init__(self, message: OpenSession) -> None:
         self._message = message
         self.text = "the chief has not answered"
-        """What it waits for."""
+        """What the chief waits for."""
         self.opened: SessionOpened | None = None
         self.error: Exception | None = None
         self.initialise: SessionOpened | None = None
-        """The chief asks for first values; they are sent once for each run epoch."""
+        """Set when the chief asks for first values, once for each run epoch."""
         self._asked_in = 0
 
     def again(self) -> Message:
@@ -65,7 +65,7 @@ class Joining:
         self.first_values: Callable[[dict[str, Array]], dict[str, Array]] | None = None
         """Makes the first values out of those of params, where the chief asks this session for them."""
         self._values: dict[str, Array] = {}
-        """Until the session has joined for the first time."""
+        """First values; empty once the session has joined."""
 
     def open(self, plan: Plan | None, values: dict[str, Array], settings: dict[str, Any], deadline: float) -> None:
         """Join for the first time. A session with a plan may be asked for the first values. Blocks."""
@@ -75,7 +75,7 @@ class Joining:
         self._values = {}
 
     def join(self, deadline: float) -> None:
-        """Join, until there is a run epoch that does not end meanwhile. Blocks."""
+        """Join the run; again if the run epoch ends meanwhile. Blocks."""
         connection = self._connection
         while True:
             opened = self._opened(deadline)
@@ -102,7 +102,7 @@ class Joining:
         }
 
     def _enter(self, deadline: float) -> None:
-        """Learn the step of now from the step ps; in sync, where that ps lets nobody in during a step, take part."""
+        """Learn the current step from the step ps. In sync, take part from there on: nobody enters during a step."""
         connection, ps = self._connection, self._connection.agreed.step_ps
         answer = connection.ask(Enter(connection.membership.epoch), deadline, f"ps:{ps}", self._refs[ps])
         assert isinstance(answer, Token)
@@ -148,7 +148,7 @@ class Joining:
         self._refs = refs
 
     def _send_first_values(self, epoch: int, deadline: float, over: Callable[[], bool]) -> None:
-        """All parts of all shards, in pieces; then tell the chief. An epoch that is `over` ends this too."""
+        """Send all parts of all shards in pieces, then tell the chief. Stops when `over()` is true."""
         connection, caller = self._connection, self._caller
         requests: list[Request] = []
         errors: list[Exception] = []
@@ -162,7 +162,7 @@ class Joining:
             self._values = self.first_values(self._values)
         values = Whole([self._values[spec.name] for spec in connection.agreed.plan.variables])
         for ps, layout in connection.agreed.plan.layouts.items():
-            # Zeros, and pages that go back to the system; in malloc's heap they would leave a hole for small objects.
+            # mmap: the memory is zeroed, and goes back to the system. In malloc's heap it would leave a hole.
             run = np.frombuffer(mmap.mmap(-1, max(1, layout.nbytes)), np.uint8, layout.nbytes)
             gather(connection.agreed.plan, layout, values, run, trained_only=False)
             for piece in layout.pieces(connection.home.runtime.tuning.piece_nbytes):

@@ -22,14 +22,15 @@ log = logging.getLogger("dps")
 
 
 class Lane:
-    """Memory shared with one ps in one run epoch. Off until both have read the other's; then values and gradients
-    are read where they were written, and only their places travel."""
+    """Memory shared with one ps in one run epoch. It is off until each side has read the other's memory.
+
+    While it is on, values and gradients are read where they were written, and messages only name their places."""
 
     def __init__(
         self, runtime: Runtime, caller: Caller, ref: Ref, epoch: int, worth: bool, tells_at_once: bool = False
     ) -> None:
-        """`worth`: the shard is large enough; else only small messages take a shorter way. `tells_at_once`: the ps
-        hears at once of all that is read."""
+        """`worth`: the shard is large enough for shared memory; else only small messages go as datagrams.
+        `tells_at_once`: each release is sent immediately."""
         self._tells_at_once = tells_at_once
         self.on, self._worth = False, worth
         self._runtime, self._caller, self._ref, self._epoch = runtime, caller, ref, epoch
@@ -37,7 +38,7 @@ class Lane:
         self._reading: set[int] = set()
 
     def heard(self, answer: Message) -> bool:
-        """The ps's answer to the probe."""
+        """Handle the ps's answer to the probe."""
         if isinstance(answer, Probed) and answer.memory:
             try:
                 here = starts_with(self._runtime, answer.memory, answer.token)
@@ -49,56 +50,57 @@ class Lane:
         return isinstance(answer, Probed | Failed)
 
     def attach(self, name: list[int]) -> Array:
-        """Memory of the ps's, bytes to read only. Raises Unavailable where it cannot be had any more."""
+        """Memory of the ps as read-only bytes. Raises Unavailable if it is gone."""
         found = self._attached.get(tuple(name))
         if found is None:
             found = self._attached[tuple(name)] = self._runtime.attach(name)
         return found
 
     def reads(self, number: int) -> None:
-        """A pull under this number may be answered with a place."""
+        """The request of this number may be answered with a place in memory."""
         self._reading.add(number)
 
     def over(self, number: int) -> None:
-        """That pull was answered otherwise."""
+        """The request of this number reads no memory."""
         self._reading.discard(number)
 
     def release(self, number: int, nbytes: int) -> None:
-        """The values under a pull's number, so many bytes, are read.
+        """Release the values that the request of this number holds.
 
-        Of a few bytes the ps hears with the session's next message; of many at once, and again until it has heard it.
+        The ps learns of a small release with the session's next message. A large one is a message of its own, sent
+        until the ps acks it.
         """
         self._reading.discard(number)
         if nbytes > self._runtime.tuning.small_nbytes or self._tells_at_once:
             self._caller.start(self._ref, Release(self._epoch, [number]), lambda _: True)
 
     def all_released_below(self) -> int:
-        """Under all lower numbers nothing is read any more; 0 where the lane is off."""
+        """No request of a lower number reads memory any more; 0 if the lane is off."""
         if not self.on:
             return 0
         return min(self._reading) if self._reading else self._caller.next_number
 
     def give_up(self, error: Exception) -> None:
-        """Go on over the socket."""
+        """Use the socket from now on."""
         if self.on:
             log.warning("%s: shared memory with %s fails, sockets are used: %s", self._caller.name, self._ref, error)
         self.on = False
 
 
 class Lanes:
-    """Finds out which ps share memory with a session, whenever it joins."""
+    """Finds out, each time the session joins, which ps it can share memory with."""
 
     def __init__(self, runtime: Runtime, caller: Caller, wanted: bool = True, tells_at_once: bool = False) -> None:
-        """Unless `wanted` no ps is asked. `tells_at_once` is for sessions that only read, now and then: they keep no
-        version of a small shard from others meanwhile."""
+        """`wanted` False: no ps is asked. `tells_at_once`: for sessions that only read, and seldom: a late release
+        would keep a buffer from others."""
         self._runtime, self._caller = runtime, caller
         self._wanted, self._tells_at_once = wanted, tells_at_once
         self._own: Memory | None = None
         self._asked: list[Request] = []
 
     def open(self, refs: dict[int, Ref], epoch: int, worth: Callable[[int], bool]) -> dict[int, Lane]:
-        """Ask each ps whether it is on this machine; those that hold enough (`worth`) share memory then. Blocks for a
-        moment."""
+        """Ask each ps whether it is on this machine. It shares memory if its shard is large enough (`worth`). Blocks
+        for a moment."""
         for request in self._asked:
             self._caller.drop(request)
         self._asked = []
@@ -129,7 +131,7 @@ class Peer(NamedTuple):
     layout: ShardLayout
     lane: Lane
     abort: Callable[[], None]
-    """Called when the ps says that epoch or incarnation has ended."""
+    """Call it when the ps says that the epoch or the incarnation has ended."""
 
 
 class Hold:

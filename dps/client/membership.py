@@ -1,4 +1,4 @@
-"""What a session knows of the run that it takes part in: the run epoch, what all agreed on, how far training is."""
+"""What a session knows of its run: the run epoch, the settings that all agreed on, and the step."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from dps.variables.plan import Plan
 
 
 class Membership:
-    """The session's part in one run epoch, until it is over. Made anew when the session joins."""
+    """The session's membership in one run epoch. A new one is made when the session joins."""
 
     def __init__(self, opened: SessionOpened | None = None) -> None:
-        """None: it has not joined yet."""
+        """`opened` None: the session has not joined yet."""
         self.epoch = self.restored = self.reached = 0
         self.certain, self.over = True, False
-        """`over`: a ps or the chief has said that the epoch or the incarnation has ended; to join again is due."""
+        """`over`: a ps or the chief has said that the epoch or the incarnation has ended. The session has to join
+        again."""
         if opened is not None:
             self.epoch, self.restored = opened.epoch, opened.step
             """`restored`: the step that the epoch began with."""
             self.reached, self.certain = opened.reached, opened.certain
-            """The highest step of the epoch before that the chief was told of, and whether there was none higher."""
+            """The highest step of the last epoch that the chief was told of, and whether it is certain that none was
+            higher."""
 
     def end(self) -> None:
-        """It is over."""
+        """The epoch, or the session's incarnation, has ended."""
         self.over = True
 
 
 class Agreed:
-    """What all sessions and ps of a run epoch have in common."""
+    """What all sessions and ps of a run epoch have agreed on."""
 
     plan: Plan
 
     def __init__(self, opened: SessionOpened | None = None) -> None:
-        """None: the session does not know yet."""
+        """`opened` None: the session does not know yet."""
         self.settings: dict[str, Any] = {}
         self.sync = self.bounded = False
         """The update mode; neither: async."""
@@ -46,7 +48,7 @@ class Agreed:
 
 
 class Steps:
-    """How far training is: the global step, as far as the session has heard, and its own in sync."""
+    """The highest global step that the session has heard of, and its local step in sync."""
 
     def __init__(self) -> None:
         self.step = self.local_step = 0
@@ -57,7 +59,7 @@ class Steps:
         self.step = self.local_step = step
 
     def begin_numbers(self) -> None:
-        """Pushes are numbered from 1 again."""
+        """Pushes are numbered from 1 again, under a new incarnation."""
         self._token_of = 0
 
     def saw(self, step: int) -> None:
@@ -65,7 +67,7 @@ class Steps:
         self.step = max(self.step, step)
 
     def take_token(self, push: int, step: int) -> None:
-        """A push, by its number, was released by a token, whose value is the local step from now on. Tokens may come in
-        another order."""
+        """A token for the push of this number: its value becomes the local step, unless a later push had its token
+        before."""
         if push > self._token_of:
             self._token_of, self.local_step = push, step

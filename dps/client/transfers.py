@@ -1,4 +1,4 @@
-"""Pulls and pushes of one session on their way: a request per ps, put together into one answer."""
+"""Requests of a pull or a push: one for each ps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Transfer(Request):
         self.waits_for = ""
 
     def _common(self, message: Message) -> bool | None:
-        """What all transfers do with an answer: True, False: it ends the request or not; None: it is for others."""
+        """Handle the answers that all transfers have in common: True if the request is complete, False if it goes on,
+        None if the answer is of another kind."""
         if isinstance(message, Waiting):
             self.waits_for = message.reason
             return False
@@ -60,8 +61,8 @@ class Transfer(Request):
 
 
 def copy_steadily(runtime: Runtime, target: Array, source: Array) -> None:
-    """Copy what another process may write to: in the simulator in blocks, so that a writer who does not wait for
-    readers is found out."""
+    """Copy memory that another process may write to. The simulator copies block by block, so that it finds a writer
+    that does not wait for readers."""
     block = runtime.tuning.block_nbytes
     if not block:
         target[:] = source
@@ -72,19 +73,20 @@ def copy_steadily(runtime: Runtime, target: Array, source: Array) -> None:
 
 
 class Pieces:
-    """The pieces of one answer of a ps: kept as they came, as long as all end where parts do, or copied into a run."""
+    """The pieces of one answer. They are kept as received while all of them end where parts do, else copied into a
+    run."""
 
     def __init__(
         self, answer: tuple[int, int], layout: ShardLayout, take: Callable[[ShardLayout], Taken], whole: bool
     ) -> None:
-        """`answer`: its number and version. `whole`: pieces may be kept."""
+        """`answer`: its number and version. `whole`: pieces may be kept as received."""
         self.answer, self._layout, self._take = answer, layout, take
         self._run = None if whole else take(layout)
         self._kept: dict[int, Array] = {}
         self._got: dict[int, int] = {}
 
     def put(self, offset: int, data: Array) -> None:
-        """Take bytes of the shard's run. Raises ProtocolError where they do not lie in it."""
+        """Add bytes of the shard's run. Raises ProtocolError if they are outside of it."""
         self._layout.check_range(offset, len(data))
         self._got[offset] = len(data)
         if self._run is None and self._layout.is_whole(offset, len(data)):
@@ -98,11 +100,11 @@ class Pieces:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that have come."""
+        """Bytes received."""
         return sum(self._got.values())
 
     def values(self) -> Taken | Arrived:
-        """What they make, once all are here, for the caller alone."""
+        """The values, once all pieces are here. They are the caller's."""
         (run, kept), self._run, self._kept = (self._run, self._kept), None, {}
         if run is not None:
             return run
@@ -112,19 +114,19 @@ class Pieces:
 
 
 class PullTransfer(Transfer):
-    """The values of one shard, in a run of bytes of the caller's.
+    """A pull of one shard.
 
-    A pull that the ps answers with places in its memory is copied from there; where it `holds`, it is not even copied:
-    `hold` has the values until `release`.
+    Values in the ps's memory are copied into `taken`. If the transfer `holds`, they are not copied: `hold` has them
+    until `release`.
     """
 
     def __init__(
         self, peer: Peer, message: Pull, take: Callable[[ShardLayout], Taken] = Taken, holds: bool = False,
         behind: PushTransfer | None = None,
     ) -> None:  # fmt: skip
-        """`take(layout)` gives the run. Leaves at the next flush.
+        """`take(layout)` returns memory for the values. The message leaves at the next flush.
 
-        `behind`: a push that asks for the values with its result; the message is sent where it does not bring them."""
+        `behind`: a push whose result may bring the values. The message is sent only if it does not."""
         super().__init__(peer)
         self.taken: Taken | Arrived | None = None
         self.hold: Hold | None = None
@@ -143,17 +145,17 @@ class PullTransfer(Transfer):
             self.peer.lane.reads(self.number)
 
     def go_on(self, lent: list[Any]) -> None:
-        """The push has its result, and with it these values, or none."""
+        """The push has its result; `lent`: counter, step and places of the values that came with it, or nothing."""
         if lent:
             self.complete = self._read(*lent)
         if not self.complete:
             self.peer.lane.over(self.number)
             self._ask()
-            self._behind = None  # not before it has a number of its own: that of the push is not its to drop
+            self._behind = None  # only now: until here the number was that of the push, which `drop` must not close
 
     def again(self) -> Message:
-        """Long pieces may be why no answer came: over a connection that has become slow, libzmq takes one for broken
-        while a message is on its way for too long."""
+        """Ask for short pieces: libzmq closes a connection on which one message takes too long, and a long piece may be
+        why no answer came."""
         return changed(self._message, whole=False) if self._message.whole else self._message
 
     def feed(self, message: Message) -> bool:
@@ -174,14 +176,14 @@ class PullTransfer(Transfer):
         return complete
 
     def _read(self, counter: int, step: int, memories: list[Any]) -> bool:
-        """Read in place; where that fails the values are to be asked for over the socket."""
+        """Read the values in the ps's memory. False if that fails: then they have to be asked for over the socket."""
         hold = held(self.peer, self.number, counter, memories)
         if hold is None:
             self._message = changed(self._message, shared=False)
             return False
         self.counter, self.step = counter, step
         if self._holds:
-            self.hold, self.taken = hold, None  # pieces of an earlier answer are for nothing
+            self.hold, self.taken = hold, None  # also not pieces of an earlier answer
             return True
         self.taken = self._take_run(self.peer.layout)
         for arena, memory in zip(self.peer.layout.arenas, hold.memories, strict=True):
@@ -191,13 +193,13 @@ class PullTransfer(Transfer):
         return True
 
     def release(self) -> None:
-        """Give what is held back to the ps."""
+        """Release what is held."""
         hold, self.hold = self.hold, None
         if hold is not None:
             hold.release()
 
     def drop(self) -> None:
-        """Forget the request; values that the ps lends to a late answer are given back at once."""
+        """Forget the request; values that a late answer lends are released immediately."""
         self._pieces = None
         if self._behind is None:
             self._caller.drop(self)
@@ -209,7 +211,8 @@ class PullTransfer(Transfer):
             self.peer.lane.release(self.number, self.peer.layout.nbytes)
 
     def _take(self, piece: Values) -> bool:
-        """Pieces of two versions, or of two answers after a resend, are never mixed: a higher one starts anew."""
+        """Add a piece; whether all are here. Pieces of two versions, or of two answers after a resend, are never mixed:
+        a higher one starts anew."""
         answer, known = (piece.answer, piece.counter), self._pieces
         if (known is not None and answer < known.answer) or len(piece.offsets) != len(piece.arrays):
             return False
@@ -228,32 +231,32 @@ class PullTransfer(Transfer):
 
     @property
     def parts(self) -> list[int]:
-        """The indices of those that are asked for; empty for all."""
+        """The indices of the parts that are asked for; empty for all."""
         return self._message.parts
 
     @property
     def received(self) -> int:
-        """Bytes of values that have come over the socket."""
+        """Bytes of values received over the socket."""
         return 0 if self._pieces is None else self._pieces.nbytes
 
 
 class PushTransfer(Transfer):
-    """One shard's part of a push, under one number until the ps has a result for it.
+    """A push of one shard, under one number until it has a result.
 
-    A long push asks for credit first. While no answer comes, only a small question is sent again; the gradient
-    itself goes again when the ps says that it does not have it.
+    A push of several pieces asks for credit first. A retry sends only a small question; the gradient is sent again when
+    the ps says that it does not have it.
     """
 
     def __init__(self, cargo: Cargo, only_held: bool = False, credit: bool = False) -> None:
-        """`only_held`: that the ps has the push whole, in memory of its own, is enough (sync, not the step ps).
-        `credit`: the ps has given some already. Leaves at the next flush."""
+        """`only_held`: complete once the ps has the whole push in its own memory (sync, not the step ps). `credit`: the
+        ps has granted it already. The messages leave at the next flush."""
         super().__init__(cargo.peer)
         self._cargo, self._pieces, self._only_held = cargo, cargo.messages(), only_held
         self._push, self._epoch = cargo.about.number, cargo.about.epoch
         self.result: Pushed | None = None
         self.accepted: bool | None = None
         self.then: PullTransfer | None = None
-        """What waits for the values that come with the result."""
+        """The pull that waits for the values that come with the result."""
         self.lends = cargo.about.lend
         self._credit = len(self._pieces) == 1 or credit
         if cargo.run is not None:
@@ -294,7 +297,7 @@ class PushTransfer(Transfer):
         return bool(self._common(message))
 
     def _send(self) -> None:
-        """After a credit, or when the ps has lost sight of the push."""
+        """Send the gradient: after credit was granted, or again if the ps does not have it."""
         if not self._credit:
             self._credit = True
             for piece in self._pieces:

@@ -1,4 +1,4 @@
-"""A session's waits: bounded, through rollbacks and lost ps, and each says for whom."""
+"""The waits of a session: each has a deadline, goes on through rollbacks, and names who did not answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("dps")
 
 
 class Loss(NamedTuple):
-    """The steps that a rollback has undone; `certain`: not one more that anybody was told of."""
+    """The steps that a rollback has undone. `certain`: nobody was told of more."""
 
     steps: int
     certain: bool
@@ -29,23 +29,23 @@ class Operation:
     """A pull, a push or a lookup: requests to several ps that are complete together."""
 
     def start(self) -> None:
-        """Send what is not sent yet, or is of an epoch that has ended."""
+        """Send the requests that are not sent yet, and again those of an epoch that has ended."""
 
     def requests(self) -> Iterable[Transfer]:
-        """Those that are sent."""
+        """The requests that are sent."""
         raise NotImplementedError
 
     @property
     def complete(self) -> bool:
-        """Whether all have what they want."""
+        """Whether all requests have their answers."""
         raise NotImplementedError
 
     def waits_for(self) -> list[str]:
-        """What the ps that have not answered said they wait for; "" where they said nothing."""
+        """What the ps that have not answered say they wait for; "" if they say nothing."""
         return [request.waits_for for request in self.requests() if not request.complete]
 
     def raise_error(self) -> None:
-        """Raise what a ps answered instead of a result."""
+        """Raise the error that a ps answered with, if any."""
         for request in self.requests():
             if request.error is not None:
                 raise request.error
@@ -64,26 +64,23 @@ class Waiter:
             raise ValueError("the session is closed; open another dps.Session")
 
     def deadline(self, timeout: float | None) -> float:
-        """On the clock of the session's caller, which stands still while this process does; `timeout` None is the
-        session's."""
+        """When a call has to end, on the caller's clock, which stands still while this process is stopped. `timeout`
+        None: the session's."""
         return self._connection.caller.now() + (self._timeout_s if timeout is None else timeout)
 
     @property
     def patience_ms(self) -> int:
-        """The session's timeout as pulls carry it: 0 where it may take for ever.
-
-        A call's own, shorter timeout ends in an error and changes nothing for others.
-        """
+        """The session's timeout, which pulls carry; 0 for no limit. A call's own timeout is not sent."""
         return 0 if self._timeout_s == float("inf") else max(1, int(1000 * self._timeout_s))
 
     def poll(self, operation: Operation) -> bool:
-        """Take what has arrived; whether the operation is complete. Does not block."""
+        """Handle what has arrived; whether the operation is complete. Does not block."""
         operation.start()
         self._connection.caller.poll()
         return operation.complete
 
     def wait(self, operation: Operation, timeout: float | None, what: str) -> None:
-        """Pump until an operation is complete. Raises DeadlineExceeded, which names who did not answer."""
+        """Send and receive until an operation is complete. Raises DeadlineExceeded, which names who did not answer."""
         self.check_open()
         connection, deadline, own = (
             self._connection,
@@ -121,7 +118,7 @@ class Waiter:
         return f"{connection.home.name}: {what} took more than {waited_s:.1f} s at step {connection.steps.step}: {why}"
 
     def retrying(self, call: Callable[[float], Any], timeout: float | None) -> Any:
-        """`call(deadline)`, again in each new run epoch until one does not end under it."""
+        """The result of `call(deadline)`, repeated in the next run epoch when an epoch ends during the call."""
         deadline = self.deadline(timeout)
         while True:
             try:
@@ -130,14 +127,14 @@ class Waiter:
                 self.recover(deadline)
 
     def recover(self, deadline: float) -> None:
-        """Join the run's epoch of now. Blocks; raises DeadlineExceeded when no new one comes."""
+        """Join the current run epoch. Blocks. Raises DeadlineExceeded if none begins in time."""
         connection = self._connection
         before, epoch = connection.steps.step, connection.membership.epoch
         connection.joining.join(deadline)
         membership = connection.membership
         if membership.epoch != epoch:
             loss = Loss(max(0, max(before, membership.reached) - membership.restored), membership.certain)
-        else:  # whatever the number of the epoch: steps that are gone are told of
+        else:  # lost steps are reported whatever the epoch's number is
             loss = Loss(max(0, before - connection.steps.step), False)
         connection.home.runtime.record(
             "rejoined", before=epoch, epoch=connection.membership.epoch, step=membership.restored, lost=loss.steps,
