@@ -1,4 +1,4 @@
-"""A shard's values where a socket's pieces of them were received: what is whole there is not copied any more."""
+"""The values of a shard in the memory in which their pieces were received."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dps.variables.plan import ShardLayout
 
 
 class Arrived:
-    """As `Taken`, of pieces that came: bytes by their first byte in the run; each begins and ends where parts do.
+    """Like `Taken`. `pieces`: bytes by their offset in the run; each piece begins and ends where parts do.
 
-    ProtocolError if they are not all of the run, each byte once."""
+    Raises ProtocolError unless they cover the run, each byte once."""
 
     def __init__(self, layout: ShardLayout, pieces: Mapping[int, Array]) -> None:
         self._layout = layout
@@ -34,14 +34,14 @@ class Arrived:
         return found
 
     def copied(self) -> Array:
-        """The run in memory of its own."""
+        """A copy of the run."""
         run: Array = np.empty(self._layout.nbytes, np.uint8)
         for start, piece in zip(self._starts, self._pieces, strict=True):
             run[start : start + len(piece)] = piece
         return run
 
     def _between(self, start: int, stop: int) -> Array:
-        """Bytes of the run where they lie, or a copy where they may not be written to."""
+        """Bytes of the run in place; a copy if their memory is read-only."""
         if start == stop:
             return np.empty(0, np.uint8)
         number = bisect.bisect_right(self._starts, start) - 1
@@ -49,7 +49,7 @@ class Arrived:
         return found if found.flags.writeable else found.copy()
 
     def _check(self) -> None:
-        """The pieces are all of the run, each byte once."""
+        """Raise ProtocolError unless the pieces cover the run, each byte once."""
         ends = {arena.offset: arena.offset + arena.nbytes for arena in self._layout.arenas if arena.nbytes}
         at = end = -1
         for start, piece in zip(self._starts, self._pieces, strict=True):
@@ -63,7 +63,7 @@ class Arrived:
 
 
 def _own(received: Array) -> Array:
-    """The bytes of a message may be written to by who has it, where their memory can be."""
+    """The bytes of a message, writable if their memory is."""
     with contextlib.suppress(ValueError):
         received.flags.writeable = True
     return received

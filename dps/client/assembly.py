@@ -1,4 +1,4 @@
-"""Between a user's nested arrays and the parts of a plan: gradients apart, values together."""
+"""Converts between a user's nested arrays and the parts of a plan."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from dps.variables.plan import Plan, picker
 from dps.variables.tree import Nesting, leaves
 
 KEPT = 8
-"""Memories of values that are known again: a ps has up to three of a large shard."""
+"""How many memories of values are remembered: a ps has up to three buffers for a large shard."""
 
 
 class Assembly:
-    """How the variables of a plan are nested, and where their parts are among those of all shards."""
+    """The nesting of a plan's variables, and the places of their parts among those of all shards."""
 
     def __init__(self, plan: Plan, nesting: Nesting) -> None:
         """`nesting` has a leaf for each variable, under its name."""
         self.plan, self._nesting = plan, nesting
         names = [spec.name for spec in plan.variables]
         self._in_order = plan.all_trained and nesting.paths == names
-        """Whether the leaves of a user's gradients are those of the variables in their order."""
+        """Whether the leaves of the nesting are all variables in the order of the plan, and all are trained."""
         variables = range(len(names)) if nesting.paths == names else [plan.by_name[path] for path in nesting.paths]
         place = {index: at for at, index in enumerate(itertools.chain(*[s.indices for s in plan.layouts.values()]))}
         self._places: list[list[int]] = []
         """Of a plan with variables that have several parts."""
         self._still: dict[tuple[int, ...], Any] = {}
-        """By the addresses of the memory, which stays where it is as long as there are arrays in it."""
+        """Trees by the addresses of their memory, which cannot change while arrays refer to it."""
         self._pick: Callable[[Sequence[Array]], Sequence[Array]] | None = None
         if plan.is_split:
             self._places = [[place[part.index] for part in plan.parts_of[variable]] for variable in variables]
@@ -41,8 +41,8 @@ class Assembly:
             self._pick = picker(list(map(place.__getitem__, variables)))
 
     def values(self, parts: Sequence[Array], join: Callable[[list[Array]], Array] | None = None) -> Any:
-        """The user's nesting of values. `parts`: those of all shards, in the order of their runs; `join` makes one
-        array of those of a variable that has several."""
+        """The values in the user's nesting. `parts`: those of all shards, in the order of their runs. `join` makes one
+        array of the parts of a variable that has several."""
         if self._pick is not None:
             return self._nesting.build(self._pick(parts))
         join = join or _joined
@@ -51,12 +51,13 @@ class Assembly:
         )
 
     def copy(self, tree: Any) -> Any:
-        """The arrays of a tree of values in dicts and lists of the caller's own."""
+        """A copy of a tree of values: the same arrays in new dicts and lists."""
         return self._nesting.copy(tree)
 
     def still(self, memories: Sequence[Array]) -> Any:
-        """The user's nesting of values that are only read, in the memory of all arenas of all shards. In memory that
-        comes again very many have the same arrays, in dicts and lists of the caller's own; of fewer each is new."""
+        """Read-only values in the user's nesting, in the memory of all arenas of all shards.
+
+        From MANY parts on, the arrays in memory that was seen before are used again, in new dicts and lists."""
         if self._pick is None or len(self.plan.parts) < MANY:
             return self.values(self._parts(memories))
         where = tuple([memory.__array_interface__["data"][0] for memory in memories])
@@ -67,7 +68,7 @@ class Assembly:
         return self._nesting.copy(self._still[where])
 
     def forget(self) -> None:
-        """Let go of all memory."""
+        """Drop all references to memory."""
         self._still.clear()
 
     def _parts(self, memories: Sequence[Array]) -> list[Array]:

@@ -1,4 +1,4 @@
-"""What a session sends one shard for one push: told by its place in shared memory, or in pieces over a socket."""
+"""What a session sends one shard for one push: a place in shared memory, or bytes in pieces over a socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dps.variables.plan import Arena, Plan, ShardLayout, piece_size
 
 
 class About(NamedTuple):
-    """What all messages of one push to one shard say: see `Push`."""
+    """The fields that all messages of one push to one shard have in common (see `Push`)."""
 
     epoch: int
     number: int
@@ -37,7 +37,7 @@ class About(NamedTuple):
 
 
 class Run:
-    """Memory of a session's own for what it pushes to one shard, shared with its ps where the lane is on."""
+    """Memory in which a session gathers a push for one shard; shared with the ps if the lane is on."""
 
     def __init__(self, runtime: Runtime, lane: Lane, nbytes: int) -> None:
         self.memory: Memory | None = None
@@ -49,34 +49,34 @@ class Run:
                 lane.give_up(error)
         self.bytes: Array = np.zeros(nbytes, np.uint8) if self.memory is None else self.memory.array
         self.reader: Request | None = None
-        """The push that was made of it."""
+        """The last push that was sent from it."""
 
     @property
     def in_use(self) -> bool:
-        """Whether a push that was made of it is still in flight."""
+        """Whether a push that was sent from it is still in flight."""
         return self.reader is not None and not self.reader.complete
 
 
 class Cargo:
-    """What one shard gets of one push. It is gathered once; its messages are the same however often they are sent."""
+    """What one push sends one shard. It is gathered once, and its messages can be made again for a retry."""
 
     run: Run | None = None
-    """The memory that holds it, which is in use until the push has its result. None: the caller's own arrays."""
+    """The memory that it was gathered in, in use until the push has its result. None: the caller's own arrays."""
 
     def __init__(self, peer: Peer, about: About) -> None:
         self.peer, self.about = peer, about
 
     def messages(self) -> list[Push]:
-        """The push: one message where its values lie in shared memory, else all of its bytes in pieces."""
+        """The messages of the push: one that names shared memory, or all bytes in pieces."""
         raise NotImplementedError
 
     @property
     def memory(self) -> Memory | None:
-        """The shared memory that `messages` name; None where the bytes travel."""
+        """The shared memory that `messages` name; None if they carry the bytes."""
         return self.run.memory if self.run is not None and self.peer.lane.on else None
 
     def out_of_reach(self, error: Exception) -> bool:
-        """The ps cannot read the session's memory: from now on the bytes travel. False where they do already."""
+        """The ps cannot read the session's memory: send the bytes from now on. False if that was done already."""
         if self.run is None or self.run.memory is None:
             return False
         self.peer.lane.give_up(error)
@@ -84,17 +84,17 @@ class Cargo:
         return True
 
     def in_full(self) -> bool:
-        """The ps has lost a row list: from now on row numbers travel. False where there are none."""
+        """The ps has lost a row list: send the row numbers from now on. False if there are none."""
         return False
 
     @property
     def in_pieces(self) -> bool:
-        """Whether its bytes travel in messages that the ps may apply one by one."""
+        """Whether it is sent in pieces that the ps may apply one by one."""
         return False
 
 
 class RunCargo(Cargo):
-    """Gradients of all of a shard, in a run laid out as the shard is."""
+    """Gradients of a whole shard in one run, laid out as the shard is."""
 
     def __init__(self, peer: Peer, about: About, run: Run) -> None:
         super().__init__(peer, about)
@@ -113,7 +113,7 @@ class RunCargo(Cargo):
 
 
 def shared_message(layout: ShardLayout, memory: list[int], about: About) -> list[Push]:
-    """The message of a push whose run lies at the beginning of shared memory."""
+    """The message of a push whose run begins shared memory."""
     return [about.push(SHARED, layout.gradient_nbytes, [], [memory, 0])]
 
 
@@ -128,8 +128,9 @@ def run_pieces(layout: ShardLayout, run: Array, piece_nbytes: int, about: About)
 
 
 class ArraysCargo(Cargo):
-    """Gradients of all of a shard, sent from the caller's own arrays, which stay as they are until the push has its
-    result; small neighbours are gathered together."""
+    """Gradients of a whole shard, sent from the caller's own arrays; small neighbours are gathered first.
+
+    The caller must not change the arrays until the push has its result."""
 
     def __init__(self, peer: Peer, about: About, plan: Plan, gradients: Mapping[int, Gradient]) -> None:
         super().__init__(peer, about)
@@ -156,7 +157,7 @@ class ArraysCargo(Cargo):
         ]
 
     def _spans(self, arena: Arena, small: int) -> Iterator[tuple[int, Array]]:
-        """The bytes of an arena's gradients, in order, each with its offset in the run; small neighbours as one."""
+        """The bytes of an arena's gradients in order, each with its offset in the run; small neighbours as one span."""
         at = arena.offset
         together: list[Array] = []
         for part in arena.parts:
@@ -177,7 +178,7 @@ class ArraysCargo(Cargo):
 
 
 def _cut(spans: list[tuple[int, Array]], piece_nbytes: int, least: int) -> list[list[tuple[int, Array]]]:
-    """Spans in pieces of at most `piece_nbytes` bytes; what is cut off is at a multiple of 64, or ends there."""
+    """Cut spans into pieces of at most `piece_nbytes` bytes, at multiples of 64."""
     pieces: list[list[tuple[int, Array]]] = [[]]
     room = most = max(piece_nbytes, 64)
     for offset, data in spans:

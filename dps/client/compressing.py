@@ -35,29 +35,28 @@ class Traffic:
 
 @dataclass(eq=False)
 class Change:
-    """What one push did to the residuals: for each variable, by name, the array before and after."""
+    """How one push changed the residuals: for each variable, by name, the array before and after."""
 
     push: object
     arrays: dict[str, tuple[Array, Array]] = field(default_factory=dict)
 
 
 def compression_of(pushes: object, pulls: object, deltas: bool) -> Compression | None:
-    """What a session's arguments ask for; None where all travels as it is. Raises ConfigError naming the argument."""
+    """The compression that a session's arguments ask for; None for none. Raises ConfigError that names the argument."""
     packed = rules(pushes, "compression"), rules(pulls, "pull_compression", pulls=True)
     return Compression(*packed, deltas) if any(packed) or deltas else None
 
 
 class Compression:
-    """The compressors of one session, its residuals and its byte counts; belongs to the user's thread.
+    """The compressors of one session, its residuals and its byte counts. It belongs to the user's thread.
 
-    A residual is what earlier pushes of this session left out of a variable's gradient: an array of its size and
-    dtype. A push that was not accepted leaves no trace in it: its gradient is lost whole, as without compression, and
-    what earlier gradients left is there still. A residual is never changed while a push that was made of it is on its
-    way, but replaced, so that this can be undone.
+    A residual is the part of a variable's gradients that earlier pushes have left out: an array of its size and dtype.
+    A push that is not accepted does not change it: its gradient is lost whole, as without compression. While a push is
+    in flight, the residual that it was made from is not written to but replaced, so that the change can be undone.
     """
 
     def __init__(self, push: Rules, pull: Rules, deltas: bool = False) -> None:
-        """`deltas`: of pulled values only what changed since the last pull travels."""
+        """`deltas`: a pull moves only what changed since the last one."""
         self._push, self._pull, self._deltas = push, pull, deltas
         self.traffic = Traffic()
         self._chosen: dict[str, Compressor | None] = {}
@@ -69,7 +68,7 @@ class Compression:
         """For each ps the version and the packed bytes of the last whole pull."""
 
     def check(self, plan: Plan) -> None:
-        """Learn the variables' names. ConfigError for a pattern that matches none."""
+        """Learn the variables' names. Raises ConfigError for a pattern that matches none."""
         self._names = [spec.name for spec in plan.variables]
         check_names(self._push, self._names, "compression")
         check_names(self._pull, self._names, "pull_compression")
@@ -77,7 +76,7 @@ class Compression:
     # -- pulls ------------------------------------------------------------------------------------------------
 
     def pull(self, peer: Peer, message: Pull, *others: Any) -> PullTransfer:
-        """Start a pull of one shard, as the constructor of `PullTransfer` does, in the bytes that are wanted."""
+        """Start a pull of one shard with the casts and deltas that are wanted; arguments as of `PullTransfer`."""
         ps, layout = peer.ps, peer.layout
         casts: dict[str, list[int]] = {}
         for index, name in self._casts_of(ps, layout).items():
@@ -94,7 +93,7 @@ class Compression:
         return transfer
 
     def _casts_of(self, ps: int, layout: ShardLayout) -> dict[int, str]:
-        """The name of the cast of each part on a ps that has one."""
+        """The name of the cast, by part, of the parts on a ps that have one."""
         if ps not in self._casts:
             found = self._casts[ps] = {}
             for arena in layout.arenas if self._pull else ():
@@ -105,9 +104,9 @@ class Compression:
         return self._casts[ps]
 
     def pulled(self, transfers: Iterable[PullTransfer], whole: bool) -> None:
-        """Count the bytes of a pull, and keep what it brought as a base for the next, where all was asked for."""
+        """Count the bytes of a pull. If it was of all variables, keep its values as the base of the next delta."""
         for transfer in transfers:
-            self.traffic.pulled += transfer.received  # what was read in shared memory did not travel
+            self.traffic.pulled += transfer.received  # nothing, if they were read in shared memory
             self.traffic.pulled_plain += transfer.plain if isinstance(transfer, PackedPull) else transfer.received
             if not isinstance(transfer, PackedPull):
                 continue
@@ -119,10 +118,10 @@ class Compression:
     # -- pushes -----------------------------------------------------------------------------------------------
 
     def pack(self, plan: Plan, gradients: Mapping[int, Gradient], push: object) -> Mapping[int, Gradient]:
-        """The gradients of a push as they travel, by variable; `settle` is to be told of `push` later.
+        """Compress the gradients of a push. `settle` has to be called when `push` has its results.
 
-        `Rows`, halves, variables without a compressor and gradients with NaN or infinite values are left as they are:
-        the ps refuses the last as it refuses any.
+        `Rows`, halves, variables without a compressor and gradients with NaN or infinite values are not compressed; the
+        ps refuses the last.
         """
         self._pushes += 1
         change = Change(push)
@@ -148,7 +147,7 @@ class Compression:
     def _packed(
         self, compressor: Compressor, name: str, flat: Array, parts: tuple[Part, ...], change: Change
     ) -> PackedGradient | None:
-        """One variable's gradient; None for one that is better left as it is."""
+        """Compress one variable's gradient; None if it is sent uncompressed."""
         from dps.client.packing import cast, largest, quantised, some
 
         if isinstance(compressor, Float16 | Bfloat16):
@@ -169,12 +168,12 @@ class Compression:
         return packed
 
     def _with_residual(self, name: str, flat: Array) -> Array:
-        """A gradient and what earlier ones left, in memory of its own."""
+        """A gradient plus the residual, as a new array."""
         before = self._residuals.get(name)
         return flat.copy() if before is None else np.add(flat, before)
 
     def settle(self, push: object, plan: Plan, applied: Callable[[int], bool]) -> None:
-        """A push has its results: `applied(ps)`. What it did to the residuals of other parts is undone."""
+        """A push has its results. Undo its changes to the residuals of parts on a ps that has not `applied` it."""
         place = next((place for place, change in enumerate(self._under_way) if change.push is push), None)
         if place is None:
             return
@@ -196,7 +195,7 @@ class Compression:
                 after[stretch] = old
 
     def forget(self) -> None:
-        """The session has joined anew: what was left out belongs to values that are no more, or may have arrived."""
+        """The session has joined again: drop residuals and bases, which belong to values before the rollback."""
         self._residuals, self._under_way, self._bases, self._casts = {}, [], {}, {}
 
 
@@ -210,7 +209,7 @@ def _nbytes(gradient: Gradient) -> int:
 
 
 def _key(seed: int, name: str, push: int) -> int:
-    """A number of 63 bits that follows from a seed, a variable and a push, and from nothing else."""
+    """A number of 63 bits that depends only on a seed, a variable and a push."""
     import hashlib  # OpenSSL comes with it
 
     digest = hashlib.blake2b(f"{seed} {push} {name}".encode(), digest_size=8).digest()
@@ -218,13 +217,13 @@ def _key(seed: int, name: str, push: int) -> int:
 
 
 class PackedPull(PullTransfer):
-    """The values of one shard, some of them cast for the way, or only what changed since a version that is here.
+    """A pull of one shard in which some values are cast, or only changes since the base are sent.
 
-    What it has in the end, in `taken`, is as of any pull; `arrived` are the packed bytes.
+    `taken` has the values, as in any pull; `arrived` has the packed bytes.
     """
 
     plain = 0
-    """Bytes that the answer would have had without casts and changes."""
+    """Bytes of the answer without casts and deltas."""
     base: Array | None = None
     """The packed bytes of the version that the message names as its base; set right after the pull was started."""
     arrived: Array | None = None
@@ -232,19 +231,19 @@ class PackedPull(PullTransfer):
     def __init__(self, peer: Peer, message: Pull, *others: Any) -> None:
         self._packed = PackedLayout(peer.layout, message.parts, message.packed)
         self._parts: Array | None = None
-        """Bytes of the PackedLayout, or of what changed in it, as they come."""
+        """Received bytes: of a PackedLayout, or of a delta."""
         self._changes = False
         self._got: dict[int, int] = {}
         super().__init__(peer, message, *others)
 
     def feed(self, message: Message) -> bool:
         over = self._take(message) if isinstance(message, Changes) else super().feed(message)
-        if over:  # a transfer and its request keep each other alive; memory that others may use is let go
+        if over:  # a transfer and its request keep each other alive; the memory must go
             self.base = self._parts = None
         return over
 
     def _take(self, piece: Values | Changes) -> bool:
-        """Pieces of two versions, or of values and of changes, are never mixed: a higher one starts anew."""
+        """Add a piece; whether all are here. Pieces of two versions, or of values and of changes, are never mixed."""
         changes = isinstance(piece, Changes)
         if piece.counter < self.counter or len(piece.offsets) != len(piece.arrays):
             return False
@@ -270,7 +269,7 @@ class PackedPull(PullTransfer):
         return sum(self._got.values())
 
     def _patched(self, changes: Array) -> Array:
-        """The version that the changes lead to; other pulls may still need the base."""
+        """The base with the changes applied, as a copy: other pulls may need the base."""
         from dps.variables.deltas import patch
 
         assert self.base is not None

@@ -1,4 +1,4 @@
-"""Dense gradients of all of a shard, or of all shards: checked together, and laid into a run with few calls."""
+"""Dense gradients of a whole shard, or of all variables: checks them together, and copies them into a run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ _shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
 
 class Whole(Mapping[int, Gradient]):
-    """A dense gradient for each variable of a plan, by its index.
+    """A dense gradient for each variable of a plan, by index.
 
-    `arrays` are the user's own, of the right shape and dtype; there may be strided ones among them. What is asked for
-    by its index is contiguous."""
+    `arrays` are the user's own, of the right shapes and dtypes; some may be strided. An item is contiguous."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self.arrays = arrays
@@ -41,7 +40,7 @@ class Whole(Mapping[int, Gradient]):
 
 
 def fit(plan: Plan, leaves: Sequence[object]) -> bool:
-    """Whether these are arrays of the shapes and dtypes of the variables, in their order."""
+    """Whether these are arrays with the shapes and dtypes of the variables, in the order of the plan."""
     if len(leaves) >= MANY:
         from dps.kernels.headers import are_like
 
@@ -55,7 +54,7 @@ def fit(plan: Plan, leaves: Sequence[object]) -> bool:
 
 
 def is_whole(layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
-    """Whether a shard has trained parts, and each a dense gradient."""
+    """Whether each trained part of a shard has a dense gradient; False if there is no such part."""
     if isinstance(gradients, Whole):
         return bool(layout.trained)
     return bool(layout.trained) and set(map(type, map(gradients.get, layout.trained_variables))) <= {np.ndarray}
@@ -64,14 +63,14 @@ def is_whole(layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
 def gather(
     plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array, trained_only: bool = True
 ) -> None:
-    """Copy dense gradients (or values) of all trained parts, or of all, into a shard's run (bytes)."""
+    """Copy dense gradients of all trained parts (or values of all parts) into a shard's run of bytes."""
     for arena, values in zip(layout.arenas, layout.flats(run), strict=True):
         if arena.optimizer is not None or not trained_only:
             _lay(_sources(plan, arena, gradients), values)
 
 
 def _sources(plan: Plan, arena: Arena, gradients: Mapping[int, Gradient]) -> Sequence[Array]:
-    """The gradients of an arena's parts, as they lie."""
+    """The gradients of an arena's parts, in the order of the run."""
     if not plan.is_split:
         if isinstance(gradients, Whole):
             return arena.pick(gradients.arrays)
@@ -80,7 +79,7 @@ def _sources(plan: Plan, arena: Arena, gradients: Mapping[int, Gradient]) -> Seq
 
 
 def _lay(arrays: Sequence[Array], out: Array) -> None:
-    """Copy arrays one after the other to `out`, which is flat, of their dtype and as long as they are together."""
+    """Copy arrays one after the other to `out`: flat, of their dtype, and as long as all of them."""
     if len(arrays) >= MANY:
         from dps.kernels.headers import lay
 

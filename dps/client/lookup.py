@@ -1,4 +1,4 @@
-"""Rows of a variable, asked from all ps that have some of them at once."""
+"""Looks up rows of variables: asks all ps that have some of them at the same time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTHING = np.empty(0)
 
 
 class Lookups:
-    """The lookups of one session, and which of them may still read a ps's memory."""
+    """The lookups of one session. It knows which requests may still read a ps's memory."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -74,32 +74,32 @@ class Lookups:
         return _Table(self, spec, found, out.reshape(flat), shape, out)
 
     def roll_back(self) -> None:
-        """Under a new incarnation nothing is read that the last one asked for."""
+        """Forget the requests of the last incarnation."""
         self._open.clear()
 
     def read_to(self) -> int:
-        """All answers up to this request number are read, or never will be."""
+        """No request up to this number reads memory any more."""
         return min(self._open) - 1 if self._open else self._last
 
     def opened(self, number: int) -> None:
-        """A request may be answered with memory to read."""
+        """The request of this number may be answered with a place in memory."""
         self._open.add(number)
         self._last = max(self._last, number)
 
     def closed(self, number: int) -> None:
-        """That memory is read, or nobody wants it any more."""
+        """The request of this number reads no memory any more."""
         self._open.discard(number)
 
 
 class LookupOp(Operation):
-    """A lookup in one variable or in several, asked for at one time and waited for together."""
+    """A lookup in one variable, or in several that are waited for together."""
 
     def __init__(self, connection: Connection, tables: dict[str, _Table], several: bool) -> None:
         self._connection, self._tables, self._several = connection, tables, several
         self._incarnation = -1
 
     def start(self) -> None:
-        """Send what is not sent yet; after a rollback all of it again."""
+        """Send the requests; after a rollback all of them again."""
         caller = self._connection.caller
         if self._incarnation != caller.incarnation:
             self._incarnation = caller.incarnation
@@ -121,19 +121,20 @@ class LookupOp(Operation):
             table.drop()
 
     def result(self) -> Any:
-        """The rows, of several variables by name; complete operations only."""
+        """The rows; of several variables a dict by name. The operation is complete."""
         found = {name: table.result() for name, table in self._tables.items()}
         return found if self._several else found.popitem()[1]
 
 
 class _Table:
-    """The rows of one variable: they come part by part, each once, and are put in the caller's order if necessary."""
+    """The rows of one variable. They are received part by part, each once, and put in the caller's order at the end."""
 
     def __init__(
         self, lookups: Lookups, spec: VariableSpec, rows: RowList, out: Array, shape: tuple[int, ...],
         given: Array | None = None,
     ) -> None:  # fmt: skip
-        """`out`: memory for the rows, shape (n, ...); the result is that in this shape, or the caller's array."""
+        """`out`: memory for the rows, shape (n, ...). The result is `given`, the caller's array, or `out` in
+        `shape`."""
         self._lookups, self._spec, self._out = lookups, spec, out
         self._shape, self._given = shape, given
         self.parts: list[_PartLookup] = []
@@ -144,7 +145,7 @@ class _Table:
         self._distinct: Array | None = None
 
     def ask(self) -> None:
-        """Ask each part's ps for its rows, with the next flush; what was asked before is forgotten."""
+        """Ask the ps of each part for its rows, at the next flush. Earlier requests are dropped."""
         for part in self.parts:
             part.drop()
         found = [(part, *self.sent.range_of(part)) for part in self._of_variable]
@@ -159,7 +160,7 @@ class _Table:
         self._out, self.parts = NOTHING, []
 
     def target(self) -> Array:
-        """Where the rows go as they come, shape (rows, elements of one): the result itself where they are it."""
+        """Where received rows are written, shape (rows, elements of a row): the result, if they come in its order."""
         n, size = len(self.sent.rows), math.prod(self._spec.shape[1:])
         if self._in_place:
             return self._out.reshape(n, size)
@@ -168,7 +169,7 @@ class _Table:
         return self._distinct
 
     def put_all(self, rows: Array) -> None:
-        """All rows are there, in memory that is read now: into the result, in the caller's order."""
+        """Copy all rows into the result, in the caller's order."""
         if self._which is None:
             self._out[...] = rows.reshape(self._out.shape)
         else:
@@ -176,16 +177,16 @@ class _Table:
         self._distinct = None
 
     def result(self) -> Array:
-        """The rows in the caller's order; once all are there."""
+        """The rows in the caller's order. All of them have been received."""
         if self._distinct is not None:
             self.put_all(self._distinct)
         found = self._out.reshape(self._shape) if self._given is None else self._given
         self._out, self._given, self.parts = NOTHING, None, []
-        return found  # the caller's alone: a transfer and its request would keep it
+        return found  # no reference stays here: a transfer and its request would keep the array
 
 
 class _PartLookup(Transfer):
-    """The rows of one part: asked from its ps, over the socket or out of its memory."""
+    """The request for rows of one part, answered over the socket or in the ps's memory."""
 
     def __init__(self, table: _Table, lookups: Lookups, part: Part, first: int, last: int, whole: bool) -> None:
         connection = lookups.connection
@@ -232,7 +233,7 @@ class _PartLookup(Transfer):
         self._caller.send(self, message)
 
     def _read(self, message: SharedRows) -> bool:
-        """Out of the ps's memory; where that fails the rows are asked for over the socket, under the same number."""
+        """Read the rows in the ps's memory. If that fails, ask for them over the socket, under the same number."""
         try:
             memory = self._lane.attach(message.memory)
             if len(memory) < self._nbytes:
@@ -249,7 +250,7 @@ class _PartLookup(Transfer):
         return True
 
     def _steady(self, memory: Array) -> Array:
-        """The memory itself; in the simulator a copy, see `copy_steadily`."""
+        """The memory itself; in the simulator a copy (see `copy_steadily`)."""
         runtime = self._caller.runtime
         if not runtime.tuning.block_nbytes:
             return memory
@@ -258,7 +259,7 @@ class _PartLookup(Transfer):
         return copied
 
     def _take(self, message: Rows, rows: Array) -> bool:
-        """A piece. Pieces of two versions, after a resend, are never mixed: a higher one starts anew."""
+        """Add a piece; whether all rows are here. Pieces of two versions are never mixed: a higher one starts anew."""
         fits = rows.ndim == 2 and rows.shape[1] == self._part.row_size and rows.dtype == self._dtype
         if not fits or not 0 <= message.first <= self._count - len(rows) or message.counter < self._counter:
             return False
@@ -273,6 +274,6 @@ class _PartLookup(Transfer):
         return sum(self._got.values()) >= self._count
 
     def drop(self) -> None:
-        """Late answers are for nobody."""
+        """Forget the request; late answers are ignored."""
         self._caller.drop(self)
         self._lookups.closed(self.number)

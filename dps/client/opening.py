@@ -1,4 +1,4 @@
-"""What a session asks for when it opens: arguments are checked, and the plan and the first values are made."""
+"""Prepares the opening of a session: checks its arguments, and makes the plan and the first values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger("dps")
 
 
 class Model(NamedTuple):
-    """The variables that a session brings, and what it wants of their plan."""
+    """The variables that a session brings, and its wishes for their plan."""
 
     params: Any
     optimizer: Optimizer | None
@@ -37,7 +37,7 @@ class Model(NamedTuple):
     average: MovingAverage | None
 
     def planned(self, server: Server, connection: Connection, deadline: float) -> tuple[Plan, dict[str, Array]]:
-        """The plan, which the log is told of, and the first values. Blocks until the chief knows all ps."""
+        """Make the plan, log it, and return it with the first values. Blocks until the chief knows all ps."""
         tasks = connection.ps_tasks(deadline)
         server.check_sees("ps", tasks)
         plan, values = plan_of(self.params, self.optimizer, tasks, self.placement, self.partitioner, self.average)
@@ -48,8 +48,7 @@ class Model(NamedTuple):
 
 
 def _tell(plan: Plan, server: Server) -> None:
-    """The plan in the log: from one worker for people to see, from the others for who looks for it. What would be more
-    even is told by that one alone."""
+    """Log the plan: the first worker at level INFO, with advice if it is uneven, the others at DEBUG."""
     held = plan.bytes_per_ps()
     log.log(logging.INFO if server.is_first else logging.DEBUG, "%s: the plan\n%s", server.name, describe(held))
     if server.is_first:
@@ -61,7 +60,7 @@ def _tell(plan: Plan, server: Server) -> None:
 
 
 def compression_asked(pushes: Compressors, pulls: Compressors, deltas: bool) -> Compression | None:
-    """What a session's arguments ask for; None where all travels as it is. Raises ConfigError."""
+    """The compression that a session's arguments ask for; None for none. Raises ConfigError."""
     if pushes is None and pulls is None and not deltas:
         return None
     from dps.client.compressing import compression_of
@@ -76,7 +75,8 @@ def run_settings(
     check_finite: bool | None,
     keep: int,
 ) -> dict[str, Any]:
-    """The settings for the chief; `check_finite` None: of a reader, which has no say in it. Raises ConfigError."""
+    """The settings for the chief. `check_finite` None: the session is a reader and does not set it. Raises
+    ConfigError."""
     if durability in ("standby", "log"):
         raise ConfigError(f"durability {durability!r} is not there yet; wanted 'none'")
     if durability != "none":
@@ -96,7 +96,7 @@ def run_settings(
 
 
 def check_timeout(timeout: object) -> None:
-    """ConfigError for what is no number of seconds above 0."""
+    """Raise ConfigError unless this is a number of seconds above 0."""
     if isinstance(timeout, bool) or not hasattr(timeout, "__float__") or not float(timeout) > 0:
         raise ConfigError(f"timeout: got {timeout!r}, wanted seconds above 0, or dps.FOREVER")
 

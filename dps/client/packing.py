@@ -1,7 +1,7 @@
-"""A variable's gradient in fewer bytes: cut and scaled over the whole variable, then split into its parts.
+"""Compresses a variable's gradient as a whole, then splits the result into parts. Loads numba.
 
-So the bits do not depend on how many parts there are and on which ps they lie. Arrays are flat. The bytes of each
-form are those that `dps.variables.packed` describes. Loads numba.
+So the bits do not depend on the number of parts and on their ps. Arrays are flat. `dps.variables.packed` describes the
+bytes of each form.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from dps.variables.plan import Part
 
 
 def cast(form: str, flat: Array, parts: tuple[Part, ...]) -> PackedGradient:
-    """As float16 or bfloat16. What is NaN or infinite stays so."""
+    """As float16 or bfloat16. NaN and infinite values stay so."""
     bits = np.empty(len(flat), np.uint16)
     (kernels.to_float16 if form == "float16" else kernels.to_bfloat16)(bits, flat)
     return PackedGradient({p.index: Packed([form], bits[_stretch(p)].view(np.uint8)) for p in parts})
 
 
 def quantised(flat: Array, parts: tuple[Part, ...], rest: bool) -> PackedGradient | None:
-    """As int8 with a scale for each block; `rest`: that much is taken out of `flat`. None where not all is finite."""
+    """As int8 with a scale for each block. `rest`: subtract the result from `flat`. None unless all values are
+    finite."""
     blocks = -(-len(flat) // BLOCK)
     data = np.empty(blocks * flat.itemsize + len(flat), np.uint8)
     scales, q = data[: blocks * flat.itemsize].view(flat.dtype), data[blocks * flat.itemsize :].view(np.int8)
@@ -42,7 +43,7 @@ def quantised(flat: Array, parts: tuple[Part, ...], rest: bool) -> PackedGradien
 
 
 def largest(flat: Array, parts: tuple[Part, ...], k: int) -> PackedGradient | None:
-    """The k largest magnitudes, which are taken out of `flat`. None where not all are finite."""
+    """The k largest magnitudes; they become 0 in `flat`. None unless all values are finite."""
     words, bins = _words(flat), np.zeros(kernels.BINS, np.int64)
     kernels.count_magnitudes(bins, words)
     if bins[kernels.NOT_FINITE[flat.itemsize] :].any():
@@ -59,7 +60,7 @@ def largest(flat: Array, parts: tuple[Part, ...], k: int) -> PackedGradient | No
 
 
 def some(flat: Array, parts: tuple[Part, ...], k: int, key: int) -> PackedGradient | None:
-    """k random elements, which are taken out of `flat`. None where not all that it has are finite."""
+    """k random elements; they become 0 in `flat`. None unless all values are finite."""
     if not np.isfinite(flat).all():
         return None
     positions, values = kernels.random_positions(key, len(flat), k, 0, len(flat)), np.empty(k, flat.dtype)
@@ -88,7 +89,7 @@ def _stretch(part: Part) -> slice:
 
 
 def _inside(part: Part, positions: Array) -> slice:
-    """Which of the rising positions lie in a part."""
+    """The slice of the rising positions that are in a part."""
     stretch = _stretch(part)
     start, stop = np.searchsorted(positions, (stretch.start, stretch.stop))
     return slice(int(start), int(stop))

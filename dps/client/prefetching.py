@@ -1,4 +1,4 @@
-"""Values pulled ahead: the next pull is on its way while the loop computes with the last one."""
+"""Pulls ahead: the next pull is in flight while the loop computes with the last one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dps.errors import ConfigError
 def prefetched(
     pulls: Pulls, names: Sequence[str] | None, should_stop: Callable[[], bool], flush: Callable[[], None]
 ) -> Iterator[Any]:
-    """Values again and again, each asked for before the loop began to compute with those before.
+    """Yields values; each pull is sent before the values of the one before are handed out. Each turn blocks until its
+    values are there.
 
-    Blocks for as long as the next ones are not there. Raises ConfigError in sync mode, where a gradient belongs to the
-    step it was computed from.
+    Raises ConfigError in sync mode, where a gradient belongs to the step that it was computed from.
     """
     if pulls.sync:
         raise ConfigError("prefetch in sync mode would take a step's gradients from the step before; use pull or step")

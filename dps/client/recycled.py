@@ -1,7 +1,7 @@
-"""Memory for pulled values that is used again when nobody refers to it any more, and with it the arrays in it.
+"""Reuses the memory of pulled values, and of very many variables the arrays, once nobody else refers to them.
 
-Fresh memory costs as much as the copy into it: each of its pages has to be found and cleared first. Arrays cost Python
-0.3 us each to make and 0.3 us to find a place for in a dict, so those of very many variables are kept as well.
+Fresh memory costs as much as the copy into it, because the system clears each page first. An array costs 0.3 us to make
+and 0.3 us to put into a dict, so the arrays of very many variables are kept as well.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
     from dps.kernels.headers import Headers
 
 MANY = 1024
-"""Variables from which on it pays to look at their arrays all at once, for which a program has to load numba."""
+"""From this number of variables on, kernels look at all arrays in one call. They need numba, which takes 0.1 s to
+load."""
 
 
 class Taken:
-    """A run of bytes that a shard's values are put into."""
+    """Memory for the values of a shard: a run of bytes."""
 
     def __init__(self, layout: ShardLayout) -> None:
         self.bytes: Array = np.empty(layout.nbytes, np.uint8)
         self._layout = layout
         self._made: list[Array] = []
         self._headers: Headers | None = None
-        """Of very many parts, which are given away and come again."""
+        """Of the arrays of very many parts, which are handed out and used again."""
         if len(layout.indices) >= MANY:
             self._keep_many()
         self._alone = sys.getrefcount(self.bytes)
@@ -52,8 +53,7 @@ class Taken:
         return self.bytes.copy()
 
     def parts(self, still: bool = False) -> list[Array]:
-        """Its parts in the order of the run, as arrays whose owner may do with them whatever he likes, or with `still`
-        only read them."""
+        """The parts as arrays, in the order of the run. They are the caller's; with `still` they are read-only."""
         if still:
             run = self.bytes.view()
             run.flags.writeable = False
@@ -62,18 +62,20 @@ class Taken:
 
     @property
     def are_many(self) -> bool:
-        """Whether `parts` are the same arrays again, until somebody has done something with them."""
+        """Whether `parts` returns the same arrays each time."""
         return self._headers is not None
 
     def in_tree(self, more: int) -> None:
-        """All parts have been put into a tree that is kept, or into one less."""
+        """A kept tree refers to all parts (`more` 1), or does not any more (-1)."""
         assert self._headers is not None, "the trees of few variables are not kept"
         self._headers.referred(more)
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody else refers to its bytes, or to one of the arrays in them. The arrays are looked at first: in
-        another thread one may become a slice, which refers to the bytes alone, but no slice an array."""
+        """Whether nobody else refers to its bytes or to one of its arrays.
+
+        The arrays are checked first: meanwhile another thread may replace an array by a slice, which refers to the
+        bytes, but no slice by an array."""
         return (self._headers is None or self._headers.unchanged()) and sys.getrefcount(self.bytes) == self._alone
 
 
@@ -85,12 +87,12 @@ def _own_references() -> int:
 
 
 OWN_REFERENCES = _own_references()
-"""To what no pull on its way has, where `take` counts them: the list's, the loop's and getrefcount's, as this Python
-counts."""
+"""The reference count in `take` of an object that no pull in flight has: the list's, the loop's and getrefcount's
+references, as this Python counts them."""
 
 
 class Recycled:
-    """What a session's pulls have been put into."""
+    """The memory of a session's pulls."""
 
     KEPT = 4
 
@@ -101,7 +103,7 @@ class Recycled:
         """Trees of very many arrays, by the identities of what these lie in."""
 
     def take(self, layout: ShardLayout) -> Taken:
-        """A run, its bytes undefined, for the caller to keep for as long as it likes."""
+        """Memory with undefined bytes. It is the caller's for as long as the caller refers to it."""
         kept = self._taken.setdefault(id(layout), [])
         for made in kept:
             if sys.getrefcount(made) == OWN_REFERENCES and made.is_free:
@@ -114,8 +116,8 @@ class Recycled:
         return made
 
     def tree(self, found: Sequence[Taken], build: Callable[[Sequence[Array]], Any], copy: Callable[[Any], Any]) -> Any:
-        """What `build` makes of all parts of all that was taken, for the caller to keep; of very many it is a `copy` of
-        what was made of them before."""
+        """The tree that `build` makes of all parts, for the caller to keep. Of very many parts it is a `copy` of the
+        tree that was made of them before."""
         if not all(taken.are_many and self._keeps(taken) for taken in found):
             return build([part for taken in found for part in taken.parts()])
         key = tuple(map(id, found))
@@ -128,17 +130,17 @@ class Recycled:
         return copy(self._trees[key])
 
     def _keeps(self, taken: Taken) -> bool:
-        """Not what had to give way while its pull was on its way: it is gone with its arrays."""
+        """Whether this is still kept. Memory that was replaced during its pull is not: it goes with its arrays."""
         return any(taken is made for made in itertools.chain.from_iterable(self._taken.values()))
 
     def forget(self) -> None:
-        """Another plan has been agreed on."""
+        """Drop all: there is another plan."""
         self._taken, self._trees = {}, {}
 
     def _drop_trees(self, *of: int) -> None:
-        """Those in which there is all of this."""
+        """Drop the trees in which all of these are."""
         for key in [key for key in self._trees if set(of) <= set(key)]:
             for taken in itertools.chain.from_iterable(self._taken.values()):
                 if id(taken) in key:
-                    taken.in_tree(-1)  # before it is so: after Ctrl-C in between the arrays count as somebody's
+                    taken.in_tree(-1)  # first: after Ctrl-C in between, the arrays count as in use
             del self._trees[key]

@@ -1,4 +1,4 @@
-"""Tells hooks, telemetry and the log what becomes of a session's pushes."""
+"""Reports the results of a session's pushes to its hooks, to telemetry and to the log."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ log = logging.getLogger("dps")
 
 
 class Reports:
-    """What one session tells of itself."""
+    """The reports of one session."""
 
     def __init__(self, session: Session, hooks: Chain) -> None:
         self._session, self._hooks = session, hooks
         self._surplus: Surplus | None = None
         self._warned = False
-        """Of a loss that is not finite."""
+        """Whether a loss that is not finite was logged."""
         self._last_at = session.runtime.now()
 
     def opened(self, values: Iterable[Array]) -> None:
-        """The session is open; `values` are the first ones that it brought."""
+        """The session is open. `values`: the first values that it brought."""
         from dps.client.surplus import surplus_of
 
         session = self._session
@@ -61,7 +61,7 @@ class Reports:
         self._hooks.call("after_run", session, result, loss)
 
     def _not_finite(self, loss: float, step: int) -> None:
-        """A loss is NaN or infinite: a warning, once, unless a hook sees to it."""
+        """A loss is NaN or infinite: log a warning, once, unless a NanGuard handles it."""
         from dps.hooks.nan import NanGuard
 
         if self._warned or any(isinstance(hook, NanGuard) for hook in self._hooks.hooks):
@@ -74,7 +74,7 @@ class Reports:
         )  # fmt: skip
 
     def rolled_back(self, step: int, epoch: int, loss: Loss) -> None:
-        """The session takes part again, from a step that training had passed, or in a new run epoch."""
+        """The session was rolled back, to an earlier step or into a new run epoch."""
         more = f"; {telemetry.LOSE_LESS}" if loss.steps else ""
         log.warning("%s: rolled back to step %d in run epoch %d, %s%s", self._session.name, step, epoch, loss, more)
         self._hooks.call("rolled_back", self._session, step, loss.steps)

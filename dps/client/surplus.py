@@ -13,17 +13,17 @@ from dps.transport.wire import Array
 
 
 class Surplus:
-    """Large first values of a session, while the program has them.
+    """Large first values of a session that the program still refers to.
 
-    A task's malloc keeps large blocks for the next messages (see `config.MALLOC`). A table that a worker only brings
-    along, and reads by rows afterwards, would be kept for nothing, and so would what it was computed from.
+    A task's malloc keeps large blocks for the next messages (see `config.MALLOC`). It would also keep the memory of a
+    table that a worker only brings along and then reads by rows.
     """
 
     def __init__(self, arrays: Iterable[Array]) -> None:
         self._held = [weakref.ref(array) for array in arrays]
 
     def give_back(self) -> bool:
-        """Give back the memory of arrays that are gone since the last time; whether none is left to wait for."""
+        """Give the memory of arrays that are gone back to the system; whether all are gone."""
         left = [held for held in self._held if held() is not None]
         if len(left) < len(self._held):
             self._held = left
@@ -32,9 +32,9 @@ class Surplus:
 
 
 def surplus_of(values: Iterable[Array], runtime: Runtime) -> Surplus | None:
-    """What to look after; None where all is small, or where malloc gives memory back by itself. Called when the
-    session is open: memory that is free already is given back now."""
-    # Simulated: real memory is trimmed here, and the program of a test has it.
+    """The large arrays to watch; None if there are none, or if malloc gives memory back by itself. Memory that is free
+    already is given back now."""
+    # Not in the simulator: the real memory is that of the test's own process.
     if runtime.simulated or not runtime.keeps_blocks:
         return None
     large = [owner for owner in map(_owner, values) if owner.nbytes >= runtime.tuning.client.surplus_nbytes]
@@ -45,7 +45,7 @@ def surplus_of(values: Iterable[Array], runtime: Runtime) -> Surplus | None:
 
 
 def _owner(array: Array) -> Array:
-    """The array whose memory this one shows."""
+    """The array that owns the memory of this one."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array

@@ -1,4 +1,4 @@
-"""One thread at a time uses a session: a second one that comes while a call goes on is told so."""
+"""Lets one thread at a time use a session; a second one gets an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
     class Used(Protocol):
-        """Has turns of its own."""
+        """An object with turns."""
 
         _turns: Turns
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Turns:
-    """Whose turn it is to use a session. A thread may hand it over to another one between two calls."""
+    """The lock of a session. Different threads may use the session, one call at a time."""
 
     __slots__ = ("_name", "call", "lock", "thread")
 
@@ -30,17 +30,17 @@ class Turns:
         self._name = name
         self.lock = threading.RLock()  # a hook calls its session again, in the same thread
         self.call, self.thread = "", 0
-        """The call that goes on, or the last one, and the thread that it is in."""
+        """The current or the last call, and its thread."""
 
     def take(self, call: str, wait_s: float) -> None:
-        """A call begins; `lock.release()` ends it. RuntimeError while another thread is in one for longer than
+        """Begin a call; `lock.release()` ends it. Raises RuntimeError if another thread is in a call for longer than
         `wait_s`."""
         if not self.lock.acquire(timeout=wait_s):
             raise self.taken(call)
         self.call, self.thread = call, get_ident()
 
     def taken(self, call: str) -> RuntimeError:
-        """What a call is told that comes while another thread is in one."""
+        """The error for a call while another thread is in one."""
         return RuntimeError(
             f"{self._name()}: {threading.current_thread().name} called {call}() while {self._other()} is in "
             f"{self.call}(); a session serves one thread at a time: give each thread a session of its own, or have "
@@ -52,7 +52,7 @@ class Turns:
         return names[0] if names else f"thread {self.thread}"
 
     def run(self, call: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function in a turn of its own."""
+        """Call the function under the lock. Raises RuntimeError if another thread is in a call."""
         if not self.lock.acquire(False):
             raise self.taken(call)
         self.call, self.thread = call, get_ident()
@@ -62,11 +62,11 @@ class Turns:
             self.lock.release()
 
     def of(self, call: str, function: Callable[P, T]) -> Callable[P, T]:
-        """The function as a call of its own, of what a session hands out, such as a reply."""
+        """The function as a call of the session, for what a session hands out, such as a reply."""
         return partial(self.run, call, function)
 
     def each(self, call: str, values: Iterator[T]) -> Iterator[T]:
-        """The same values, each `next` a call of its own."""
+        """The same values; each `next` is a call of the session."""
         end = object()
         following = self.of(call, lambda: next(values, end))
         while (value := following()) is not end:
@@ -74,7 +74,7 @@ class Turns:
 
 
 def one_at_a_time(method: Callable[Concatenate[U, P], T]) -> Callable[Concatenate[U, P], T]:
-    """A method that one thread at a time may be in, of all methods of one object that are marked so."""
+    """Mark a method: one thread at a time may be in the marked methods of one object."""
     call = method.__name__
 
     @wraps(method)
