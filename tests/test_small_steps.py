@@ -14,7 +14,7 @@ import dps
 from dps.actors.caller import Caller
 from dps.client import at_once, transfers
 from dps.client.lanes import Lane
-from dps.client.pushes import Pushes
+from dps.client.pushing import Pushes
 from dps.errors import TaskLost, Unavailable
 from dps.protocol import Pushed
 from tests.in_process import cluster, on_all

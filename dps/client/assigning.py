@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from dps.client.loading import check_finite
-from dps.transport.dtypes import wire_name
 from dps.transport.wire import Array
-from dps.variables.layout import check_is_nested
+from dps.variables.layout import array_for, check_is_nested, index_of
 from dps.variables.plan import Plan
-from dps.variables.tree import Rows, is_tensor, leaves, to_array
+from dps.variables.tree import Rows, leaves
 
 
 def checked(plan: Plan, tree: Any, finite: bool) -> dict[int, Array]:
@@ -25,19 +22,10 @@ def checked(plan: Plan, tree: Any, finite: bool) -> dict[int, Array]:
     for name, value in leaves(tree) if tree is not None else ():
         if value is None:
             continue
-        index = plan.by_name.get(name)
-        if index is None:
-            known = ", ".join(list(plan.by_name)[:10])
-            raise ValueError(f"a value came for {name!r}, which is no variable; there are {known}")
+        index = index_of(plan, name, "value")
         if isinstance(value, Rows):
             raise TypeError(f"assign sets whole variables; got dps.Rows for {name}, wanted an array of all its rows")
-        spec, array = plan.variables[index], to_array(value, name)
-        if array.shape != spec.shape:
-            raise ValueError(f"the value of {name} has shape {array.shape}; the variable has {spec.shape}")
-        if wire_name(array.dtype) != spec.dtype:
-            dtype = np.dtype(spec.dtype).name
-            cast = f".to(torch.{dtype})" if is_tensor(value) else f".astype('{dtype}')"
-            raise ValueError(f"the value of {name} is {array.dtype.name}; the variable is {dtype}: cast with {cast}")
+        array = array_for(plan, index, value, "value")
         if finite:
             check_finite(f"the value of {name}", array)
         found[index] = array.copy()

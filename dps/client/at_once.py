@@ -14,8 +14,7 @@ from dps.client.cargo import shared_message
 from dps.client.connection import Connection
 from dps.client.lanes import Hold, Peer, held
 from dps.client.pulling import Pulls
-from dps.client.pushes import Pushes
-from dps.client.pushing import PushOp
+from dps.client.pushing import Pushes, PushOp
 from dps.client.transfers import copy_steadily
 from dps.protocol import APPLIED, Pull, Pushed, SharedValues
 from dps.protocol import Push as PushMessage

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from dps.client.connection import Connection
-from dps.client.pushes import Pushes
-from dps.client.pushing import PushOp
+from dps.client.pushing import Pushes, PushOp
 from dps.client.recycled import Recycled, Taken
 from dps.client.transfers import PullTransfer
 from dps.client.waiting import Operation, Waiter

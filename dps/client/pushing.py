@@ -1,25 +1,34 @@
-"""One push of a session: what each ps gets of it, and what they answer."""
+"""A session's pushes: their numbers, those in flight, and what their results tell."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dps.actors.caller import Caller
-from dps.client.cargo import Cargo
+from dps.client.assembly import Assembly
+from dps.client.cargo import About, Cargo, Run
 from dps.client.connection import Connection
+from dps.client.dense import is_whole
+from dps.client.lanes import Peer
+from dps.client.loading import Loader
 from dps.client.transfers import PushTransfer
-from dps.client.waiting import Operation
+from dps.client.waiting import Operation, Waiter
 from dps.protocol import APPLIED, REFUSED, WINDOW
 from dps.reply import Push
 from dps.transport.wire import Array
+from dps.variables.layout import Gradient
+from dps.variables.tree import Nesting
+
+if TYPE_CHECKING:
+    from dps.client.assigning import Assigned
 
 
 class PushOp(Operation):
     """One push. In sync the step ps's answer is the result, and the others are done with the session's memory; else
     every shard's is."""
-
-    WINDOW = WINDOW
 
     values: Mapping[int, Array] = {}
     """What it sets, beside its gradients or without any, by variable index."""
@@ -31,7 +40,8 @@ class PushOp(Operation):
         self._connection, self.cargo, self.loss = connection, cargo, loss
         self._sync, self._step_ps = connection.agreed.sync, connection.agreed.step_ps
         self.transfers: dict[int, PushTransfer] = {}
-        self._deciding: list[PushTransfer] = []
+        self.deciding: list[PushTransfer] = []
+        """The transfers whose answers are the result."""
         self.rolled_back = False
         self.outcome: Push | None = None
         """The result, once the session has taken note of it."""
@@ -44,7 +54,7 @@ class PushOp(Operation):
         decides = not self._sync or ps == self._step_ps
         self.transfers[ps] = transfer = PushTransfer(self.cargo[ps], not decides, credit)
         if decides:
-            self._deciding.append(transfer)
+            self.deciding.append(transfer)
 
     @property
     def streams(self) -> bool:
@@ -72,7 +82,7 @@ class PushOp(Operation):
         """Whether it counts; None while that is not known."""
         if self.rolled_back:
             return False
-        answers = [transfer.accepted for transfer in self._deciding]
+        answers = [transfer.accepted for transfer in self.deciding]
         return None if None in answers else all(answers)
 
     def requests(self) -> Iterable[PushTransfer]:
@@ -89,14 +99,6 @@ class PushOp(Operation):
         if self.error is not None:
             raise self.error
 
-    @property
-    def released(self) -> tuple[int, int] | None:
-        """In sync, of a complete operation: its number on the step ps, and the value of the token that released it."""
-        leading = self.transfers.get(self._step_ps)
-        if not self._sync or self.rolled_back or leading is None or leading.result is None:
-            return None
-        return leading.result.number, leading.result.step
-
     def applied(self, ps: int) -> bool:
         """Whether a ps counts it; complete operations only."""
         if self._sync or ps not in self.transfers:
@@ -110,19 +112,13 @@ class PushOp(Operation):
         for transfer in self.transfers.values():
             caller.drop(transfer)
 
-    @property
-    def credit(self) -> dict[int, int]:
-        """The push, by its number, that a ps takes without being asked, by ps; of a complete operation."""
-        results = [(t.ps, t.result) for t in self._deciding if t.result is not None and t.result.credit]
-        return {} if self.rolled_back else {ps: result.number + 1 for ps, result in results}
-
     def settle(self, step: int) -> Push:
         """Note the result of a complete operation; `step`: the session's, for one without a part on the step ps."""
         if self.rolled_back:
             self.outcome = Push(self._restored_step, False)
             return self.outcome
         accepted, staleness = True, 0
-        for transfer in self._deciding:
+        for transfer in self.deciding:
             result = transfer.result
             if result is not None:
                 accepted = accepted and result.status == APPLIED
@@ -134,3 +130,208 @@ class PushOp(Operation):
             step = leading.result.step
         self.outcome = Push(step, accepted, staleness)
         return self.outcome
+
+
+class Pushes:
+    """The pushes of a session: their numbers, those on their way, and what the session knows from their results.
+
+    `settled` is called once for each push that has a result and was not refused, in their order.
+    """
+
+    def __init__(
+        self, connection: Connection, waiter: Waiter, nesting: Nesting, settled: Callable[[Push, Any], None]
+    ) -> None:
+        self._connection, self._waiter, self._settled = connection, waiter, settled
+        self._nesting, self._assembly = nesting, Assembly(connection.agreed.plan, nesting)
+        self._under_way: list[PushOp] = []
+        self._loader = Loader(connection)
+        self.assigned: Assigned | None = None
+        """Of a synchronous session that has assigned values."""
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self.acknowledged = 0
+        self._connection.steps.begin_numbers()
+        self.numbers = dict.fromkeys(self._connection.agreed.plan.ps, 0)
+        self.pulled = dict.fromkeys(self._connection.agreed.plan.ps, -1)
+        """The version of each shard that the last pull gave: what the next push was computed from."""
+        self._credit: dict[int, int] = {}
+        """The push, by its number, that a ps takes without being asked, by ps."""
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._under_way)
+
+    @property
+    def assembly(self) -> Assembly:
+        """How the plan of now is nested."""
+        if self._assembly.plan is not self._connection.agreed.plan:
+            self._assembly = Assembly(self._connection.agreed.plan, self._nesting)
+        return self._assembly
+
+    def of(self, tree: Any) -> Mapping[int, Gradient]:
+        """A user's nested gradients by variable index, checked; ValueError as `check_gradients`."""
+        return self.assembly.gradients(tree)
+
+    def filled(self, peer: Peer, gradients: Mapping[int, Gradient]) -> Run | None:
+        """A run with the gradients of all of a shard; None if some are missing, or are not dense."""
+        return self._loader.run(peer, gradients) if is_whole(peer.layout, gradients) else None
+
+    def made(self, ps: int, number: int, step: int) -> None:
+        """A push, which has this number, was made at once."""
+        connection = self._connection
+        connection.steps.saw(step)
+        if connection.agreed.sync:
+            connection.steps.take_token(number, step)
+        self.acknowledged += 1
+        self.numbers[ps] = number
+
+    def start(
+        self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False
+    ) -> PushOp:  # fmt: skip
+        """Prepare a push and send it, with the next flush; blocks as `prepare`."""
+        operation = self.prepare(gradients, loss, timeout, lend)
+        self.send(operation)
+        return operation
+
+    def prepare(
+        self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool,
+        values: Mapping[int, Array] = PushOp.values,
+    ) -> PushOp:  # fmt: skip
+        """Check gradients and gather what each ps gets of them, and of `values`, which it sets; blocks while the send
+        window is full. `lend`: ps on this machine may send values with the result."""
+        connection = self._connection
+        self._loader.check(gradients)
+        clock = self._make_room(timeout)
+        found: dict[int, Cargo] = {}
+        operation = PushOp(connection, found, loss)
+        if connection.compression is not None:
+            gradients = connection.compression.pack(connection.agreed.plan, gradients, operation)
+        if self.assigned is not None:
+            values = self.assigned.waiting
+        operation.values = values
+        for peer in connection.peers.values():
+            about = self.about(peer, lend and peer.lane.on, clock if peer.ps == connection.agreed.step_ps else 0)
+            cargo = self._loader.cargo(peer, gradients, about, values)
+            if cargo is not None:
+                found[peer.ps] = cargo
+        return operation
+
+    def about(self, peer: Peer, lend: bool, clock: int = 0) -> About:
+        """What the messages of the next push to a ps say of it; `clock`: for the step ps in bounded mode."""
+        connection, lane = self._connection, peer.lane
+        steps, ps = connection.steps, peer.ps
+        return About(
+            connection.membership.epoch, self.numbers[ps] + 1,
+            steps.local_step if connection.agreed.sync else steps.step,
+            self.pulled[ps], clock, lend, lane.all_released_below(),
+        )  # fmt: skip
+
+    def send(self, operation: PushOp) -> None:
+        """Send what was prepared, before anything else is."""
+        try:
+            for ps in operation.cargo:
+                self.numbers[ps] += 1
+                operation.send(ps, self._credit.pop(ps, 0) == self.numbers[ps])
+            self._under_way.append(operation)
+            if self.assigned is not None:
+                self.assigned.sent()
+        except BaseException:  # Ctrl-C: nobody knows what the ps have of this push, and later ones would wait for it
+            self._connection.membership.end()
+            raise
+
+    def _make_room(self, timeout: float | None) -> int:
+        """Wait until the send window has room for one more push; how many are acknowledged."""
+        self.account()
+        while len(self._under_way) >= WINDOW:
+            self._waiter.wait(self._under_way[0], timeout, "an earlier push")
+            self.account()
+        return self.acknowledged
+
+    def account(self) -> None:
+        """Take note of the pushes that are complete, once each and in the run epoch that they belong to."""
+        connection = self._connection
+        while (operation := next((op for op in self._under_way if op.complete), None)) is not None:
+            self._under_way.remove(operation)
+            if connection.compression is not None:
+                connection.compression.settle(operation, connection.agreed.plan, operation.applied)
+            result = operation.settle(connection.steps.step)
+            if self.assigned is not None:
+                done = operation.error is None and result.accepted
+                self.assigned.settled(operation.values, done)
+            answers = {transfer.ps: transfer.result for transfer in operation.deciding if transfer.result is not None}
+            self._credit |= {ps: answer.number + 1 for ps, answer in answers.items() if answer.credit}
+            self.acknowledged += not operation.assigns
+            connection.steps.saw(result.step)
+            if connection.agreed.sync and (leading := answers.get(connection.agreed.step_ps)) is not None:
+                connection.steps.take_token(leading.number, leading.step)
+            self._tell(operation)
+
+    def assign(self, values: Mapping[int, Array], timeout: float | None) -> None:
+        """Set values, which stay as they are: by a push of their own, and another one in each new run epoch until one
+        has its result; in sync by the next push. Blocks, except in sync. Raises ValueError where a ps refuses them."""
+        if self._connection.agreed.sync:
+            from dps.client.assigning import Assigned
+
+            self.assigned = self.assigned or Assigned()
+            self.assigned.keep(values)
+            return
+        deadline, caller = self._waiter.deadline(timeout), self._connection.caller
+        while True:
+            operation = self.prepare({}, None, max(0.0, deadline - caller.now()), False, values)
+            operation.assigns = True
+            self.send(operation)
+            self.finish(operation, max(0.0, deadline - caller.now()))
+            if not operation.rolled_back:
+                return
+
+    def _tell(self, operation: PushOp) -> None:
+        """Last of all, for `settled` runs hooks, and these may push, wait and roll back."""
+        told = not (operation.assigns or operation.refusal) and operation.error is None
+        if told and operation.outcome is not None:
+            self._settled(operation.outcome, operation.loss)
+
+    def finish(self, operation: PushOp, timeout: float | None) -> Push:
+        """Wait for a push; its result, or ValueError with the reason why it was refused."""
+        if operation.outcome is None:
+            self._waiter.wait(operation, timeout, "a push")
+            self.account()
+        operation.raise_error()
+        assert operation.outcome is not None
+        if operation.refusal:
+            raise ValueError(operation.refusal)
+        return operation.outcome
+
+    def drain(self) -> None:
+        """Wait for all that is on its way."""
+        while self._under_way:
+            self._waiter.wait(self._under_way[0], None, "a push")
+            self.account()
+
+    def roll_back(self, told: Callable[[], None]) -> None:
+        """A new run epoch has begun, or a new incarnation: pushes on their way are given up, and say so.
+
+        `told` is called when this session's books are in order, before the pushes are settled.
+        """
+        given_up, self._under_way = self._under_way, []
+        for operation in given_up:
+            operation.roll_back(self._connection.caller)
+            if self.assigned is not None:
+                self.assigned.settled(operation.values, False)
+        self._begin_epoch()
+        if self._connection.compression is not None:
+            self._connection.compression.forget()
+        self._loader.forget()
+        told()
+        for operation in given_up:
+            operation.settle(self._connection.steps.step)
+            self._tell(operation)
+
+    def gradients(self) -> Any:
+        """Arrays to fill, in the user's nesting, which are pushed without being gathered first."""
+        return self.assembly.values(self._loader.own_parts(), _of_all_parts)
+
+
+def _of_all_parts(parts: list[Array]) -> Array:
+    """An array for the gradient of a variable that has several parts: it is cut when it is pushed."""
+    return np.empty((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)

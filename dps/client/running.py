@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dps import config
 from dps.client.connection import Connection
 from dps.client.pulling import Pulls
-from dps.client.pushes import Pushes
+from dps.client.pushing import Pushes
 from dps.client.turns import Turns, one_at_a_time
 from dps.client.waiting import Waiter
 from dps.hooks.chain import Chain

@@ -19,7 +19,7 @@ from dps.client.opening import (
     run_settings,
 )
 from dps.client.pulling import Pulls
-from dps.client.pushes import Pushes
+from dps.client.pushing import Pushes
 from dps.client.reports import Reports
 from dps.client.turns import Turns, one_at_a_time
 from dps.client.waiting import Loss, Waiter

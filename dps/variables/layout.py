@@ -33,10 +33,7 @@ def check_gradients(plan: Plan, found: Iterable[tuple[str, Any]]) -> dict[int, G
     for name, value in found:
         if value is None:
             continue
-        if name not in plan.by_name:
-            known = ", ".join(list(plan.by_name)[:10])
-            raise ValueError(f"a gradient came for {name!r}, which is no variable; there are {known}")
-        index = plan.by_name[name]
+        index = index_of(plan, name, "gradient")
         spec = plan.variables[index]
         if spec.optimizer is None:
             raise ValueError(f"a gradient came for {name!r}, which is not trained; leave it out or pass None")
@@ -44,15 +41,30 @@ def check_gradients(plan: Plan, found: Iterable[tuple[str, Any]]) -> dict[int, G
         if isinstance(rows, Rows):
             gradients[index] = _checked_rows(spec, rows)
             continue
-        array = to_array(value, name)
-        if array.shape != spec.shape:
-            raise ValueError(f"the gradient of {name} has shape {array.shape}; the variable has {spec.shape}")
-        if array.dtype != plan.dtypes[index]:
-            dtype = np.dtype(spec.dtype).name
-            cast = f".to(torch.{dtype})" if is_tensor(value) else f".astype('{dtype}')"
-            raise ValueError(f"the gradient of {name} is {array.dtype.name}; the variable is {dtype}: cast with {cast}")
-        gradients[index] = array
+        gradients[index] = array_for(plan, index, value, "gradient")
     return gradients
+
+
+def index_of(plan: Plan, name: str, what: str) -> int:
+    """The index of a variable. ValueError for another name, which says that `what` came for it."""
+    if name not in plan.by_name:
+        known = ", ".join(list(plan.by_name)[:10])
+        raise ValueError(f"a {what} came for {name!r}, which is no variable; there are {known}")
+    return plan.by_name[name]
+
+
+def array_for(plan: Plan, index: int, value: Any, what: str) -> Array:
+    """A value as an array of a variable's shape and dtype. ValueError says what was got and wanted; TypeError for what
+    is no array. `what`: "gradient" or "value"."""
+    spec = plan.variables[index]
+    array = to_array(value, spec.name)
+    if array.shape != spec.shape:
+        raise ValueError(f"the {what} of {spec.name} has shape {array.shape}; the variable has {spec.shape}")
+    if array.dtype != plan.dtypes[index]:
+        got, dtype = array.dtype.name, plan.dtypes[index].name
+        cast = f".to(torch.{dtype})" if is_tensor(value) else f".astype('{dtype}')"
+        raise ValueError(f"the {what} of {spec.name} is {got}; the variable is {dtype}: cast with {cast}")
+    return array
 
 
 def names_of(plan: Plan) -> str:
