@@ -37,21 +37,21 @@ class Assigned:
 
     def __init__(self) -> None:
         self.waiting: Mapping[int, Array] = {}
-        """Those that go with the next push."""
+        """The values that go with the next push."""
         self._newest: dict[int, Array] = {}
 
     def keep(self, values: Mapping[int, Array]) -> None:
-        """Values for the next push; of each variable the last ones count."""
+        """Add values for the next push; the last value of a variable counts."""
         self._newest |= values
         self.waiting = {**self.waiting, **values}
 
     def sent(self) -> None:
-        """A push has taken all of `waiting` along."""
+        """A push that carries all of `waiting` was sent."""
         self.waiting = {}
 
     def settled(self, values: Mapping[int, Array], accepted: bool) -> None:
-        """The push that took these values has its result. Where it is not part of a step they go with the next one,
-        unless other ones were assigned meanwhile."""
+        """The push that carries these values has its result. If it was not accepted, they go with the next push, unless
+        newer ones were assigned."""
         for index, value in values.items():
             if self._newest.get(index) is not value:
                 continue

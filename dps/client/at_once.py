@@ -1,8 +1,8 @@
-"""Small pulls, pushes and steps in one round trip: one message to the ps, one answer, and no request kept open.
+"""Small pulls, pushes and steps in one round trip: one message to the ps, one answer, and no request that is kept.
 
-In the usual case all gradients are there, and the only ps is on this machine and answers soon, in a push or a pull with
-the place of the new values. Everything else is left to the ordinary requests: after another answer, or none for a
-moment, the same push is sent as one of them. It has the same number, so the ps applies one of the two.
+This is for the usual case: the only ps is on this machine, it answers soon, and a push has all gradients. After another
+answer, or none in time, the same push is sent as an ordinary request. It has the same number, so the ps applies only
+one of the two.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AtOnce:
         self._peer: Peer | None = None
         """The only ps, if this run can be served here."""
         self._hold: Hold | None = None
-        """What the last answer lent. It is released here unless somebody has called `holds`, also after Ctrl-C."""
+        """The values that the last answer lent. The next call releases them, unless `holds` was called."""
         self._fresh = 0, 0.0
         """In sync: the number of the push that brought `_hold`, and until when its values serve a pull."""
         self._prepared: tuple[Array, Any] | None = None
@@ -85,7 +85,7 @@ class AtOnce:
         self._hold = None
 
     def note(self, hold: Hold) -> None:
-        """These values have been pulled."""
+        """Record that these values were pulled."""
         self._pulls.read = self._connection.membership.epoch, {hold.peer.ps: hold.counter}
         self._pushes.pulled[hold.peer.ps] = hold.counter
 
@@ -101,7 +101,7 @@ class AtOnce:
             self._hold = None
 
     def _copied(self, hold: Hold) -> Any:
-        """The values in what was prepared for them, if anything was; they are released."""
+        """Copy the values, into the prepared memory if there is any, and release them."""
         try:
             self.holds()
             run, tree = self._prepared or self._pulls.prepared(hold.peer.layout)
@@ -125,14 +125,14 @@ class AtOnce:
         try:
             made = self._push(peer, run.memory.name, reads)
             return made or pushes.start(gradients, loss, None, reads)
-        except BaseException:  # Ctrl-C: the ps may have the push, which has to be known
+        except BaseException:  # Ctrl-C: the ps may have the push, so it has to be sent again under its number
             if made is None and not pushes.under_way:
                 pushes.numbers[peer.ps] = number - 1
                 pushes.start(gradients, loss, None)
             raise
 
     def _open(self) -> Peer | None:
-        """The ps to ask now; None if requests have to be ordinary ones."""
+        """The ps to ask; None if the request has to be an ordinary one."""
         connection = self._connection
         self._release()
         if self._peers is not connection.peers:

@@ -1,4 +1,4 @@
-"""Prepares a push: gradients are checked, a kind of cargo is chosen for each ps, and what it holds is gathered."""
+"""Prepares a push: checks the gradients, chooses a kind of cargo for each ps, and gathers it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dps.variables.tree import Rows
 
 
 class Runs:
-    """Runs for pushes to one ps: each is used again when its push has its result."""
+    """The memory for pushes to one ps. A run is used again once its push has its result."""
 
     def __init__(self, runtime: Runtime, peer: Peer) -> None:
         self._runtime, self._lane = runtime, peer.lane
         self._made: list[Run] = []
 
     def take(self, nbytes: int) -> Run:
-        """A run of at least so many bytes that nobody reads; its bytes are undefined."""
+        """A run of at least `nbytes` that no push in flight uses. Its bytes are undefined."""
         idle = [run for run in self._made if not run.in_use]
         for run in idle:
             if len(run.bytes) >= nbytes and (run.memory is not None or not self._lane.on):
@@ -37,17 +37,17 @@ class Runs:
         return made
 
     def take_rounded(self, nbytes: int) -> Run:
-        """As `take`, for what is of another size each time."""
+        """Like `take`, for sizes that change from push to push."""
         return self.take(1 << (nbytes - 1).bit_length())
 
 
 class OwnRun(Run):
-    """A run that the user fills: its parts are the arrays of `session.gradients()`."""
+    """A run that the user fills: the arrays of `session.gradients()` are its parts."""
 
     def __init__(self, runtime: Runtime, peer: Peer) -> None:
         super().__init__(runtime, peer.lane, peer.layout.nbytes)
         self.parts = peer.layout.listed(peer.layout.memories(self.bytes))
-        """As arrays, in the order of the run."""
+        """The arrays, in the order of the run."""
         views = dict(zip(peer.layout.indices, self.parts, strict=True))
         self._variables = peer.layout.trained_variables
         self._trained = [views[part.index] for part in peer.layout.trained]
@@ -58,7 +58,7 @@ class OwnRun(Run):
 
 
 class Loader:
-    """Prepares the pushes of one session, and has the memory that they are gathered in."""
+    """Prepares the pushes of one session, and owns the memory that they are gathered in."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -116,7 +116,7 @@ class Loader:
         return self._runs[peer.ps]
 
     def own_parts(self) -> list[Array]:
-        """Arrays for the user to fill, of all parts of all shards, in the order of their runs."""
+        """Arrays for the user to fill: all parts of all shards, in the order of their runs."""
         runs = {ps: OwnRun(self._connection.home.runtime, peer) for ps, peer in self._connection.peers.items()}
         self._own = [*self._own[1 - self._connection.home.runtime.tuning.client.kept_gradients :], runs]
         return [part for run in runs.values() for part in run.parts]

@@ -15,7 +15,7 @@ from dps.variables.packed import Packed
 from dps.variables.rowlists import RowsOfPart
 
 ALIGNED = 64
-"""Bytes: where the arrays of a run may begin."""
+"""Arrays in a run begin at multiples of this number of bytes."""
 
 
 class _Sent:
@@ -37,7 +37,7 @@ class _Sent:
             self.values = gradient
 
     def move(self, run: Array) -> None:
-        """Put the values into the run, rows in their order."""
+        """Copy the values into the run, rows in the order in which they are sent."""
         end = self.offset + self.values.nbytes
         target = run[self.offset : end].view(self.values.dtype).reshape(self.values.shape)
         if self.rows is not None:
@@ -63,7 +63,7 @@ class PartsCargo(Cargo):
         self._gather(take)
 
     def _gather(self, take: Callable[[int], Run]) -> None:
-        """Values for a ps on this machine go into a run that it reads; else only rows that are to be put in order."""
+        """Copy large values for a ps on this machine into a shared run; else only rows that have to be reordered."""
         large = sum(sent.values.nbytes for sent in self._parts) >= self.peer.caller.runtime.tuning.shared_nbytes
         shared = large and self.peer.lane.on
         moved = [s for s in self._parts if s.form is None and (shared or (s.rows is not None and s.rows.moves))]
@@ -80,7 +80,7 @@ class PartsCargo(Cargo):
             sent.move(run)
 
     def messages(self) -> list[Push]:
-        """One message: with places instead of values in shared memory, and without row numbers that the ps has."""
+        """One message. Values in shared memory are named by their place; row numbers that the ps has are left out."""
         if not self._parts:
             return [self.about.push(EMPTY, 0, [], [])]
         memory = self.memory

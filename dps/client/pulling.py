@@ -21,16 +21,16 @@ from dps.variables.plan import ShardLayout
 from dps.variables.tree import Nesting, is_tensor, leaves, memory_of_tensor, nested
 
 MOST_PARTS = 256
-"""Values of so many parts and fewer stay in the messages that bring them; more are put together faster in one run."""
+"""Up to this number of parts, values stay in the messages that bring them; more are faster to assemble in one run."""
 
 Kept = dict[int, tuple[int, Array]]
-"""By ps: the version counter of values, and they."""
+"""For each ps the counter of a version, and its values as a run of bytes."""
 
 
 class PullOp(Operation):
-    """One pull: a transfer per ps. `names`: of variables, None for all.
+    """One pull: a transfer per ps. `names`: of variables; None for all.
 
-    `conditional`: unchanged shards move nothing. `launch` gives the messages of now.
+    `conditional`: shards that have not changed are not sent. `launch` makes the messages for the current run epoch.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class PullOp(Operation):
         self.names, self.conditional = names, conditional
         self._connection, self.launch, self._take, self._hold = connection, launch, take, hold
         self._behind = behind
-        """A push of the same step, whose results may bring the values."""
+        """The push of the same step, whose result may bring the values."""
         self._incarnation = -1
         self._messages: dict[int, Pull] = {}
-        """Those not yet sent."""
+        """The messages that are not sent yet."""
         self.transfers: dict[int, PullTransfer] = {}
 
     def start(self) -> None:
-        """Send what is not sent yet; after a rollback all of it again. Leaves at the next flush or wait."""
+        """Send the messages that are not sent yet; after a rollback all of them again. They leave at the next flush."""
         if self._incarnation != self._connection.caller.incarnation:
             self.drop()
             self.transfers = {}
@@ -57,7 +57,7 @@ class PullOp(Operation):
             self._start_more()
 
     def _start_more(self) -> None:
-        """In bounded mode the step ps answers before the others are asked."""
+        """Send what may be sent: in bounded mode the step ps has to answer before the others are asked."""
         connection = self._connection
         first = connection.agreed.step_ps
         if connection.agreed.bounded:
@@ -91,8 +91,8 @@ class PullOp(Operation):
         return self.transfers.values()
 
     def parts(self, kept: Kept, still: bool) -> list[Array]:
-        """All parts that a whole pull has brought, shard after shard, in the order of their runs; those of shards that
-        were not newer are copies of what is kept. `still`: read-only."""
+        """All parts of a whole pull, shard after shard, in the order of their runs. Those of shards that have not
+        changed are copies of `kept`. `still`: read-only."""
         found: list[Array] = []
         for ps, layout in self._connection.agreed.plan.layouts.items():
             transfer = self.transfers[ps]
@@ -107,13 +107,13 @@ class PullOp(Operation):
         return found
 
     def taken(self) -> list[Taken]:
-        """What the values of all shards were put into; empty where some of them lie elsewhere."""
+        """The memory of all shards' values; empty if some values are elsewhere."""
         found = [self.transfers[ps].taken for ps in self._connection.agreed.plan.layouts]
         mine = [taken for taken in found if isinstance(taken, Taken)]
         return mine if len(mine) == len(found) else []
 
     def held(self) -> list[Array] | None:
-        """The bytes of all arenas of all shards, where all are held in place."""
+        """The bytes of all arenas of all shards if all are held in place; else None."""
         found: list[Array] = []
         for ps in self._connection.agreed.plan.layouts:
             hold = self.transfers[ps].hold
@@ -123,7 +123,7 @@ class PullOp(Operation):
         return found
 
     def some(self) -> dict[int, Array]:
-        """Those that were asked for, by index."""
+        """The parts that were asked for, by index."""
         found: dict[int, Array] = {}
         for transfer in self.transfers.values():
             assert isinstance(transfer.taken, Taken), "parts are not held, and come without a condition"
@@ -132,17 +132,17 @@ class PullOp(Operation):
         return found
 
     def drop(self) -> None:
-        """Forget the requests; their late answers are for nobody."""
+        """Forget the requests; late answers are ignored."""
         for transfer in self.transfers.values():
             transfer.drop()
 
     def release(self) -> None:
-        """Give what is held in place back to the ps."""
+        """Release what is held."""
         for transfer in self.transfers.values():
             transfer.release()
 
     def forget_runs(self) -> None:
-        """The values are the caller's alone from here on."""
+        """Drop the references to the values: they are the caller's."""
         for transfer in self.transfers.values():
             transfer.taken = None
 
@@ -152,17 +152,17 @@ class PullOp(Operation):
 
 
 class Pulls:
-    """The pulls of a session: what they ask for, and the user's nested arrays out of what they bring."""
+    """The pulls of a session: makes their messages, and the user's nested arrays from the answers."""
 
     def __init__(self, connection: Connection, waiter: Waiter, pushes: Pushes) -> None:
         self._connection, self._waiter, self._pushes = connection, waiter, pushes
         self.read: tuple[int, dict[int, int]] = connection.membership.epoch, {}
-        """Of the last whole pull: run epoch, and each shard's version counter."""
+        """The run epoch and each shard's counter of the last whole pull."""
         self._cache: Kept = {}
         self._recycled = Recycled()
 
     def roll_back(self) -> None:
-        """A new run epoch has begun: nothing is known of its values."""
+        """A new run epoch has begun: forget all values."""
         self._pushes.assembly.forget()
         self._cache = {}
         self._recycled.forget()
@@ -171,11 +171,11 @@ class Pulls:
         self, names: Sequence[str] | None, newer_than: Version | None, after: bool, hold: bool = False,
         behind: PushOp | None = None, leads: bool = False,
     ) -> PullOp:  # fmt: skip
-        """A pull; `after`: it is answered when the pushes on their way have been applied. Does not block.
+        """Make a pull. Does not block.
 
-        `hold`: what ps on this machine have is not copied; see PullTransfer. `behind`: a push just made, whose
-        results may bring the values. `leads`: it is to be started right before a push to all ps that counts as one of
-        those on their way.
+        `after`: it is answered once the pushes in flight have been applied. `hold`: values in the memory of a ps are
+        not copied. `behind`: the push of the same step, whose result may bring the values. `leads`: the pull is sent
+        right before a push to all ps, and waits for that push, too.
         """
         self._waiter.check_open()
         by_name = self._connection.agreed.plan.by_name
@@ -192,13 +192,12 @@ class Pulls:
 
     @property
     def version(self) -> Version:
-        """What the last whole pull read."""
+        """The version that the last whole pull read."""
         epoch, counters = self.read
         return Version(epoch, tuple(sorted(counters.items())))
 
     def prepared(self, layout: ShardLayout) -> tuple[Array, Any]:
-        """Of a plan with one shard and one part for each variable: a run of bytes for its values, and the user's nested
-        arrays over it."""
+        """Memory for the values of the only shard, a run of bytes, and the user's nested arrays in it."""
         taken = self._recycled.take(layout)
         return taken.bytes, self._tree([taken])
 
@@ -209,7 +208,7 @@ class Pulls:
 
     @property
     def may_follow_a_push(self) -> bool:
-        """Whether a pull may be sent right behind a push: not where a token can come before the push is applied."""
+        """Whether a pull may be sent right behind a push: not if the token can come before the push is applied."""
         update = self._connection.agreed.settings["update"]
         if update["mode"] == "sync":
             return update["replicas_to_aggregate"] is None and not update["initial_tokens"]
@@ -217,14 +216,14 @@ class Pulls:
 
     @property
     def may_come_with_a_push(self) -> bool:
-        """Whether ps on this machine may send the values with the result of a push."""
+        """Whether a ps on this machine may lend values with the result of a push."""
         return self.may_follow_a_push and not self._connection.agreed.bounded and self._connection.compression is None
 
     def _launch(
         self, names: list[str] | None, newer_than: Version | None, after: bool, to_come: int
     ) -> dict[int, Pull]:
-        """What to ask the ps, with what holds in the run epoch of now: after a rollback a pull is launched again.
-        `to_come`: pushes that leave right after it."""
+        """The messages of a pull for the current run epoch; after a rollback they are made again. `to_come`: how many
+        pushes leave right after it."""
         connection, pushes = self._connection, self._pushes
         counters = dict(newer_than.counters) if newer_than and newer_than.epoch == connection.membership.epoch else {}
         behind = after and (pushes.under_way or to_come > 0)
@@ -246,7 +245,7 @@ class Pulls:
         return messages
 
     def _may_be_kept(self, layout: ShardLayout) -> bool:
-        """Whether a shard's values need not be copied out of the messages that they come in."""
+        """Whether a shard's values may stay in the messages that bring them."""
         runtime = self._connection.home.runtime
         worth = layout.data_nbytes >= runtime.tuning.piece_nbytes // 4
         return worth and runtime.keeps_blocks and len(layout.indices) <= MOST_PARTS
@@ -298,25 +297,25 @@ class Pulls:
             operation.drop()
 
     def _has_the_others(self, operation: PullOp) -> bool:
-        """Whether the values of all shards that were not newer are kept, and in the version that they have."""
+        """Whether the values of all shards that have not changed are kept, in their current version."""
         whole, kept = operation.names is None, self._cache
         return all(
             t.newer or (whole and ps in kept and kept[ps][0] == t.counter) for ps, t in operation.transfers.items()
         )
 
     def still(self, memories: list[Array]) -> Any:
-        """The nested arrays, only to be read, in the memory of all arenas of all shards."""
+        """Read-only nested arrays in the memory of all arenas of all shards."""
         return self._pushes.assembly.still(memories)
 
     def _tree(self, taken: list[Taken]) -> Any:
-        """The user's nesting of the values that were put into these, one for each shard."""
+        """The user's nested arrays of the values in this memory, one for each shard."""
         assembly = self._pushes.assembly
         if assembly.plan.is_split:
             return assembly.values([part for one in taken for part in one.parts()])
         return self._recycled.tree(taken, assembly.values, assembly.copy)
 
     def _some(self, views: dict[int, Array], names: list[str]) -> Any:
-        """Nested dicts of these variables, of their parts by index."""
+        """Nested dicts of these variables. `views`: their parts, by index."""
         plan = self._connection.agreed.plan
         nesting = Nesting(nested(names))
         found = [[views[p.index] for p in plan.parts_of[plan.by_name[path]]] for path in nesting.paths]

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class PushOp(Operation):
-    """One push. In sync the step ps's answer is the result, and the others are done with the session's memory; else
-    every shard's is."""
+    """One push. In sync the step ps's answer is the result; the other ps only tell when they no longer read the
+    session's memory. Else the answers of all shards make the result."""
 
     values: Mapping[int, Array] = {}
-    """What it sets, beside its gradients or without any, by variable index."""
+    """The assigned values that it carries, by variable index."""
     assigns = False
     """Whether it has values and no gradients: nothing was learned, so the worker's clock and hooks do not count it."""
 
@@ -44,13 +44,13 @@ class PushOp(Operation):
         """The transfers whose answers are the result."""
         self.rolled_back = False
         self.outcome: Push | None = None
-        """The result, once the session has taken note of it."""
+        """The result, once it is accounted for."""
         self.refusal = ""
-        """With the result: why the gradient was refused, "" when it was not."""
+        """Why the gradient was refused; "" if it was not. Set with `outcome`."""
         self._restored_step = 0
 
     def send(self, ps: int, credit: bool) -> None:
-        """Send a ps its cargo, with the next flush. `credit`: the ps has given some for this push already."""
+        """Send a ps its cargo, at the next flush. `credit`: the ps has granted it already."""
         decides = not self._sync or ps == self._step_ps
         self.transfers[ps] = transfer = PushTransfer(self.cargo[ps], not decides, credit)
         if decides:
@@ -58,7 +58,7 @@ class PushOp(Operation):
 
     @property
     def streams(self) -> bool:
-        """Whether all ps get it over their sockets, in pieces that they may apply one by one."""
+        """Whether all ps get it in pieces over their sockets, and may apply them one by one."""
         connection = self._connection
         layouts, tuning = connection.agreed.plan.layouts, connection.home.runtime.tuning
         least = tuning.client.streamed_pieces * tuning.piece_nbytes
@@ -79,7 +79,7 @@ class PushOp(Operation):
 
     @property
     def accepted(self) -> bool | None:
-        """Whether it counts; None while that is not known."""
+        """Whether the push was accepted; None while that is not known."""
         if self.rolled_back:
             return False
         answers = [transfer.accepted for transfer in self.deciding]
@@ -90,7 +90,7 @@ class PushOp(Operation):
 
     @property
     def error(self) -> Exception | None:
-        """What a ps answered instead of a result."""
+        """The error that a ps answered with, if any."""
         if self.rolled_back:
             return None
         return next((t.error for t in self.transfers.values() if t.error is not None), None)
@@ -100,20 +100,20 @@ class PushOp(Operation):
             raise self.error
 
     def applied(self, ps: int) -> bool:
-        """Whether a ps counts it; complete operations only."""
+        """Whether a ps has applied it. The operation is complete."""
         if self._sync or ps not in self.transfers:
             return bool(self.accepted)
         return bool(self.transfers[ps].accepted)
 
     def roll_back(self, caller: Caller) -> None:
-        """The run epoch is over before the session took note of the result: the push is no part of the new one."""
+        """The run epoch ended before the result was accounted for: the push is given up."""
         self.rolled_back = True
         self._restored_step = self._connection.steps.step
         for transfer in self.transfers.values():
             caller.drop(transfer)
 
     def settle(self, step: int) -> Push:
-        """Note the result of a complete operation; `step`: the session's, for one without a part on the step ps."""
+        """Set the result of a complete operation. `step`: the session's, for a push that did not go to the step ps."""
         if self.rolled_back:
             self.outcome = Push(self._restored_step, False)
             return self.outcome
@@ -154,9 +154,9 @@ class Pushes:
         self._connection.steps.begin_numbers()
         self.numbers = dict.fromkeys(self._connection.agreed.plan.ps, 0)
         self.pulled = dict.fromkeys(self._connection.agreed.plan.ps, -1)
-        """The version of each shard that the last pull gave: what the next push was computed from."""
+        """The version of each shard that the last pull read, from which the next push is computed."""
         self._credit: dict[int, int] = {}
-        """The push, by its number, that a ps takes without being asked, by ps."""
+        """The number of the push for which a ps has granted credit, by ps."""
 
     @property
     def under_way(self) -> bool:
@@ -164,7 +164,7 @@ class Pushes:
 
     @property
     def assembly(self) -> Assembly:
-        """How the plan of now is nested."""
+        """The nesting of the current plan."""
         if self._assembly.plan is not self._connection.agreed.plan:
             self._assembly = Assembly(self._connection.agreed.plan, self._nesting)
         return self._assembly
@@ -178,7 +178,7 @@ class Pushes:
         return self._loader.run(peer, gradients) if is_whole(peer.layout, gradients) else None
 
     def made(self, ps: int, number: int, step: int) -> None:
-        """A push, which has this number, was made at once."""
+        """A push of this number was made in one round trip."""
         connection = self._connection
         connection.steps.saw(step)
         if connection.agreed.sync:
@@ -189,7 +189,7 @@ class Pushes:
     def start(
         self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False
     ) -> PushOp:  # fmt: skip
-        """Prepare a push and send it, with the next flush; blocks as `prepare`."""
+        """Prepare a push and send it at the next flush. Blocks as `prepare`."""
         operation = self.prepare(gradients, loss, timeout, lend)
         self.send(operation)
         return operation
@@ -198,8 +198,8 @@ class Pushes:
         self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool,
         values: Mapping[int, Array] = PushOp.values,
     ) -> PushOp:  # fmt: skip
-        """Check gradients and gather what each ps gets of them, and of `values`, which it sets; blocks while the send
-        window is full. `lend`: ps on this machine may send values with the result."""
+        """Check gradients, and gather what each ps gets of them and of the assigned `values`. Blocks while the send
+        window is full. `lend`: a ps on this machine may lend values with its result."""
         connection = self._connection
         self._loader.check(gradients)
         clock = self._make_room(timeout)
@@ -218,7 +218,7 @@ class Pushes:
         return operation
 
     def about(self, peer: Peer, lend: bool, clock: int = 0) -> About:
-        """What the messages of the next push to a ps say of it; `clock`: for the step ps in bounded mode."""
+        """The common fields of the messages of the next push to a ps. `clock`: for the step ps in bounded mode."""
         connection, lane = self._connection, peer.lane
         steps, ps = connection.steps, peer.ps
         return About(
@@ -228,7 +228,7 @@ class Pushes:
         )  # fmt: skip
 
     def send(self, operation: PushOp) -> None:
-        """Send what was prepared, before anything else is."""
+        """Send a prepared push. Nothing else may be pushed in between."""
         try:
             for ps in operation.cargo:
                 self.numbers[ps] += 1
@@ -236,12 +236,12 @@ class Pushes:
             self._under_way.append(operation)
             if self.assigned is not None:
                 self.assigned.sent()
-        except BaseException:  # Ctrl-C: nobody knows what the ps have of this push, and later ones would wait for it
+        except BaseException:  # Ctrl-C: some ps may lack this push, and would wait for it for ever
             self._connection.membership.end()
             raise
 
     def _make_room(self, timeout: float | None) -> int:
-        """Wait until the send window has room for one more push; how many are acknowledged."""
+        """Wait until the send window has room for one more push. Returns how many pushes are acknowledged."""
         self.account()
         while len(self._under_way) >= WINDOW:
             self._waiter.wait(self._under_way[0], timeout, "an earlier push")
@@ -249,7 +249,7 @@ class Pushes:
         return self.acknowledged
 
     def account(self) -> None:
-        """Take note of the pushes that are complete, once each and in the run epoch that they belong to."""
+        """Account for the pushes that are complete, once each, in the run epoch that they belong to."""
         connection = self._connection
         while (operation := next((op for op in self._under_way if op.complete), None)) is not None:
             self._under_way.remove(operation)
@@ -268,8 +268,9 @@ class Pushes:
             self._tell(operation)
 
     def assign(self, values: Mapping[int, Array], timeout: float | None) -> None:
-        """Set values, which stay as they are: by a push of their own, and another one in each new run epoch until one
-        has its result; in sync by the next push. Blocks, except in sync. Raises ValueError where a ps refuses them."""
+        """Assign values, which nobody changes any more. In sync they go with the next push. Else they are a push of
+        their own, repeated in each new run epoch until it has a result. Blocks, except in sync. Raises ValueError if a
+        ps refuses them."""
         if self._connection.agreed.sync:
             from dps.client.assigning import Assigned
 
@@ -286,13 +287,13 @@ class Pushes:
                 return
 
     def _tell(self, operation: PushOp) -> None:
-        """Last of all, for `settled` runs hooks, and these may push, wait and roll back."""
+        """Call `settled`, after all else: it runs hooks, which may push, wait and roll back."""
         told = not (operation.assigns or operation.refusal) and operation.error is None
         if told and operation.outcome is not None:
             self._settled(operation.outcome, operation.loss)
 
     def finish(self, operation: PushOp, timeout: float | None) -> Push:
-        """Wait for a push; its result, or ValueError with the reason why it was refused."""
+        """Wait for a push and return its result. Raises ValueError with the reason if it was refused."""
         if operation.outcome is None:
             self._waiter.wait(operation, timeout, "a push")
             self.account()
@@ -303,15 +304,15 @@ class Pushes:
         return operation.outcome
 
     def drain(self) -> None:
-        """Wait for all that is on its way."""
+        """Wait for all pushes in flight."""
         while self._under_way:
             self._waiter.wait(self._under_way[0], None, "a push")
             self.account()
 
     def roll_back(self, told: Callable[[], None]) -> None:
-        """A new run epoch has begun, or a new incarnation: pushes on their way are given up, and say so.
+        """A new run epoch or incarnation has begun: give up the pushes in flight.
 
-        `told` is called when this session's books are in order, before the pushes are settled.
+        `told` is called once numbers and clocks are reset, before the pushes get their results.
         """
         given_up, self._under_way = self._under_way, []
         for operation in given_up:
@@ -328,10 +329,10 @@ class Pushes:
             self._tell(operation)
 
     def gradients(self) -> Any:
-        """Arrays to fill, in the user's nesting, which are pushed without being gathered first."""
+        """Arrays to fill, in the user's nesting. A push of them is not gathered first."""
         return self.assembly.values(self._loader.own_parts(), _of_all_parts)
 
 
 def _of_all_parts(parts: list[Array]) -> Array:
-    """An array for the gradient of a variable that has several parts: it is cut when it is pushed."""
+    """An array for the gradient of a variable that has several parts. The push cuts it."""
     return np.empty((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)

@@ -214,7 +214,7 @@ class Reading(Running):
 
     @contextmanager
     def _held(self, timeout: float | None) -> Iterator[Any]:
-        """The values of now, to read only; those of ps on this machine lie in their memory until the block ends."""
+        """The newest values, read-only. Those of a ps on this machine stay in its memory until the block ends."""
         self._waiter.check_open()
         if (hold := self._at_once.held()) is not None:
             try:
