@@ -122,7 +122,7 @@ def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: p
 
 
 def test_a_session_that_waits_for_the_step_ps_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = property(lambda self: self.rolled_back or all(t.complete for t in self._deciding))
+    alone = property(lambda self: self.rolled_back or all(t.complete for t in self.deciding))
     monkeypatch.setattr(pushing.PushOp, "complete", alone)
     caught("sync", "without its own push")
 
