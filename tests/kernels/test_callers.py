@@ -9,7 +9,7 @@ from pathlib import Path
 
 DPS = Path(__file__).parents[2] / "dps"
 KERNELS = DPS / "kernels"
-BINDINGS = DPS / "ps" / "store" / "optimizers.py"
+BINDINGS = KERNELS / "optimizers.py"
 AVERAGES = DPS / "ps" / "store" / "averages.py"
 LAYERS = DPS / "layers"
 BOUND = ("cpu", "fused", "cuda")
