@@ -575,7 +575,7 @@ class State(Message, kind=67):
 
 
 class Save(Message, kind=68):
-    """Write a checkpoint now, unless this step is saved already."""
+    """Write a checkpoint now, unless these versions of all shards are saved already."""
 
     session: int
 

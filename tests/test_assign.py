@@ -195,6 +195,24 @@ def test_a_later_value_is_not_undone_by_a_push_that_came_too_late() -> None:
     assert not assigned.waiting and not assigned._newest
 
 
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize("update", [dps.Async(), dps.Bounded(1)])
+def test_values_that_are_assigned_after_the_last_step_was_saved_are_in_the_last_checkpoint(
+    update: Any, ps: int, tmp_path: Path
+) -> None:
+    with cluster(ps=ps, update=update) as (worker,), session(worker, checkpoint_dir=tmp_path) as s:
+        s.push(gradients())
+        first = s.save()
+        assert s.save() == first
+        s.assign(VALUES)
+    names = sorted(path.name for path in tmp_path.glob("step-*"))
+    assert names == ["step-000000000000-epoch-000001", first, f"{first}-values-000001"]
+    with cluster(ps=ps, update=update) as (worker,), session(worker, checkpoint_dir=tmp_path) as s:
+        restored = s.pull()
+    assert restored["bn"]["n"] == 7 and restored["rate"] == 0.5
+    np.testing.assert_array_equal(restored["w"], VALUES["w"])
+
+
 @pytest.mark.parametrize("update", MODES, ids=str)
 def test_values_are_part_of_checkpoints_and_a_rollback_takes_them_back(update: Any, tmp_path: Path) -> None:
     with cluster(ps=2, update=update) as (worker,), session(worker, checkpoint_dir=tmp_path) as s:

@@ -104,7 +104,7 @@ class Manifest:
     `step` is the global step, `epoch` the run epoch in which it was taken. In async mode each shard is copied at its
     own version, `shards[i].version`; `even` says whether all shards nevertheless hold the same pushes. `saved_at`:
     seconds since 1970 on the chief's clock, for people; 0.0 if not known. Manifests that differ only in `saved_at` are
-    equal. Raises ValueError if the parts do not match.
+    equal. `revision`: see `folder_name`. Raises ValueError if the parts do not match.
     """
 
     step: int
@@ -114,11 +114,13 @@ class Manifest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     saved_at: float = field(default=0.0, compare=False)
     even: bool = False
+    revision: int = 0
     _by_name: dict[str, SavedVariable] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_count("step", self.step)
         _check_count("epoch", self.epoch)
+        _check_count("revision", self.revision)
         for index, shard in enumerate(self.shards):
             wanted = shard_file_name(index, len(self.shards))
             if shard.file.file != wanted:
@@ -144,7 +146,7 @@ class Manifest:
     @property
     def name(self) -> str:
         """The name of the checkpoint's folder."""
-        return folder_name(self.step, self.epoch)
+        return folder_name(self.step, self.epoch, self.revision)
 
     def variable(self, name: str) -> SavedVariable:
         """The variable of that name. Raises CheckpointError, with the saved names, if it was not saved."""
@@ -166,6 +168,7 @@ def encode(manifest: Manifest) -> bytes:
             "format_version": FORMAT_VERSION,
             "step": int(manifest.step),
             "epoch": int(manifest.epoch),
+            "revision": int(manifest.revision),
             "saved_at": float(manifest.saved_at),
             "settings": dict(manifest.settings),
             "even": bool(manifest.even),
@@ -197,6 +200,7 @@ def decode(data: bytes | memoryview, path: str) -> Manifest:
             settings=dict(body["settings"]),
             saved_at=float(body.get("saved_at", 0.0)),  # older versions did not write it
             even=body.get("even") is True,  # nor this
+            revision=body.get("revision", 0),  # nor this
         )
 
 
@@ -204,9 +208,10 @@ def decode_shards(data: bytes | memoryview, path: str) -> tuple[str, tuple[Saved
     """The checkpoint's name and its shards. Like `decode`, but it checks only the checksum of the variables."""
     body, _ = unseal_lines(data, path, FORMAT_VERSION, _VARIABLES)
     with _telling(path):
-        for name in ("step", "epoch"):
-            _check_count(name, body[name])
-        return folder_name(body["step"], body["epoch"]), _shards_from_json(body)
+        numbers = body["step"], body["epoch"], body.get("revision", 0)
+        for name, number in zip(("step", "epoch", "revision"), numbers, strict=True):
+            _check_count(name, number)
+        return folder_name(*numbers), _shards_from_json(body)
 
 
 @contextmanager

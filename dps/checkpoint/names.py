@@ -20,7 +20,7 @@ MANIFEST_FILE = "manifest.json"
 JOURNAL_FILE = "journal.json"
 LOCK_FILE = "run.lock"
 
-_FOLDER = re.compile(r"step-([0-9]{12,18})-epoch-([0-9]{6,18})")
+_FOLDER = re.compile(r"step-([0-9]{12,18})-epoch-([0-9]{6,18})(?:-values-([0-9]{6,18}))?")
 
 
 def join(folder: str, name: str) -> str:
@@ -28,21 +28,23 @@ def join(folder: str, name: str) -> str:
     return folder + name if folder.endswith("/") else f"{folder}/{name}"
 
 
-def folder_name(step: int, epoch: int) -> str:
-    """The folder of the checkpoint of `step` in run epoch `epoch`."""
-    return f"step-{step:012d}-epoch-{epoch:06d}"
+def folder_name(step: int, epoch: int, revision: int = 0) -> str:
+    """The folder of the checkpoint of `step` in run epoch `epoch`. `revision`: how many checkpoints of this step were
+    committed before it. A later one has values that changed without a step, as `session.assign` changes them."""
+    return f"step-{step:012d}-epoch-{epoch:06d}" + (f"-values-{revision:06d}" if revision else "")
 
 
 def parse_folder_name(name: str) -> tuple[int, int] | None:
     """`(epoch, step)`, which orders checkpoints by age, or None for a name that is not a checkpoint's.
 
-    After a rollback the epoch rises while the step falls, so the epoch comes first.
+    After a rollback the epoch rises while the step falls, so the epoch comes first. Of one step the names are in the
+    order of their revisions.
     """
     match = _FOLDER.fullmatch(name)
     if match is None:
         return None
-    step, epoch = int(match[1]), int(match[2])
-    return (epoch, step) if folder_name(step, epoch) == name else None
+    step, epoch, revision = int(match[1]), int(match[2]), int(match[3] or 0)
+    return (epoch, step) if folder_name(step, epoch, revision) == name else None
 
 
 def shard_file_name(index: int, count: int) -> str:

@@ -55,6 +55,9 @@ class Checkpoints:
         self.checkpoint_dir, self.keep, self.settings = checkpoint_dir, keep, settings
         self.saved_name, self.saved_at = "", 0.0
         """The newest checkpoint, or the one from which the run epoch began. `saved_at` is wall time; 0.0 is unknown."""
+        self._versions: list[int] = []
+        """Of each shard the version that this checkpoint has."""
+        self._revision = 0
         self._number = 0
         self._busy = False
         self._ended = False
@@ -66,7 +69,8 @@ class Checkpoints:
         return self._busy
 
     def save(self, then: Result) -> None:
-        """Write a checkpoint, unless the step is saved already. `then` is called on the node's thread."""
+        """Write a checkpoint, unless these versions of all shards are saved already. `then` is called on the node's
+        thread."""
         if self._busy:
             self._next.append(then)
             return
@@ -82,8 +86,13 @@ class Checkpoints:
             epoch, _ = parse_folder_name(name) or (0, 0)
             manifest = self._whole(name) if epoch == self.epoch else None
             if manifest is not None:
-                self.saved_name, self.saved_at = name, manifest.saved_at
+                self._note(manifest)
                 return
+
+    def _note(self, manifest: Manifest) -> None:
+        """This is the newest checkpoint."""
+        self.saved_name, self.saved_at, self._revision = manifest.name, manifest.saved_at, manifest.revision
+        self._versions = [shard.version for shard in manifest.shards]
 
     def _whole(self, name: str) -> Manifest | None:
         try:
@@ -100,29 +109,32 @@ class Checkpoints:
 
     def _write(self, cut: str, cuts: dict[int, Any]) -> None:
         step = cuts[self.plan.ps[0]].step
-        name = folder_name(step, self.epoch)
-        if name == self.saved_name:
-            self._done(name, step)
-            return
+        revision = 0
+        if self.saved_name == folder_name(step, self.epoch, self._revision):
+            if self._versions == [cuts[ps].counter for ps in self.plan.ps]:
+                self._done(self.saved_name, step)
+                return
+            revision = self._revision + 1
+        name = folder_name(step, self.epoch, revision)
         orders: dict[int, Message] = {ps: SaveShard(self.epoch, cut, self.checkpoint_dir, name) for ps in self.ps}
-        self._ask_all(orders, ShardSaved, lambda files: self._commit(step, cuts, files))
+        self._ask_all(orders, ShardSaved, lambda files: self._commit(step, revision, cuts, files))
 
-    def _commit(self, step: int, cuts: dict[int, Any], files: dict[int, Any]) -> None:
+    def _commit(self, step: int, revision: int, cuts: dict[int, Any], files: dict[int, Any]) -> None:
         storage = self.node.runtime.storage
         try:
-            manifest = self._manifest(step, cuts, files)
+            manifest = self._manifest(step, revision, cuts, files)
             commit(storage, self.checkpoint_dir, manifest)
             retain(storage, self.checkpoint_dir, self.keep)
         except (DpsError, ValueError, OSError) as error:
             self._failed(error)
             return
-        self.saved_name, self.saved_at = manifest.name, manifest.saved_at
+        self._note(manifest)
         self.node.runtime.record("saved", name=manifest.name, epoch=self.epoch, step=step)
         log.info("%s: saved %s/%s", self.node.name, self.checkpoint_dir, manifest.name)
         self._done(manifest.name, step)
 
     @config.building()
-    def _manifest(self, step: int, cuts: dict[int, Any], files: dict[int, Any]) -> Manifest:
+    def _manifest(self, step: int, revision: int, cuts: dict[int, Any], files: dict[int, Any]) -> Manifest:
         from dps.averages import slots_of
 
         applied: dict[int, int] = {}
@@ -146,7 +158,7 @@ class Checkpoints:
             for ps in self.plan.ps
         )
         about = self.settings, self.node.runtime.wall(), self._is_even(cuts)
-        return Manifest(step, self.epoch, shards, tuple(variables), *about)
+        return Manifest(step, self.epoch, shards, tuple(variables), *about, revision)
 
     def _is_even(self, cuts: dict[int, Any]) -> bool:
         """Whether all shards hold the same pushes; in async mode each was copied at its own version."""

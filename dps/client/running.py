@@ -127,7 +127,7 @@ class Running:
 
     @one_at_a_time
     def save(self, timeout: float | None = None) -> str:
-        """Write a checkpoint now. Blocks. Nothing is written when the step is saved already.
+        """Write a checkpoint now. Blocks. Nothing is written when these values are saved already.
 
         Args:
             timeout: Seconds; None: the session's.

@@ -20,7 +20,7 @@ log = logging.getLogger("dps")
 
 
 class CheckpointSaver(Hook):
-    """Save checkpoints when the session opens, then at intervals, and at the end if the last step is not saved yet.
+    """Save checkpoints when the session opens, then at intervals, and at the end if the last values are not saved yet.
 
     Only the leading session (`session.is_chief`) saves. A session with a checkpoint_dir and without this hook gets
     one automatically. If the disk refuses, dps logs one line and training goes on.
@@ -74,7 +74,7 @@ class CheckpointSaver(Hook):
             listener.end(session, session.global_step)
 
     def _save(self, session: Loop) -> None:
-        """Save, unless this step is saved already. If the last save fails, the chief tries it again."""
+        """Save, unless these values are saved already. If the last save fails, the chief tries it again."""
         if not session.is_chief:
             return
         listeners = self._listeners if session.global_step != self._saved else []

@@ -8,12 +8,16 @@ from dps.checkpoint.names import join
 
 def test_a_checkpoint_folder_is_named_after_step_and_epoch() -> None:
     assert folder_name(120, 3) == "step-000000000120-epoch-000003"
+    assert folder_name(120, 3, revision=2) == "step-000000000120-epoch-000003-values-000002"
     assert shard_file_name(0, 2) == "shard-00000-of-00002.safetensors"
 
 
 @pytest.mark.parametrize(("step", "epoch"), [(0, 0), (120, 3), (10**12, 10**6), (5 * 10**13, 7)])
 def test_a_folder_name_gives_epoch_and_step_back(step: int, epoch: int) -> None:
     assert parse_folder_name(folder_name(step, epoch)) == (epoch, step)
+    assert parse_folder_name(folder_name(step, epoch, revision=7)) == (epoch, step)
+    names = [folder_name(step, epoch, revision) for revision in (0, 1, 12)]
+    assert names == sorted(names)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +25,7 @@ def test_a_folder_name_gives_epoch_and_step_back(step: int, epoch: int) -> None:
     [
         "", "journal.json", "step-12-epoch-3", "step-000000000120-epoch-000003.old", "x-step-000000000120-epoch-000003",
         "step-000000000120-epoch-000003\n", "step-0000000000120-epoch-000003", "step-00000000012٣-epoch-000003",
+        "step-000000000120-epoch-000003-values-000000", "step-000000000120-epoch-000003-values-1",
     ],
 )  # fmt: skip
 def test_a_name_that_dps_would_not_write_is_foreign(name: str) -> None:
