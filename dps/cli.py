@@ -14,7 +14,7 @@ from typing import Any
 from dps import __version__
 from dps.config import THREADS, parse_threads
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, MissingExtra
-from dps.role import DEFAULT_CHIEF, EXIT_CODES, Parser, guarded
+from dps.role import DEFAULT_CHIEF, EXIT_CODES, Parser, add_addresses, addresses, guarded
 
 ANSWER_S = 3.0
 """How long `dps status` waits for each answer."""
@@ -49,6 +49,7 @@ def parser() -> Parser:
     launch.add_argument(
         "--device", default="", help="where each ps keeps its variables by default: cpu, or for example gpu:0"
     )
+    add_addresses(launch)
     evaluator = launch.add_argument(
         "--evaluator",
         help="FILE of a program that evaluates beside the training, or 'FILE ARGUMENTS'",
@@ -65,6 +66,7 @@ def parser() -> Parser:
     doctor = commands.add_parser(
         "doctor", help="show what this machine has that dps can use, and what would make dps faster"
     )
+    doctor.add_argument("--chief", help="check the way from here to the chief at this address instead")
     doctor.add_argument("--json", action="store_true", help="print one JSON object, not lines")
     doctor.set_defaults(run=run_doctor)
     simulate = commands.add_parser("simulate", help="run a training function on a simulated cluster")
@@ -118,7 +120,7 @@ def run_launch(args: argparse.Namespace) -> int:
         parse_threads(args.threads)
     own = [f"--{name}={value}" for name in ("threads", "device") if (value := getattr(args, name))]
     given = args.ps, args.workers, args.program, args.arguments, args.update, args.restarts, args.pin, own
-    return launch(*given, evaluator=args.evaluator)
+    return launch(*given, evaluator=args.evaluator, extra=addresses(args))
 
 
 def run_status(args: argparse.Namespace) -> int:
@@ -174,14 +176,19 @@ def run_doctor(args: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    from dps.monitor.doctor import findings
+    if args.chief:
+        from dps.monitor.way import Way
 
-    found = findings()
+        found = Way(args.chief, dict(os.environ)).check()
+    else:
+        from dps.monitor.doctor import findings
+
+        found = findings()
     if args.json:
         print(json.dumps({"findings": [asdict(finding) for finding in found]}, indent=1))
     else:
         print("\n".join(map(str, found)))
-    return 0
+    return 1 if any(finding.wrong for finding in found) else 0
 
 
 def run_warm(args: argparse.Namespace) -> int:
@@ -236,7 +243,7 @@ def run_completion(args: argparse.Namespace) -> int:
 
 
 def run_keys(args: argparse.Namespace) -> int:
-    raise ConfigError("keys are not there yet; dps listens on this machine only, use an ssh tunnel between machines")
+    raise ConfigError("keys are not there yet; use an ssh tunnel between machines, or --trusted-network")
 
 
 def run() -> None:

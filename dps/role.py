@@ -79,7 +79,7 @@ def parser() -> Parser:
     add("--worker_hosts", default="", help="comma-separated host:port of the workers")
     add("--chief_hosts", default="", help="host:port of the chief; without it worker 0 is the chief")
     add("--chief", help="join the cluster whose chief has this address, host:port; - reads it from stdin")
-    add("--bind", help="this task's own address when joining (default 127.0.0.1, a free port)")
+    add_addresses(made)
     add("--workers", type=int, help="on the chief: how many workers are expected")
     add("--ps", type=int, help="on the chief: how many ps are expected")
     add("--resolver", help="read the cluster from an engine: kubernetes, mpi, sge, skypilot, slurm or torchrun")
@@ -105,6 +105,29 @@ def parser() -> Parser:
         help="level of dps's log on stderr (default INFO)",
     )
     return made
+
+
+def add_addresses(made: argparse.ArgumentParser) -> None:
+    """The flags of where a task listens, which `dps launch` has, too."""
+    add = made.add_argument
+    add(
+        "--bind",
+        help="where to listen, ADDRESS[:PORT]: an address, a host name, an interface, 0.0.0.0 or [::] (default: the "
+        "interface that reaches the chief, a free port)",
+    )
+    add("--advertise", metavar="HOST[:PORT]", help="what others are told (default: the address of --bind)")
+    add("--ports", metavar="FIRST-LAST", help="the ports to choose from, for firewalls, as 5000-5100 (default: any)")
+    add("--trusted-network", action="store_true", help="listen beyond this machine without keys: plain sockets")
+
+
+def addresses(args: argparse.Namespace) -> dict[str, str]:
+    """Where a task listens, as variables of the environment: from the flags, else from this process's environment."""
+    given = {
+        "DPS_BIND": args.bind, "DPS_ADVERTISE": args.advertise, "DPS_PORTS": args.ports,
+        "DPS_TRUSTED_NETWORK": "1" if args.trusted_network else None,
+    }  # fmt: skip
+    found = {name: value or os.environ.get(name, "") for name, value in given.items()}
+    return {name: value for name, value in found.items() if value}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -245,12 +268,16 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
     else:
         environ["DPS_CLUSTER"] = ""
         environ["DPS_CHIEF"] = args.chief or DEFAULT_CHIEF
-        environ["DPS_BIND"] = args.bind or (environ["DPS_CHIEF"] if job == "chief" else "127.0.0.1:0")
     settings = {
         "DPS_WORKERS": args.workers, "DPS_PS": args.ps, "DPS_UPDATE": args.update, "DPS_DEVICE": args.device or None,
         "DPS_THREADS": args.threads or None,
     }  # fmt: skip
-    return environ | {name: str(value) for name, value in settings.items() if value is not None}
+    listens = addresses(args)
+    if job == "chief" and not cluster:
+        listens.setdefault("DPS_BIND", environ["DPS_CHIEF"])
+        if args.chief and listens["DPS_BIND"] != args.chief:
+            listens.setdefault("DPS_ADVERTISE", args.chief)
+    return environ | listens | {name: str(value) for name, value in settings.items() if value is not None}
 
 
 def from_engine(args: argparse.Namespace) -> tuple[ClusterSpec, Task | None]:

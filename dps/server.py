@@ -15,12 +15,13 @@ from dps import update as update_modes
 from dps.actors.system import Node
 from dps.cluster.address import check_address
 from dps.cluster.device import Device
-from dps.cluster.environment import arguments_found, server_arguments
+from dps.cluster.environment import arguments_found, server_arguments, trusts_network
 from dps.cluster.filters import DeviceFilters
 from dps.cluster.identity import Identity
 from dps.cluster.spec import ClusterSpec
 from dps.errors import CANCELLED, ConfigError, DeadlineExceeded, DpsError, TaskLost, Unavailable
 from dps.protocol import AGENT, CHIEF, PS
+from dps.transport.address import Binding
 from dps.transport.current import runtime
 from dps.transport.endpoint import Runtime
 from dps.worker.agent import Agent
@@ -36,6 +37,7 @@ STOP_S = 5.0
 INDEX_S = 60.0
 REPORT_S = 10.0
 LOOK_S = 0.2
+PLAIN = "plain sockets without keys (--trusted-network): whoever reaches them can read and change the run"
 
 _open: WeakSet[Server] = WeakSet()
 
@@ -81,7 +83,13 @@ class Server:
         workers: How many workers the chief expects.
         ps: How many ps the chief expects.
         update: The run's update mode: an instance, or "async", "sync", "bounded:S". None: the sessions choose it.
-        bind: This task's own address, for a task that joins. Port 0 chooses a free one.
+        bind: Where this task listens: an address, a host name, an interface, "0.0.0.0" or "[::]", with a port or with 0
+            (a free one). "": the cluster's address of this task, or the interface that reaches the chief.
+        advertise: "HOST" or "HOST:PORT" that others are told. "": the address of `bind`; where that is a wildcard, the
+            one of the interface that reaches the chief.
+        ports: The ports to choose a free one from, such as "5000-5100". "": any.
+        trusted_network: Whether this task may listen beyond this machine without keys. None: as DPS_TRUSTED_NETWORK
+            says (1 or 0).
         device: A ps's device, such as "gpu:0", for variables that name none.
         threads: How many threads share a ps's updates of 8 MB and more. "auto": as many as there are free cores at that
             moment, at most 4.
@@ -92,6 +100,7 @@ class Server:
 
     Raises:
         Unavailable: The address to bind is taken.
+        NotAuthenticated: The address to bind is beyond this machine, and the network is not trusted.
         ConfigError: Arguments that contradict each other (also a ValueError).
 
     Example:
@@ -116,7 +125,10 @@ class Server:
         workers: int | None = None,
         ps: int | None = None,
         update: update_modes.Update | str | None = None,
-        bind: str = "127.0.0.1:0",
+        bind: str = "",
+        advertise: str = "",
+        ports: str = "",
+        trusted_network: bool | None = None,
         device: str = "",
         threads: int | str = "auto",
         device_filters: Sequence[str | Device] | None = None,
@@ -147,13 +159,18 @@ class Server:
         else:
             own = Identity.joining(job, task, chief, bind)
         self.job, self.task, self._chief = own.job, own.task, own.chief
-        self._start(own, workers, ps, owned, restarted)
+        trusted = trusts_network(os.environ) if trusted_network is None else trusted_network
+        towards = "" if own.hosts_chief else own.chief
+        binding = Binding(own.bind, advertise or own.told, ports, towards, trusted)
+        self._start(own, binding, workers, ps, owned, restarted)
         if not self.runtime.simulated:  # real threads, which a real exit has to end
             _open.add(self)
 
     # -- construction -----------------------------------------------------------------------------------------
 
-    def _start(self, own: Identity, workers: int | None, ps: int | None, owned: bool, restarted: bool) -> None:
+    def _start(
+        self, own: Identity, binding: Binding, workers: int | None, ps: int | None, owned: bool, restarted: bool
+    ) -> None:
         expected = own.expected("ps", ps), own.expected("worker", workers)
         if not self.runtime.simulated:  # real descriptors
             jobs = {self.job} | ({"chief"} if own.hosts_chief else set())
@@ -162,27 +179,38 @@ class Server:
 
             descriptors.check(self.name, sum(descriptors.needed(job, *counts) for job in jobs))
         try:
-            self._node = Node(self.runtime, own.bind, self.name, self._process)
+            self._node = Node(self.runtime, binding, self.name, self._process)
         except Unavailable as error:
             error.exit_code = 2  # the task's own address is configured wrongly
             raise
         self._node.failed = self._node_failed
         self.address = self._node.address
+        if self._node.exposed:
+            log.warning("%s: %s has %s", self.name, self.address, PLAIN)
         if own.listens_as_chief:
             self._chief = self.address
         wire = None if self._update is None else update_modes.to_wire(self._update)
         if own.hosts_chief:
+            from dps.chief.examiner import EXAMINER, Examiner
             from dps.chief.server import ChiefActor
             from dps.queues.actor import QueuesActor
             from dps.queues.directory import DIRECTORY, Directory
             from dps.queues.messages import QUEUES
 
             self._chief_actor = ChiefActor(
-                *expected, wire, self._end_chief, owned, restarted, self._where(), config.launched.is_set()
+                *expected,
+                wire,
+                self._end_chief,
+                owned,
+                restarted,
+                self._where(),
+                config.launched.is_set(),
+                frozenset(self.cluster.task_address(task.job, task.index) for task in self.cluster.tasks()),
             )
             self._node.host(CHIEF, self._chief_actor)
             self._node.host(QUEUES, QueuesActor())
             self._node.host(DIRECTORY, Directory())
+            self._node.host(EXAMINER, Examiner())
         if self.job == "ps":
             from dps.ps.server import PsActor  # imports numba, which only a ps needs
 
@@ -206,7 +234,8 @@ class Server:
         """The flags by which other tasks find the cluster; "" if people do not start them."""
         if config.launched.is_set() or self._chief.startswith("inproc://"):
             return ""
-        return "--cluster CLUSTER" if self.cluster else f"--chief {self._chief}"
+        plain = " --trusted-network" if self._node.exposed else ""
+        return ("--cluster CLUSTER" if self.cluster else f"--chief {self._chief}") + plain
 
     def _start_the_chief(self) -> str:
         """The command that starts the chief, or the worker that hosts it; "" as in `_where`."""
@@ -414,12 +443,16 @@ class Server:
 
     @staticmethod
     def client(target: str) -> Server:
-        """A node for a session of any process. It only shows the chief that the session is alive."""
+        """A node for a session of any process. It only shows the chief that the session is alive.
+
+        It listens on the interface that reaches the target, on a port of DPS_PORTS. Beyond this machine it needs
+        DPS_TRUSTED_NETWORK=1.
+        """
         check_address(target)
-        bind = "127.0.0.1:0"
+        bind = ""
         if target.startswith("inproc://"):
             bind = f"inproc://dps-client-{os.getpid()}-{runtime().random.getrandbits(48):x}"
-        return Server(None, "client", None, chief=target, bind=bind)
+        return Server(None, "client", None, chief=target, bind=bind, ports=os.environ.get("DPS_PORTS", ""))
 
     @staticmethod
     def from_env(

@@ -69,7 +69,7 @@ def line(process: subprocess.Popen[str]) -> str:
         (["--job", "worker", "--task", "-1", "--program", "x.py"], "got --task -1"),
         (["--job", "chief", "--workers", "-2"], "got --workers -2"),
         (["--job", "ps", "--program", "train.py"], "a ps runs no program"),
-        (["--job", "chief", "--bind", "127.0.0.1"], "has no port"),
+        (["--job", "chief", "--bind", "127.0.0.1"], "give host and port, such as 127.0.0.1:2222"),
         (["--job", "ps", "--chief", "nonsense"], "nonsense"),
         (["--job", "chief", "--chief", "127.0.0.1:0", "--update", "often"], "--update 'often' is not known"),
         (["--job", "ps", "--task", "7", "--cluster", TWO_JOBS], "7"),
@@ -138,7 +138,26 @@ def test_the_cluster_flag_goes_before_hosts_and_those_before_tf_config(monkeypat
 
 def test_with_the_chiefs_address_only_the_task_may_be_left_out() -> None:
     found = environment("--job", "worker", "--chief", "127.0.0.1:7000")
-    assert (found["DPS_CHIEF"], found["DPS_TASK"], found["DPS_BIND"]) == ("127.0.0.1:7000", "", "127.0.0.1:0")
+    assert (found["DPS_CHIEF"], found["DPS_TASK"], "DPS_BIND" in found) == ("127.0.0.1:7000", "", False)
+
+
+def test_where_a_task_listens_comes_from_its_flags_and_then_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = ("--bind", "eth0", "--advertise", "node1", "--ports", "5000-5100", "--trusted-network")
+    wanted = {
+        "DPS_BIND": "eth0", "DPS_ADVERTISE": "node1", "DPS_PORTS": "5000-5100", "DPS_TRUSTED_NETWORK": "1",
+    }  # fmt: skip
+    assert wanted.items() <= environment("--job", "ps", *given).items()
+    for name, value in wanted.items():
+        monkeypatch.setenv(name, value)
+    found = environment("--job", "ps", "--bind", "10.0.0.1:0")
+    assert (wanted | {"DPS_BIND": "10.0.0.1:0"}).items() <= found.items()
+
+
+def test_a_chief_that_listens_elsewhere_tells_others_the_address_that_it_was_given() -> None:
+    found = environment("--job", "chief", "--chief", "node1:2220", "--bind", "0.0.0.0:2220")
+    assert (found["DPS_BIND"], found["DPS_ADVERTISE"]) == ("0.0.0.0:2220", "node1:2220")
 
 
 def test_with_nothing_the_chief_is_at_port_2220_and_listens_there() -> None:

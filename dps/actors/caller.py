@@ -40,6 +40,8 @@ class Caller:
         self._requests = Requests(runtime.tuning.nodes)
         self.away: dict[str, float] = {}
         """Addresses whose connection is broken, and since when, on the clock of `now`."""
+        self.reached: set[str] = set()
+        """Addresses with which there has been a connection."""
         self._posted = 0
         """The number of the posted request that has no answer yet."""
         self._heard: Message | None = None
@@ -175,6 +177,7 @@ class Caller:
         if event.__class__ is Delivery:
             self._take(event, now)
         elif isinstance(event, Connected):
+            self.reached.add(event.address)
             if self.away.pop(event.address, None) is not None:
                 for request, message in self._requests.to_address(event.address):
                     self.send(request, message)

@@ -7,7 +7,8 @@ import itertools
 import logging
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from dps.actors.actor import Actor
@@ -18,9 +19,13 @@ from dps.actors.ref import Ref, Sender
 from dps.actors.requests import Question, Requests
 from dps.actors.watch import Watch
 from dps.errors import DeadlineExceeded, DpsError, OutOfDescriptors, ProtocolError, Unavailable
+from dps.transport.address import dialled, origin
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Event, Route, Runtime, Task
 from dps.transport.message import Message
 from dps.transport.wire import Envelope, decode, encode, peek, unbundle
+
+if TYPE_CHECKING:
+    from dps.transport.address import Binding
 
 log = logging.getLogger("dps")
 
@@ -59,12 +64,14 @@ class Node:
     Call `host` before `start`. After `start` other threads may only call `post`, `stop` and `join`.
     """
 
-    def __init__(self, runtime: Runtime, bind: str, name: str, incarnation: int = 0) -> None:
+    def __init__(self, runtime: Runtime, bind: str | Binding, name: str, incarnation: int = 0) -> None:
         """Binds at once. Raises Unavailable, with the address, if it is taken."""
         self.runtime, self.name, self.incarnation = runtime, name, incarnation
         self._endpoint: Endpoint = runtime.endpoint(bind)
         self._outbox = Outbox(self._endpoint, runtime.tuning)
         self.address = self._endpoint.address
+        self.exposed = self._endpoint.exposed
+        self._source: object = None
         self.actors: dict[str, Actor] = {}
         self.refused_messages = 0
         self._time = OwnTime(runtime)
@@ -136,6 +143,10 @@ class Node:
         self._requests.open(now, to, request, now + timeout_s)
         self._send(to.address, Envelope(message, to.actor, request.number, self.name, self.incarnation))
         return lambda: self._requests.close(request)
+
+    def dials(self, told: str, named: Collection[str] = ()) -> str:
+        """Where to dial the sender of the message that is handled now; see `dps.transport.address.dialled`."""
+        return dialled(told, origin(self._source), named)
 
     def answer(
         self, sender: Sender, message: Message | Exception | None = None, done: Callable[[], None] | None = None
@@ -289,6 +300,7 @@ class Node:
             self._send(address, Envelope(message, request.to.actor, request.number, self.name, self.incarnation))
 
     def _deliver(self, event: Delivery) -> None:
+        self._source = event.source
         for envelope in self._envelopes(event):
             if envelope.actor:
                 self._hand_over(event.route, envelope)

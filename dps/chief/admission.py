@@ -35,11 +35,15 @@ class Admission:
         if not self._cluster.knows_process(message.job, message.task, message.process):
             self._node.answer(sender, Waiting(f"{message.job}:{message.task} has not registered yet"))
             return
-        session = self._sessions.open(message, sender)
+        reaching = self._cluster.reaching
+        address = self._node.dials(message.address, reaching.named) if message.address else ""
+        session = self._sessions.open(message, sender, address)
         self._epochs.seen(message.epoch)
         self._epochs.losses.joins(message.session, message.epoch, message.step)
-        if message.address:
-            self._node.watch(message.address, self._cluster.grace_s(message.job))
+        if address:
+            if self._node.exposed:
+                reaching.tries(address, self._node.now())
+            self._node.watch(address, self._cluster.grace_s(message.job))
         if self._differs(session):
             return
         self._end_refused(session, sender)

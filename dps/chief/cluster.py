@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dps.chief.reaching import Reaching
 from dps.cluster.command import start_command
 
 GRACE_S = 1.0
@@ -19,6 +20,9 @@ class KnownNode:
     """A registered node. `alive` is false from the time when it is lost or has `left` until it registers again."""
 
     address: str
+    """Where the chief dials it."""
+    told: str
+    """Where others are told that it is."""
     process: int
     alive: bool = True
     left: bool = False
@@ -33,8 +37,9 @@ class Nodes:
         self.job, self.expected = job, list(expected)
         self.known: dict[int, KnownNode] = {}
 
-    def register(self, task: int, address: str, process: int) -> tuple[int, bool]:
-        """Note a node; returns its task (chosen if -1) and whether it replaces another process of this task."""
+    def register(self, task: int, address: str, process: int, told: str = "") -> tuple[int, bool]:
+        """Note a node, which others are told is at `told` ("": at `address`); returns its task (chosen if -1) and
+        whether it replaces another process of this task."""
         if task < 0:
             task = next((t for t, n in self.known.items() if n.process == process), -1)
         if task < 0:
@@ -44,12 +49,12 @@ class Nodes:
                 task = next(t for t in range(len(taken) + 1) if t not in taken)
         before = self.known.get(task)
         replaced = before is not None and before.process != process
-        self.known[task] = KnownNode(address, process)
+        self.known[task] = KnownNode(address, told or address, process)
         return task, replaced
 
     def take_up(self, task: int, address: str, process: int) -> bool:
         """Take over a node that another chief knew; returns whether another process has replaced it since."""
-        return self.known.setdefault(task, KnownNode(address, process)).process != process
+        return self.known.setdefault(task, KnownNode(address, address, process)).process != process
 
     def at(self, address: str) -> int | None:
         """The task of the living node at an address, or None."""
@@ -81,14 +86,20 @@ class Nodes:
         return [t for t in expected if t not in self.known or not self.known[t].alive]
 
     def addresses(self) -> dict[int, str]:
+        """Where the chief dials each task."""
         return {t: n.address for t, n in sorted(self.known.items())}
+
+    def told(self) -> dict[int, str]:
+        """Where others are told that each task is."""
+        return {t: n.told for t, n in sorted(self.known.items())}
 
 
 class Cluster:
     """The ps and the workers, and since when a ps is away."""
 
-    def __init__(self, ps: Sequence[int], workers: Sequence[int]) -> None:
-        """`ps`, `workers`: expected task indices, as for `Nodes`."""
+    def __init__(self, ps: Sequence[int], workers: Sequence[int], named: frozenset[str] = frozenset()) -> None:
+        """`ps`, `workers`: expected task indices, as for `Nodes`. `named`: the addresses of the cluster spec."""
+        self.reaching = Reaching(named)
         self.ps, self.workers = Nodes("ps", ps), Nodes("worker", workers)
         self.jobs = {"ps": self.ps, "worker": self.workers}
         self.holders: tuple[int, ...] = ()
@@ -152,5 +163,5 @@ class Cluster:
         return f"{names}; start {'each, as' if len(away) > 1 else 'it with'}: {command}"
 
     def to_wire(self) -> dict[str, Any]:
-        """Addresses by job and task, in their wire form."""
-        return {job: {str(t): a for t, a in nodes.addresses().items()} for job, nodes in self.jobs.items()}
+        """Addresses by job and task, as others are told them, in their wire form."""
+        return {job: {str(t): a for t, a in nodes.told().items()} for job, nodes in self.jobs.items()}

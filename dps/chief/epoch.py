@@ -8,6 +8,7 @@ from typing import Protocol
 from dps.actors.ref import Ref
 from dps.actors.system import Node
 from dps.chief.checkpoints import Checkpoints
+from dps.chief.cluster import KnownNode
 from dps.chief.losses import Losses
 from dps.chief.members import Membership
 from dps.chief.phase import CONFIGURE, INITIALISE, RUN
@@ -51,14 +52,14 @@ class Epoch:
     """From `configure` to `end`. After that, and after `stop`, late answers do nothing."""
 
     def __init__(
-        self, node: Node, number: int, run: Run, addresses: Mapping[int, str], members: Membership, losses: Losses,
+        self, node: Node, number: int, run: Run, nodes: Mapping[int, KnownNode], members: Membership, losses: Losses,
         owner: EpochOwner,
     ) -> None:  # fmt: skip
-        """`addresses`: those of the plan's ps; they do not change during the epoch."""
+        """`nodes`: the plan's ps; their addresses do not change during the epoch."""
         self.node, self.number, self.run, self._members, self._owner = node, number, run, members, owner
         self._losses = losses
-        self._addresses = [[task, address] for task, address in addresses.items()]
-        self._refs = {task: Ref(addresses[task], PS) for task in run.plan.ps}
+        self._addresses = [[task, known.told] for task, known in nodes.items()]
+        self._refs = {task: Ref(nodes[task].address, PS) for task in run.plan.ps}
         self._configured: set[int] = set()
         self.phase = CONFIGURE
         self.resumed = False

@@ -211,8 +211,8 @@ class Epochs:
         self.now.configure()
 
     def _epoch(self, number: int, run: Run) -> Epoch:
-        addresses = {t: a for t, a in self._cluster.ps.addresses().items() if t in run.plan.ps}
-        return Epoch(self._node, number, run, addresses, self._members, self.losses, self)
+        nodes = {task: known for task, known in sorted(self._cluster.ps.known.items()) if task in run.plan.ps}
+        return Epoch(self._node, number, run, nodes, self._members, self.losses, self)
 
     # -- going on where another chief was -----------------------------------------------------------------------
 

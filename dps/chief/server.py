@@ -67,11 +67,12 @@ class ChiefActor(Actor):
         restarted: bool = False,
         where: str = "",
         launched: bool = False,
+        named: frozenset[str] = frozenset(),
     ) -> None:
         """`ps`, `workers`: expected task indices; workers may be empty (any may join). `owned`: only a stop from
         outside ends the run. `restarted`: an earlier chief of the run died; this one ends if nobody registers. `where`
-        and `launched`: see `Cluster`."""
-        self.cluster = Cluster(ps, workers)
+        and `launched`: see `Cluster`. `named`: the addresses of the cluster spec."""
+        self.cluster = Cluster(ps, workers, named)
         self.cluster.where, self.cluster.launched = where, launched
         self.members = Membership([f"worker:{t}" for t in workers])
         self.sessions = Sessions()
@@ -128,34 +129,49 @@ class ChiefActor(Actor):
         cluster, job = self.cluster, message.job
         name = f"{job}:{message.task}" if message.task >= 0 else f"the {job} at {message.address}"
         self.agreement.mode(name, message.update)
+        address = self.node.dials(message.address, cluster.reaching.named)
         if job not in cluster.jobs:
+            self._check_reached(address, name)
             self.node.answer(sender, Registered(max(message.task, 0), cluster.to_wire()))
             return
-        task, replaced = cluster.jobs[job].register(message.task, message.address, message.process)
+        if self.node.exposed:
+            cluster.reaching.tries(address, self.node.now())
+        self._check_reached(address, name)
+        task, replaced = cluster.jobs[job].register(message.task, address, message.process, message.address)
         self.epochs.seen(message.epoch)
         self.ending.came(f"{job}:{task}")
         if job == "worker" and self.members.came(f"worker:{task}"):
             self.epochs.members_changed()
-        self.node.watch(message.address, cluster.grace_s(job))
+        self.node.watch(address, cluster.grace_s(job))
         self.node.answer(sender, Registered(task, cluster.to_wire()))
         if job == "ps":
             cluster.ps_back(task)
             if replaced:
                 self.ps_lost(task, "was restarted")
             if message.epoch:
-                self.epochs.ps_came(task, message.address)
+                self.epochs.ps_came(task, address)
             self.epochs.advance(message.epoch)
         elif replaced:
             self._worker_back(f"worker:{task}")
         if job == "worker":
-            self.ending.tell_to_stop(message.address)
+            self.ending.tell_to_stop(address)
+
+    def _check_reached(self, address: str, name: str) -> None:
+        """Raise Unavailable if the node of a task cannot be reached for good."""
+        reaching = self.cluster.reaching
+        if reaching.gave_up(address, self.node.now()):
+            raise Unavailable(f"{name} {reaching.problem(address, self.node.address, name)}")
+
+    def back(self, address: str) -> None:
+        self.cluster.reaching.reached(address)
 
     def lost(self, address: str, silent_s: float) -> None:
-        why = f"was silent for {silent_s:.1f} s"
+        silent, problem = f"was silent for {silent_s:.1f} s", self.cluster.reaching.problem
         if (ps := self.cluster.ps.lose(address)) is not None:
-            self.ps_lost(ps, why)
+            self.ps_lost(ps, problem(address, self.node.address, f"ps:{ps}") or silent)
         if (worker := self.cluster.workers.lose(address)) is not None:
-            self._worker_lost(f"worker:{worker}", why)
+            name = f"worker:{worker}"
+            self._worker_lost(name, problem(address, self.node.address, name) or silent)
         for session in self.sessions.at(address):
             self.admission.end(session, lost=True)
         self.node.unwatch(address)

@@ -37,13 +37,14 @@ class Sessions:
         self._closed: dict[int, bool] = {}
         """The closed sessions, and whether each closed with an error."""
 
-    def open(self, message: OpenSession, sender: Sender) -> Session:
-        """A session asks for admission, for the first time or again. Raises Aborted if it has closed."""
+    def open(self, message: OpenSession, sender: Sender, address: str) -> Session:
+        """A session whose node is dialled at `address` asks for admission, for the first time or again. Raises Aborted
+        if it has closed."""
         self.check_open(message.session)
         session = self.known.get(message.session)
         if session is None:
             name, trains = f"{message.job}:{message.task}", bool(message.plan)
-            session = Session(message.session, name, message.job, message.task, message.address, trains)
+            session = Session(message.session, name, message.job, message.task, address, trains)
             self.known[message.session] = session
         session.opened, session.request, session.trains = sender, message, bool(message.plan)
         return session

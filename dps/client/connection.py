@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dps import config
@@ -139,8 +139,11 @@ class Connection:
                 if self.membership.over:
                     raise Aborted(f"run epoch {self.membership.epoch} is over")
 
+        def late() -> str:
+            return (ref and self.unreached({whom: ref.address})) or text[0]
+
         request = self.caller.start(ref or self.chief, message, feed)
-        self.wait([request], deadline, lambda: text[0], look)
+        self.wait([request], deadline, late, look)
         if isinstance(answers[0], Failed):
             raise answers[0].exception()
         return answers[0]
@@ -179,11 +182,23 @@ class Connection:
         """Which ps are disconnected, and since when, for error messages."""
         now = self.caller.now()
         away = self.caller.away
-        refs = {ps: peer.ref.address for ps, peer in self.peers.items()}
-        names = [f"ps:{ps} (away for {now - away[at]:.0f} s)" for ps, at in refs.items() if at in away]
+        refs = {f"ps:{ps}": peer.ref.address for ps, peer in self.peers.items()}
+        names = [f"{name} (away for {now - away[at]:.0f} s)" for name, at in refs.items() if at in away]
         if self.chief.address in away:
             names.append(f"the chief (away for {now - away[self.chief.address]:.0f} s)")
-        return ", ".join(names)
+        return ", ".join(names) or self.unreached(refs)
+
+    def unreached(self, tasks: Mapping[str, str]) -> str:
+        """The first of these tasks, by name and address, with which there never was a connection, and what to try."""
+        found = next((task for task in tasks.items() if task[1] not in self.caller.reached), None)
+        if found is None:
+            return ""
+        name, at = found
+        return (
+            f"cannot reach {name}: nobody answers at {at}, where it told the chief that it is; "
+            f"open port {at.rpartition(':')[2]} in the firewall of {name}'s machine, or start {name} with another "
+            "--advertise"
+        )
 
     def stats(self, deadline: float) -> dict[str, Any]:
         """Counters of the chief and of every ps, by task name. Blocks."""

@@ -119,7 +119,7 @@ class Joining:
         caller.open(connection.chief, request.again(), request)
 
         def late() -> str:
-            return f"could not join the run at {connection.chief.address}: {request.text}"
+            return f"could not join the run at {connection.chief.address}: {self._unreached() or request.text}"
 
         def tell() -> None:
             if "waits for" in request.text:
@@ -178,10 +178,17 @@ class Joining:
             done = caller.start(connection.chief, Initialised(epoch, connection.number), feed)
             self._wait_all([done], errors, deadline, "the chief", stop)
 
+    def _unreached(self) -> str:
+        return self._connection.unreached({f"ps:{task}": ref.address for task, ref in self._refs.items()})
+
     def _wait_all(
         self, requests: list[Request], errors: list[Exception], deadline: float, whom: str, stop: Callable[[], bool]
     ) -> None:
-        self._connection.wait(requests, deadline, lambda: f"{whom} did not take the first values", None, stop)
+
+        def late() -> str:
+            return self._unreached() or f"{whom} did not take the first values"
+
+        self._connection.wait(requests, deadline, late, None, stop)
         for request in requests:
             self._caller.drop(request)
         for error in errors:

@@ -114,7 +114,8 @@ class Waiter:
     def _late(self, operation: Operation, what: str, waited_s: float) -> str:
         connection = self._connection
         reasons = [text for text in (*operation.waits_for(), connection.silent()) if text]
-        why = "; ".join(dict.fromkeys(reasons)) or "the ps did not answer"
+        silent = dict.fromkeys(f"ps:{request.ps}" for request in operation.requests() if not request.complete)
+        why = "; ".join(dict.fromkeys(reasons)) or f"{', '.join(silent) or 'the ps'} did not answer"
         return f"{connection.home.name}: {what} took more than {waited_s:.1f} s at step {connection.steps.step}: {why}"
 
     def retrying(self, call: Callable[[float], Any], timeout: float | None) -> Any:

@@ -13,8 +13,9 @@ from dps.errors import ConfigError
 def server_arguments(environ: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of `dps.Server` by name.
 
-    Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_WORKERS, DPS_PS, DPS_UPDATE, DPS_DEVICE,
-    DPS_THREADS; without DPS_JOB, the variables that `resolve` reads. Raises ConfigError if no task is named.
+    Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_ADVERTISE, DPS_PORTS, DPS_TRUSTED_NETWORK,
+    DPS_WORKERS, DPS_PS, DPS_UPDATE, DPS_DEVICE, DPS_THREADS; without DPS_JOB, the variables that `resolve` reads and
+    the four of where to listen. Raises ConfigError if no task is named.
     """
     found = arguments_found(environ)
     if found is None:
@@ -42,9 +43,9 @@ def arguments_found(environ: Mapping[str, str]) -> dict[str, Any] | None:
         "workers": _number(environ, "DPS_WORKERS"),
         "ps": _number(environ, "DPS_PS"),
         "update": environ.get("DPS_UPDATE") or None,
-        "bind": environ.get("DPS_BIND", "127.0.0.1:0"),
         "device": environ.get("DPS_DEVICE", ""),
         "threads": environ.get("DPS_THREADS") or "auto",
+        **_addresses(environ),
     }
 
 
@@ -76,7 +77,22 @@ def _resolved(environ: Mapping[str, str]) -> dict[str, Any] | None:
     if found is None or not cluster:
         got, wanted = ("a cluster", "task of it") if cluster else (f"the task {found}", "cluster")
         raise ConfigError(f"the environment names {got} and no {wanted}; give TF_CONFIG both `cluster` and `task`")
-    return {"cluster": cluster, "job": found.job, "task": found.index}
+    return {"cluster": cluster, "job": found.job, "task": found.index, **_addresses(environ)}
+
+
+def _addresses(environ: Mapping[str, str]) -> dict[str, Any]:
+    names = {"bind": "DPS_BIND", "advertise": "DPS_ADVERTISE", "ports": "DPS_PORTS"}
+    found = {argument: environ.get(name, "") for argument, name in names.items()}
+    return {**found, "trusted_network": trusts_network(environ)}
+
+
+def trusts_network(environ: Mapping[str, str]) -> bool:
+    """Whether DPS_TRUSTED_NETWORK lets tasks listen beyond this machine without keys. ConfigError for a value that is
+    neither 1 nor 0."""
+    value = environ.get("DPS_TRUSTED_NETWORK", "").strip()
+    if value not in ("", "0", "1"):
+        raise ConfigError(f"got DPS_TRUSTED_NETWORK={value!r}, wanted 1 (listen beyond this machine without keys) or 0")
+    return value == "1"
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

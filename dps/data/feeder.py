@@ -88,8 +88,9 @@ class DatasetActor(Actor):
     # -- workers -----------------------------------------------------------------------------------------------
 
     def on_JoinFeed(self, message: JoinFeed, sender: Sender) -> None:
-        self.feed.join(message.client, message.name, message.address)
-        self.node.watch(message.address, GRACE_S)
+        address = self.node.dials(message.address)
+        self.feed.join(message.client, message.name, address)
+        self.node.watch(address, GRACE_S)
         begun = self.feed.over and self.error is None
         self.node.answer(sender, FeedIs(self.node.name, self.feed.epoch + begun))
 

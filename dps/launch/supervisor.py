@@ -61,7 +61,8 @@ class Supervisor:
         pin: bool = False,
         ps_flags: Sequence[str] = (),
     ) -> None:
-        """`pin`: each ps and worker keeps to processors of its own; raises ConfigError if that is impossible.
+        """`extra`: variables of each task's environment; `DPS_BIND` is the chief's. `pin`: each ps and worker keeps to
+        processors of its own; raises ConfigError if that is impossible.
         `ps_flags`: more flags of each ps's role, such as --threads."""
         self.ps, self.workers, self.update, self.owned = ps, workers, update, owned
         self.children: dict[str, Child] = {}
@@ -81,6 +82,11 @@ class Supervisor:
         self._left: dict[str, int] = {}
         self._print = line or Output().line
         self._extra, self._ps_flags = dict(extra or {}), list(ps_flags)
+        self._bind = self._extra.get("DPS_BIND", "127.0.0.1:0")
+        """Where the chief listens. The other tasks listen on the same host, on ports of their own."""
+        self._advertise = self._extra.get("DPS_ADVERTISE", "")
+        hosts = {"DPS_BIND": f"{host_of(self._bind)}:0", "DPS_ADVERTISE": host_of(self._advertise)}
+        self._extra |= {name: value for name, value in hosts.items() if name in self._extra}
         tasks = [*(f"ps:{task}" for task in range(ps)), *(f"worker:{task}" for task in range(workers))]
         self.cpus = deal_cpus(tasks, allowed_cpus()) if pin else {}
         self._events: queue.Queue[Child] = queue.Queue()
@@ -98,7 +104,7 @@ class Supervisor:
         open too few files.
         """
         descriptors.check("each task of this run", descriptors.needed_to_launch(self.ps, self.workers))
-        self._spawn("chief", self._chief_arguments("127.0.0.1:0"))
+        self._spawn("chief", self._chief_arguments(self._bind))
         for task in range(self.ps):
             self._spawn(f"ps:{task}", self._ps_arguments(task, STDIN), waits=True)
         for task in range(self.workers if program is not None else 0):
@@ -144,9 +150,10 @@ class Supervisor:
         """The flags that keep a task on its processors. The chief has none, because it has little work."""
         return ["--cpus", format_cpus(self.cpus[name])] if name in self.cpus else []
 
-    def _chief_arguments(self, address: str) -> list[str]:
-        flags = ["--job", "chief", "--chief", address, "--ps", str(self.ps), "--workers", str(self.workers)]
+    def _chief_arguments(self, bind: str) -> list[str]:
+        flags = ["--job", "chief", "--bind", bind, "--ps", str(self.ps), "--workers", str(self.workers)]
         flags += ["--update", self.update] if self.update else []
+        flags += ["--advertise", self._advertise] if self._advertise else []
         return flags + (["--owned"] if self.owned else [])
 
     def _spawn(
@@ -201,7 +208,8 @@ class Supervisor:
             self._left[name] -= 1
             self.say(f"{name} ended with {describe(code)}; it is started again")
             if name == "chief":
-                arguments = [*self._chief_arguments(self.target), "--restarted"]
+                bind = f"{host_of(self._bind)}:{self.target.rpartition(':')[2]}"
+                arguments = [*self._chief_arguments(bind), "--restarted"]
             else:
                 arguments = self._ps_arguments(int(name.partition(":")[2]), self.target)
             self._spawn(name, arguments)
@@ -359,12 +367,18 @@ class Supervisor:
             child.end(KILL_S)
 
 
+def host_of(address: str) -> str:
+    """The host of "HOST" or "HOST:PORT"."""
+    return address if address.endswith("]") else address.rpartition(":")[0] or address
+
+
 def launch(
     ps: int, workers: int, program: str, arguments: Sequence[str], update: str | None = None, restarts: int = 1,
     pin: bool = False, ps_flags: Sequence[str] = (), evaluator: str | None = None,
+    extra: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
     """`dps launch`: run a program on every worker of a cluster on this machine; returns the exit code. Blocks."""
-    supervisor = Supervisor(ps, workers, update, restarts=restarts, pin=pin, ps_flags=ps_flags)
+    supervisor = Supervisor(ps, workers, update, restarts=restarts, extra=extra, pin=pin, ps_flags=ps_flags)
     with Interrupts() as interrupts:
         try:
             supervisor.start(os.fspath(program), arguments, evaluator)

@@ -35,16 +35,18 @@ DATAGRAMS = 512
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact. `advice` says what would be better and why, or is ""; `command` does it."""
+    """One fact. `advice` says what would be better and why, or is ""; `command` does it. `wrong`: nothing works so."""
 
     name: str
     found: str
     advice: str = ""
     command: str = ""
+    wrong: bool = False
 
     def __str__(self) -> str:
         do = f": {self.command}" if self.command else ""
-        return f"{self.name:14} {self.found}" + (f"\n{'':14} advice: {self.advice}{do}" if self.advice else "")
+        found = f"{self.name:14} {'wrong: ' if self.wrong else ''}{self.found}"
+        return found + (f"\n{'':14} advice: {self.advice}{do}" if self.advice else "")
 
 
 def report() -> list[str]:

@@ -50,7 +50,7 @@ class QueuesActor(Actor):
                 raise ConfigError(f"queue {message.queue!r}: got capacity {message.capacity}, wanted 1 or more")
             line = self.lines[message.queue] = Line(message.queue, message.capacity or CAPACITY)
         checked_capacity(line, message.capacity)
-        line.open(message.client, message.name, message.address)
+        line.open(message.client, message.name, self.node.dials(message.address))
         self._of(message.queue, message.client)
         self.node.answer(sender, QueueOpened(line.capacity))
 

@@ -49,21 +49,23 @@ class Directory(Actor):
     """Names and addresses, as long as their nodes are there. Those nodes end with the run."""
 
     def __init__(self) -> None:
-        self._addresses: dict[str, set[str]] = {}
+        self._addresses: dict[str, dict[str, str]] = {}
+        """By name: where this node dials each that serves it, and where others are told that it is."""
 
     def on_Announce(self, message: Announce, sender: Sender) -> None:
-        self._addresses.setdefault(message.name, set()).add(message.address)
-        self.node.watch(message.address, GRACE_S)
+        address = self.node.dials(message.address)
+        self._addresses.setdefault(message.name, {})[address] = message.address
+        self.node.watch(address, GRACE_S)
         self.node.answer(sender)
 
     def on_Find(self, message: Find, sender: Sender) -> None:
-        self.node.answer(sender, Found(sorted(self._addresses.get(message.name, ()))))
+        self.node.answer(sender, Found(sorted(self._addresses.get(message.name, {}).values())))
 
     def lost(self, address: str, silent_s: float) -> None:
         for addresses in self._addresses.values():
-            addresses.discard(address)
+            addresses.pop(address, None)
         self.node.unwatch(address)
 
     def stopping(self) -> None:
-        for address in sorted(set().union(*self._addresses.values())):
+        for address in sorted({address for served in self._addresses.values() for address in served}):
             self.node.tell(Ref(address, AGENT), StopTask(0, "the run has ended"))

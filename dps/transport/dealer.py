@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from dps.record import record
-from dps.transport.address import is_loopback, parse
 from dps.transport.endpoint import Buffer
-from dps.transport.outgoing import MAX_FRAME_NBYTES, Loans, finish
+from dps.transport.outgoing import Loans, finish
+from dps.transport.sockets import Sockets
 
 WAITING_MESSAGES = 1024
 WAITING_NBYTES = 64 << 20
@@ -20,10 +20,6 @@ WAITING_NBYTES = 64 << 20
 
 SILENCE_S = 5.0
 """A connection ends after this much silence of the peer. Heartbeats are sent five times as often."""
-
-BUFFERED, BUFFERED_HERE = 1 << 20, 1 << 18
-"""Kernel buffer bytes of a connection, each way, and of one within this machine. There latency is low, so a small
-buffer suffices, and its bytes are still in the cache when they are read."""
 
 _UP = int(zmq.Event.HANDSHAKE_SUCCEEDED)
 _DOWN = int(zmq.Event.DISCONNECTED)
@@ -43,33 +39,10 @@ def new_identity() -> bytes:
     return bytes([1 + os.urandom(1)[0] % 255]) + os.urandom(15)
 
 
-def set_stream_options(socket: zmq.Socket[bytes], url: str, silence_s: float) -> None:
-    """Set options that ROUTER and DEALER sockets share: no limit on counts, a limit on sizes, heartbeats, buffers."""
-    socket.set(zmq.LINGER, 0)
-    socket.set(zmq.SNDHWM, 0)
-    socket.set(zmq.RCVHWM, 0)
-    socket.set(zmq.MAXMSGSIZE, MAX_FRAME_NBYTES)
-    if url.startswith("inproc://"):
-        return
-    socket.set(zmq.HANDSHAKE_IVL, 5000)
-    silence_ms = round(1000 * silence_s)
-    socket.set(zmq.HEARTBEAT_IVL, max(1, silence_ms // 5))
-    socket.set(zmq.HEARTBEAT_TIMEOUT, silence_ms)
-    socket.set(zmq.HEARTBEAT_TTL, silence_ms)
-    if url.startswith("tcp://"):
-        nbytes = BUFFERED_HERE if is_loopback(parse(url).host) else BUFFERED
-        socket.set(zmq.SNDBUF, nbytes)
-        socket.set(zmq.RCVBUF, nbytes)
-        if url.startswith("tcp://["):
-            socket.set(zmq.IPV6, 1)
-
-
 class Dealer:
     """One DEALER. Messages go to libzmq only while the peer is connected (`up`); else its queues would grow unseen."""
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, url: str, identity: bytes, silence_s: float
-    ) -> None:
+    def __init__(self, sockets: Sockets, address: str, url: str, identity: bytes) -> None:
         self.address = address
         self.url = url
         self.inproc = url.startswith("inproc://")
@@ -77,34 +50,17 @@ class Dealer:
         self._was_up = False
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
-        self._context = context
-        self._identity, self._silence_s = identity, silence_s
+        self._sockets, self._identity = sockets, identity
         self._waiting: deque[_Waiting] = deque()
         self._waiting_nbytes = 0
 
     def open(self) -> zmq.Socket[bytes]:
         """Make the socket and let it connect; with `inproc://` only once the name is bound."""
-        self.socket = socket = self._context.socket(zmq.DEALER)
-        set_stream_options(socket, self.url, self._silence_s)
-        socket.set(zmq.ROUTING_ID, self._identity)
-        # Not ZMQ_IMMEDIATE: with it libzmq 4.3.5 throws unread messages away when the peer goes, and aborts the
-        # process (fq.cpp, "!_more") when that comes between two frames that are being received.
+        self.socket = self._sockets.dealer(self.url, self._identity)
         if not self.inproc:
-            socket.set(zmq.RECONNECT_IVL, 50)
-            socket.set(zmq.RECONNECT_IVL_MAX, 1000)
-            socket.set(zmq.CONNECT_TIMEOUT, 5000)
-            self.monitor = self._watch(socket)
-        socket.connect(self.url)
-        return socket
-
-    def _watch(self, socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-        where = f"inproc://monitor-{os.urandom(16).hex()}"
-        socket.monitor(where, _UP | _DOWN)
-        monitor = self._context.socket(zmq.PAIR)
-        monitor.set(zmq.LINGER, 0)
-        monitor.set(zmq.RCVHWM, 0)  # a full queue here would block libzmq's thread
-        monitor.connect(where)
-        return monitor
+            self.monitor = self._sockets.monitor(self.socket, _UP | _DOWN)
+        self.socket.connect(self.url)
+        return self.socket
 
     def changes(self) -> list[bool]:
         """The monitor's events since the last call: True for up, False for down, alternating."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from dps.checkpoint.storage import Storage
+    from dps.transport.address import Binding
     from dps.transport.tuning import Tuning
 
 Route = str | bytes
@@ -34,6 +35,8 @@ class Delivery(NamedTuple):
     route: Route
     header: bytes
     frames: list[memoryview]
+    source: Any = None
+    """What knows the host that it came from, for `dps.transport.address.origin`; None: this process, or unknown."""
 
 
 @record
@@ -62,6 +65,8 @@ class Endpoint(Protocol):
 
     address: str
     """Where peers reach this endpoint, with the port that was really bound; "" if it is not bound."""
+    exposed: bool
+    """Whether it is bound where other machines may reach it."""
 
     @property
     def direct(self) -> bytes:
@@ -162,10 +167,11 @@ class Runtime(Protocol):
     def sleep(self, seconds: float) -> None:
         """Block this task."""
 
-    def endpoint(self, bind: str | None = None) -> Endpoint:
+    def endpoint(self, bind: str | Binding | None = None) -> Endpoint:
         """A new endpoint, bound to an address (port 0: choose one) or, with None, only able to connect.
 
-        Raises Unavailable, with the address, if it is taken, and NotAuthenticated for an address beyond loopback.
+        Raises Unavailable, with the address, if it is taken, and NotAuthenticated for an address beyond loopback,
+        unless the binding trusts its network.
         """
 
     def share(self, nbytes: int) -> Memory:

@@ -42,7 +42,7 @@ def take(socket: zmq.Socket[bytes], address: str | None, inproc: bool) -> Delive
         raise Malformed
     if not header or (frames[-1] if frames else header) == CUT:
         raise Malformed
-    return Delivery(route, header, frames)
+    return Delivery(route, header, frames, head if address is None else None)
 
 
 def _skip(socket: zmq.Socket[bytes]) -> None:

@@ -11,42 +11,45 @@ import zmq
 
 from dps.errors import ConfigError, Unavailable
 from dps.record import replace
-from dps.transport.address import Address, listening_url, parse, with_port
-from dps.transport.dealer import set_stream_options
+from dps.transport.address import Address, Binding, listening_url, with_port
 from dps.transport.inproc import Names
+from dps.transport.sockets import Sockets
 
 _CLOSED = int(zmq.Event.CLOSED | zmq.Event.CLOSE_FAILED)
 _CLOSE_WAIT_MS = 1000
 
 
-class Listener:
-    """A bound ROUTER. Peers reach it at `address`, which has the real port and the given spelling."""
+class AddressTaken(Unavailable):
+    """Another process listens at an address."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], names: Names, bind: str, silence_s: float) -> None:
-        asked = parse(bind)
-        url = listening_url(asked)
+
+class Listener:
+    """A bound ROUTER. Peers reach it at `address`, which has the real port and, unless others are told another one, the
+    given spelling."""
+
+    def __init__(self, sockets: Sockets, names: Names, binding: Binding) -> None:
+        asked = binding.asked()
+        self.exposed = binding.check_trusted(asked)
+        url, ports = listening_url(asked), binding.range(asked)
         if asked.scheme == "ipc":
             _clear_stale(asked)
         self._names = names
-        self.socket = context.socket(zmq.ROUTER)
+        self.socket = sockets.router(url)
         try:
-            set_stream_options(self.socket, url, silence_s)
-            self.socket.set(zmq.ROUTER_MANDATORY, 1)
-            self.socket.set(zmq.ROUTER_HANDOVER, 1)
-            _bind(self.socket, url, asked)
+            _bind_one(self.socket, asked, ports, binding.ports)
             if asked.scheme == "ipc":
                 os.chmod(asked.path, 0o600)
         except BaseException:
             self.socket.close(0)
             raise
-        self._monitor = _watch_closing(context, self.socket)
+        self._monitor = sockets.monitor(self.socket, _CLOSED)
         self._url = self.socket.get_string(zmq.LAST_ENDPOINT)
         self._path = asked.path
         self._file = _inode(asked.path) if asked.scheme == "ipc" else None
         self.inproc = asked.scheme == "inproc"
         if asked.scheme == "tcp":
             asked = with_port(asked, int(self._url.rpartition(":")[2]))
-        self.address = str(asked)
+        self.address = str(binding.told(asked))
         if self.inproc:
             names.opened(self._url)
 
@@ -66,13 +69,17 @@ class Listener:
             os.unlink(self._path)
 
 
-def _watch_closing(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    where = f"inproc://monitor-{os.urandom(16).hex()}"
-    socket.monitor(where, _CLOSED)
-    monitor = context.socket(zmq.PAIR)
-    monitor.set(zmq.LINGER, 0)
-    monitor.connect(where)
-    return monitor
+def _bind_one(socket: zmq.Socket[bytes], asked: Address, ports: list[int], named: str) -> None:
+    """Bind the first free one of these ports. `named`: the range that they are, as it was given."""
+    for port in ports:
+        try:
+            return _bind(socket, listening_url(replace(asked, port=port)), replace(asked, port=port))
+        except AddressTaken:
+            if len(ports) == 1:
+                raise
+    raise Unavailable(
+        f"cannot listen on {asked.host}: every port of --ports {named} is taken; stop other tasks, or give more ports"
+    )
 
 
 def _bind(socket: zmq.Socket[bytes], url: str, asked: Address) -> None:
@@ -92,11 +99,11 @@ def _advice(asked: Address) -> str:
     return f"try another {'port, or port 0 to have one chosen' if asked.scheme == 'tcp' else 'name'}"
 
 
-def _taken(asked: Address) -> Unavailable:
+def _taken(asked: Address) -> AddressTaken:
     if asked.scheme == "tcp":
         free = replace(asked, port=0)
-        return Unavailable(f"{asked} is taken by another server; stop that one, or use {free} to have a port chosen")
-    return Unavailable(f"{asked} is taken by another server; stop that one, or use another name")
+        return AddressTaken(f"{asked} is taken by another server; stop that one, or use {free} to have a port chosen")
+    return AddressTaken(f"{asked} is taken by another server; stop that one, or use another name")
 
 
 def _inode(path: str) -> int | None:

@@ -19,6 +19,7 @@ from zmq.utils.garbage import gc as lent  # before `atexit.register` below: its 
 from dps import config
 from dps.checkpoint.storage import LocalStorage, Storage
 from dps.descriptors import opening
+from dps.transport.address import Binding
 from dps.transport.dealer import SILENCE_S
 from dps.transport.endpoint import Endpoint, Place
 from dps.transport.inproc import Names
@@ -108,7 +109,7 @@ class RealRuntime:
         if seconds > 0:
             time.sleep(seconds)
 
-    def endpoint(self, bind: str | None = None) -> Endpoint:
+    def endpoint(self, bind: str | Binding | None = None) -> Endpoint:
         """A new endpoint; see `Runtime.endpoint`. Also raises ConfigError for a malformed address."""
         with self._lock:
             if self._context is None:

@@ -78,13 +78,15 @@ def _seal(fd: int) -> None:
 def attach(name: object) -> Bytes:
     """The memory that another process (or this one) calls `name`, read-only.
 
-    Raises Unavailable if the memory is gone or belongs to another machine or user, and ProtocolError if the name is
-    malformed or the memory could change its size.
+    Raises Unavailable if the memory is gone or belongs to another machine, network namespace or user, and
+    ProtocolError if the name is malformed or the memory could change its size.
     """
     if not (isinstance(name, list) and len(name) == 4 and all(type(part) is int and part >= 0 for part in name)):
         raise ProtocolError(f"{name!r:.100} does not name shared memory; wanted four whole numbers")
     pid, number, inode, nbytes = name
     try:
+        if os.stat(f"/proc/{pid}/ns/net").st_ino != os.stat("/proc/self/ns/net").st_ino:
+            raise Unavailable(f"process {pid} is in another network namespace; sockets are used, as between machines")
         fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
         raise Unavailable(f"the memory of process {pid} cannot be reached from here: {error.strerror}") from None

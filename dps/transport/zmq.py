@@ -16,7 +16,7 @@ import zmq
 
 from dps.descriptors import opening
 from dps.errors import Unavailable
-from dps.transport.address import parse, url
+from dps.transport.address import Binding, parse, url
 from dps.transport.dealer import SILENCE_S, Dealer, new_identity
 from dps.transport.direct import Direct
 from dps.transport.endpoint import Buffer, Connected, Delivery, Disconnected, Event, Route
@@ -25,6 +25,7 @@ from dps.transport.inproc import Names
 from dps.transport.listener import Listener
 from dps.transport.outgoing import Loans, finish, large_frames
 from dps.transport.poller import Poller
+from dps.transport.sockets import Sockets
 from dps.transport.wake import Wake
 
 _LONGEST_POLL_S = 3600.0
@@ -42,17 +43,16 @@ class ZmqEndpoint:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         names: Names,
-        bind: str | None = None,
+        bind: str | Binding | None = None,
         silence_s: float = SILENCE_S,
     ) -> None:
         self.address = ""
         self.dropped = 0
         self.closed = False
-        self._context = context
+        self._sockets = Sockets(context, silence_s)
         self._names = names
         self._identity = new_identity()
-        self._silence_s = silence_s
-        self._listener = None if bind is None else Listener(context, names, bind, silence_s)
+        self._listener = None if bind is None else Listener(self._sockets, names, Binding.of(bind))
         self._dealers: dict[str, Dealer] = {}
         self._by_url: dict[str, Dealer] = {}
         self._by_socket: dict[zmq.Socket[bytes], Dealer] = {}
@@ -71,6 +71,7 @@ class ZmqEndpoint:
         if self._direct.fd >= 0:
             self._poller.register_fd(self._direct.fd)
         self._inproc = self._listener is not None and self._listener.inproc
+        self.exposed = self._listener is not None and self._listener.exposed
         if self._listener is not None:
             self.address = self._listener.address
             self._poller.register(self._listener.socket)
@@ -89,7 +90,7 @@ class ZmqEndpoint:
         where = url(parse(address))
         dealer = self._by_url.get(where)
         if dealer is None:
-            dealer = self._by_url[where] = Dealer(self._context, address, where, self._identity, self._silence_s)
+            dealer = self._by_url[where] = Dealer(self._sockets, address, where, self._identity)
             if dealer.inproc:
                 self._names.watch(where, self)
             else:

@@ -13,7 +13,7 @@ from dps.protocol import OpenSession
 
 def ask(sessions: Sessions, number: int, job: str = "worker", task: int = 0, plan: bool = True) -> Session:
     message = OpenSession(number, job, task, 1, f"{job}{task}:1", 0, {"variables": []} if plan else {}, {})
-    return sessions.open(message, Sender("route", number, f"{job}:{task}", 0))
+    return sessions.open(message, Sender("route", number, f"{job}:{task}", 0), message.address)
 
 
 def test_a_session_that_asks_again_is_the_same_with_its_newest_request() -> None:

@@ -14,16 +14,21 @@ from dps.errors import ConfigError
 def test_the_launchers_variables_name_everything() -> None:
     environ = {"DPS_JOB": "ps", "DPS_TASK": "1", "DPS_CHIEF": "10.0.0.1:7000", "DPS_WORKERS": "4", "DPS_PS": "2"}
     environ |= {"DPS_UPDATE": "sync", "DPS_BIND": "0.0.0.0:0", "DPS_DEVICE": "gpu:0", "DPS_THREADS": "2"}
+    environ |= {"DPS_ADVERTISE": "node1", "DPS_PORTS": "5000-5100", "DPS_TRUSTED_NETWORK": "1"}
     assert server_arguments(environ) == {
         "cluster": None, "job": "ps", "task": 1, "chief": "10.0.0.1:7000", "workers": 4, "ps": 2, "update": "sync",
-        "bind": "0.0.0.0:0", "device": "gpu:0", "threads": "2",
+        "bind": "0.0.0.0:0", "advertise": "node1", "ports": "5000-5100", "trusted_network": True, "device": "gpu:0",
+        "threads": "2",
     }  # fmt: skip
 
 
 def test_what_is_left_out_or_empty_is_not_given() -> None:
     found = server_arguments({"DPS_JOB": "worker", "DPS_TASK": "", "DPS_CHIEF": "", "DPS_CLUSTER": ""})
     assert [found[name] for name in ("cluster", "task", "chief", "workers", "ps", "update")] == [None] * 6
-    assert (found["bind"], found["device"], found["threads"]) == ("127.0.0.1:0", "", "auto")
+    assert (found["bind"], found["device"], found["threads"]) == ("", "", "auto")
+    assert (found["advertise"], found["ports"], found["trusted_network"]) == ("", "", False)
+    with pytest.raises(ConfigError, match="got DPS_TRUSTED_NETWORK='yes', wanted 1"):
+        server_arguments({"DPS_JOB": "worker", "DPS_TRUSTED_NETWORK": "yes"})
 
 
 def test_a_cluster_is_read_and_task_0_is_a_task() -> None:

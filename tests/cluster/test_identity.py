@@ -25,6 +25,21 @@ def test_with_a_chief_job_only_that_task_hosts_the_chief() -> None:
     assert not worker.hosts_chief and not worker.listens_as_chief and (worker.bind, worker.chief) == (W0, CHIEF)
 
 
+@pytest.mark.parametrize(
+    ("bind", "listens"),
+    [
+        ("0.0.0.0", "0.0.0.0:4"),
+        ("0.0.0.0:0", "0.0.0.0:4"),
+        ("[::]", "[::]:4"),
+        ("[::]:0", "[::]:4"),
+        ("eth0:9", "eth0:9"),
+    ],
+)
+def test_a_bind_replaces_where_a_task_listens_and_not_what_others_are_told(bind: str, listens: str) -> None:
+    chief = Identity.in_cluster(ClusterSpec({**NO_CHIEF, "chief": [CHIEF]}), "chief", None, bind)
+    assert (chief.bind, chief.told, chief.chief) == (listens, CHIEF, CHIEF) and chief.listens_as_chief
+
+
 def test_without_one_the_first_worker_hosts_it_and_everybody_knows_where() -> None:
     first, last, ps = who(NO_CHIEF, "worker", 0), who(NO_CHIEF, "worker", 3), who(NO_CHIEF, "ps")
     assert {task.chief for task in (first, last, ps)} == {W0}

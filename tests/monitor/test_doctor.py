@@ -101,5 +101,5 @@ def test_json_has_the_same_findings(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["findings"]
     assert {"python", "malloc", "processors", "memory", "max_dgram_qlen", "open files"} <= {row["name"] for row in rows}
-    assert all(set(row) == {"name", "found", "advice", "command"} for row in rows)
+    assert all(set(row) == {"name", "found", "advice", "command", "wrong"} for row in rows)
     assert all(row["advice"] for row in rows if row["command"])

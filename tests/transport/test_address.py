@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps.errors import ConfigError, NotAuthenticated, Unavailable
-from dps.transport.address import Address, is_loopback, listening_url, parse, resolve, url, with_port
+from dps.errors import ConfigError, Unavailable
+from dps.transport.address import Address, dialled, is_loopback, parse, resolve, url, with_port
 
 
 @pytest.mark.parametrize(
@@ -63,17 +63,6 @@ def test_connecting_to_port_0_is_refused() -> None:
         url(parse("127.0.0.1:0"))
 
 
-@pytest.mark.parametrize("text", ["0.0.0.0:2222", "*:2222", "10.1.2.3:2222", "[::]:2222", "tcp://192.168.0.1:0"])
-def test_listening_beyond_loopback_needs_keys(text: str) -> None:
-    with pytest.raises(NotAuthenticated, match=r"listens beyond this machine without keys.*127\.0\.0\.1"):
-        listening_url(parse(text))
-
-
-@pytest.mark.parametrize("text", ["localhost:1", "127.0.0.9:1", "[::1]:1"])
-def test_listening_on_loopback_is_allowed(text: str) -> None:
-    assert listening_url(parse(text)).startswith("tcp://")
-
-
 def test_ipv4_is_chosen_before_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
         (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0)),
@@ -101,3 +90,32 @@ def test_loopback_is_127_and_colon_colon_1() -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "127.3.2.1", "::1", "0.0.0.0", "10.0.0.1", "::")] == [
         True, True, True, False, False, False,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "origin", "dials"),
+    [
+        ("10.0.0.2:5000", "10.0.0.2", "10.0.0.2:5000"),
+        ("10.9.9.9:5000", "10.0.0.2", "10.0.0.2:5000"),
+        ("node2:5000", "10.0.0.2", "10.0.0.2:5000"),
+        ("tcp://node2:5000", "10.0.0.2", "10.0.0.2:5000"),
+        ("10.9.9.9:5000", "fd00::2", "[fd00::2]:5000"),
+        ("[fd00::2]:5000", "fd00::2", "[fd00::2]:5000"),
+        ("127.0.0.2:5000", "127.0.0.1", "127.0.0.2:5000"),
+        ("localhost:5000", "127.0.0.1", "localhost:5000"),
+        ("169.254.169.254:80", "127.0.0.1", "127.0.0.1:80"),
+        ("ipc:///run/ps", "127.0.0.1", "ipc:///run/ps"),
+        ("10.9.9.9:5000", "", "10.9.9.9:5000"),
+        ("named:5000", "10.0.0.2", "named:5000"),
+    ],
+)
+def test_a_node_is_dialled_where_its_message_came_from_or_where_the_cluster_names_it(
+    told: str, origin: str, dials: str
+) -> None:
+    assert dialled(told, origin, {"named:5000"}) == dials
+
+
+@pytest.mark.parametrize("told", ["ipc:///run/ps", "inproc://ps", "nonsense", "", "10.0.0.2:"])
+def test_an_address_that_no_other_machine_can_have_is_refused(told: str) -> None:
+    with pytest.raises(ConfigError, match="address"):
+        dialled(told, "10.0.0.2")

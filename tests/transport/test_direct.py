@@ -150,12 +150,12 @@ def test_endpoints_that_are_paired_use_it_and_fall_back_when_it_fails() -> None:
         node.pair(first.route, client.direct, False)
         client.pair(node.address, node.direct, True)
         client.send(node.address, b"two")
-        assert delivery(node) == Delivery(first.route, b"two", [])
+        assert delivery(node)[:3] == (first.route, b"two", [])
         node.send(first.route, b"back", [bytes(100_000)])
         assert delivery(client).header == b"back"
         node._direct.close()  # type: ignore[attr-defined]
         client.send(node.address, b"three")
-        assert delivery(node) == Delivery(first.route, b"three", [])
+        assert delivery(node)[:3] == (first.route, b"three", [])
     finally:
         client.close()
         node.close()

@@ -142,7 +142,7 @@ def test_an_endpoint_of_the_runtime_is_bound_where_it_was_asked() -> None:
 
 
 def test_an_endpoint_beyond_loopback_is_refused() -> None:
-    with pytest.raises(NotAuthenticated, match="keys are not yet supported"):
+    with pytest.raises(NotAuthenticated, match="beyond this machine without keys"):
         real_runtime().endpoint("0.0.0.0:0")
 
 

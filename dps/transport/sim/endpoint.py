@@ -20,6 +20,8 @@ class SimEndpoint(Port):
     changed too early. Messages of a killed process are dropped, and its calls that could block raise GreenletExit.
     """
 
+    exposed = False
+
     def __init__(
         self, fabric: Fabric, scheduler: Scheduler, owner: Group, bind: str | None, sockets: Sockets,
         work: Work | None = None,

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.checkpoint.storage import Storage
+from dps.transport.address import Binding
 from dps.transport.current import current_runtime
 from dps.transport.endpoint import Endpoint, Place, Task
 from dps.transport.sim.compute import Compute
@@ -100,10 +101,11 @@ class SimRuntime(Group):
         """As Runtime.sleep; with 0, tasks that are due now run first."""
         self._scheduler.pass_time(self._scheduler.task(), seconds)
 
-    def endpoint(self, bind: str | None = None) -> Endpoint:
+    def endpoint(self, bind: str | Binding | None = None) -> Endpoint:
         """As Runtime.endpoint; any host is allowed, no keys are asked for."""
         self.check()
-        endpoint = SimEndpoint(self._setting.fabric, self._scheduler, self, bind, self._setting.sockets, self.work)
+        where = None if bind is None else Binding.of(bind).address or "127.0.0.1:0"
+        endpoint = SimEndpoint(self._setting.fabric, self._scheduler, self, where, self._setting.sockets, self.work)
         self.endpoints = [other for other in self.endpoints if other.open]
         self.endpoints.append(endpoint)
         return endpoint

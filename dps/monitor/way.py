@@ -1,0 +1,165 @@
+"""`dps doctor --chief ADDRESS`: checks the way from this machine to a chief, and says what blocks it."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import numpy as np
+
+from dps.actors.caller import Caller
+from dps.actors.ref import Ref
+from dps.chief.examiner import EXAMINER, LONGEST_NBYTES, Examine, Examined, version
+from dps.cluster.environment import trusts_network
+from dps.errors import DeadlineExceeded, DpsError, Unavailable
+from dps.monitor.doctor import Finding
+from dps.transport.address import is_loopback, parse, resolve
+from dps.transport.current import runtime
+from dps.transport.interfaces import greets, reaching
+from dps.transport.message import Message
+from dps.transport.probing import marked
+
+ANSWER_S = 3.0
+"""How long each answer may take."""
+ROUNDS = 20
+MEASURED_S, MEASURED_NBYTES, AT_ONCE = 1.0, 64 << 20, 4
+"""Bounds of the measurement of each direction, and how many messages of 1 MB are on their way at one time."""
+CLOCK_S = 1.0
+"""Clocks need not agree; beyond this, times in logs and file names confuse people."""
+
+
+class Way:
+    """The checks of one chief, in order; one that fails ends them."""
+
+    def __init__(self, chief: str, environ: dict[str, str]) -> None:
+        self._environ = environ
+        self._chief, self._address = chief, parse(chief)
+        self._runtime = runtime()
+        self.findings: list[Finding] = []
+
+    def check(self) -> list[Finding]:
+        """All findings. Blocks, at most for some ten seconds."""
+        if self._address.scheme == "tcp" and not (self._finds_name() and self._finds_port()):
+            return self.findings
+        caller = Caller(self._runtime, "dps doctor")
+        try:
+            if self._finds_versions(caller):
+                self._finds_round_trip(caller)
+                self._finds_bandwidth(caller)
+                self._finds_machine(caller)
+                self._finds_keys()
+        except DpsError as error:
+            self._wrong("answers", str(error), "look at the chief's log, and run this again")
+        finally:
+            caller.close()
+        return self.findings
+
+    def _wrong(self, name: str, found: str, advice: str) -> bool:
+        self.findings.append(Finding(name, found, advice, wrong=True))
+        return False
+
+    def _finds(self, name: str, found: str, advice: str = "", command: str = "") -> None:
+        self.findings.append(Finding(name, found, advice, command))
+
+    def _finds_name(self) -> bool:
+        host = self._address.host
+        try:
+            self._host = resolve(host)
+            source = self._host if is_loopback(self._host) else reaching(self._host)
+        except Unavailable as error:
+            return self._wrong("name", str(error), "give --chief the address that the chief prints at its start")
+        self._finds("name", f"{host} is {self._host}, reached from {source}")
+        return True
+
+    def _finds_port(self) -> bool:
+        port = self._address.port
+        try:
+            zmtp = greets(self._host, port, ANSWER_S)
+        except Unavailable as error:
+            what = f"is the chief started there, on --bind 0.0.0.0:{port}? Is port {port} open in its firewall?"
+            return self._wrong("port", str(error), what)
+        if not zmtp:
+            return self._wrong("port", f"{port} is open, and who listens there is not dps", "look at the port's number")
+        self._finds("port", f"{port} is open")
+        return True
+
+    def _ask(self, caller: Caller, nbytes: int = 0) -> Examined:
+        answer = caller.ask(self._to, Examine(nbytes, [], b""), ANSWER_S)
+        assert isinstance(answer, Examined)
+        return answer
+
+    @property
+    def _to(self) -> Ref:
+        return Ref(self._chief, EXAMINER)
+
+    def _finds_versions(self, caller: Caller) -> bool:
+        try:
+            before = self._runtime.wall()
+            answer = self._ask(caller)
+            began = self._runtime.wall()
+        except DeadlineExceeded:
+            return self._wrong("answers", f"no chief answered for {ANSWER_S:g} s", "is that address a chief's?")
+        except DpsError as error:
+            return self._wrong("versions", str(error), "install the same dps on all machines")
+        if answer.version != version():
+            found = f"dps {version()} here, {answer.version} there"
+            return self._wrong("versions", found, "install the same dps on all machines")
+        self._finds("versions", f"dps {version()}, here and there")
+        self._finds_clock(answer.wall_s - (before + began) / 2)
+        return True
+
+    def _finds_clock(self, ahead_s: float) -> None:
+        found = f"{abs(ahead_s):.3f} s {'ahead' if ahead_s >= 0 else 'behind'} there"
+        why = "times in logs and file names differ; nothing else depends on them"
+        self._finds("clock", found, *((why, "timedatectl set-ntp true") if abs(ahead_s) > CLOCK_S else ()))
+
+    def _finds_round_trip(self, caller: Caller) -> None:
+        took = []
+        for _ in range(ROUNDS):
+            began = self._runtime.now()
+            self._ask(caller)
+            took.append(self._runtime.now() - began)
+        self._finds("round trip", f"{1e3 * median(took):.2f} ms (median of {ROUNDS}), slowest {1e3 * max(took):.2f} ms")
+
+    def _finds_bandwidth(self, caller: Caller) -> None:
+        up, down = self._rate(caller, LONGEST_NBYTES, 0), self._rate(caller, 0, LONGEST_NBYTES)
+        self._finds("bandwidth", f"{up / 1e6:.0f} MB/s to the chief, {down / 1e6:.0f} MB/s from it")
+
+    def _rate(self, caller: Caller, sent: int, got: int) -> float:
+        """Bytes a second of messages that bring so many bytes there, and so many back."""
+        arrays = (np.zeros(sent, np.uint8),) if sent else ()
+        began = self._runtime.now()
+        moved, deadline = 0, began + MEASURED_S
+
+        def feed(answer: Message) -> bool:
+            return isinstance(answer, Examined)
+
+        message = Examine(got, [], b"", arrays)
+        on_the_way = [caller.start(self._to, message, feed, resend_s=ANSWER_S) for _ in range(AT_ONCE)]
+        while on_the_way:
+            if not caller.wait(on_the_way[:1], ANSWER_S):
+                raise DeadlineExceeded(f"1 MB did not arrive within {ANSWER_S:g} s")
+            moved += sent + got
+            del on_the_way[0]
+            if self._runtime.now() < deadline and moved < MEASURED_NBYTES:
+                on_the_way.append(caller.start(self._to, message, feed, resend_s=ANSWER_S))
+        return moved / (self._runtime.now() - began)
+
+    def _finds_machine(self, caller: Caller) -> None:
+        try:
+            own = marked(self._runtime)
+        except Unavailable as error:
+            return self._finds("machine", f"sockets carry everything: {error}")
+        answer = caller.ask(self._to, Examine(0, own.name, own.array.tobytes()), ANSWER_S)
+        assert isinstance(answer, Examined)
+        if answer.shared:
+            return self._finds("machine", f"the same as here ({answer.host}): tasks share memory")
+        return self._finds("machine", f"another one than here, or another container ({answer.host}): sockets")
+
+    def _finds_keys(self) -> None:
+        if self._address.scheme != "tcp" or is_loopback(self._host):
+            self._finds("keys", "none: the chief listens on this machine, for every account of it")
+        elif trusts_network(self._environ):
+            self._finds("keys", "none (trusted network): whoever reaches the tasks can change the run")
+        else:
+            why = "a task here is refused unless it gets --trusted-network, or this is set"
+            self._finds("keys", "none", why, "export DPS_TRUSTED_NETWORK=1")

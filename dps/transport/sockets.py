@@ -1,0 +1,72 @@
+"""Makes the ZeroMQ sockets of endpoints: every option of a socket that carries messages is set here."""
+
+from __future__ import annotations
+
+import os
+
+import zmq
+
+from dps.transport.address import is_loopback, parse
+from dps.transport.outgoing import MAX_FRAME_NBYTES
+
+BUFFERED, BUFFERED_HERE = 1 << 20, 1 << 18
+"""Kernel buffer bytes of a connection, each way, and of one within this machine. There latency is low, so a small
+buffer suffices, and its bytes are still in the cache when they are read."""
+
+
+class Sockets:
+    """The sockets of one context. Heartbeats are sent five times in `silence_s`, after which a connection ends."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], silence_s: float) -> None:
+        self._context, self._silence_s = context, silence_s
+
+    def router(self, url: str) -> zmq.Socket[bytes]:
+        """A socket that will be bound to a URL."""
+        socket = self._made(zmq.ROUTER, url)
+        socket.set(zmq.ROUTER_MANDATORY, 1)
+        socket.set(zmq.ROUTER_HANDOVER, 1)
+        return socket
+
+    def dealer(self, url: str, identity: bytes) -> zmq.Socket[bytes]:
+        """A socket that will connect to a URL, under the name of its endpoint."""
+        socket = self._made(zmq.DEALER, url)
+        socket.set(zmq.ROUTING_ID, identity)
+        # Not ZMQ_IMMEDIATE: with it libzmq 4.3.5 throws unread messages away when the peer goes, and aborts the
+        # process (fq.cpp, "!_more") when that comes between two frames that are being received.
+        if not url.startswith("inproc://"):
+            socket.set(zmq.RECONNECT_IVL, 50)
+            socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+            socket.set(zmq.CONNECT_TIMEOUT, 5000)
+        return socket
+
+    def monitor(self, socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+        """A socket that receives the events of another one."""
+        where = f"inproc://monitor-{os.urandom(16).hex()}"
+        socket.monitor(where, events)
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.set(zmq.LINGER, 0)
+        monitor.set(zmq.RCVHWM, 0)  # a full queue here would block libzmq's thread
+        monitor.connect(where)
+        return monitor
+
+    def _made(self, kind: int, url: str) -> zmq.Socket[bytes]:
+        """A socket with the options that both kinds have: no limit on counts, one on sizes, heartbeats, buffers."""
+        socket = self._context.socket(kind)
+        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.RCVHWM, 0)
+        socket.set(zmq.MAXMSGSIZE, MAX_FRAME_NBYTES)
+        if url.startswith("inproc://"):
+            return socket
+        silence_ms = round(1000 * self._silence_s)
+        socket.set(zmq.HANDSHAKE_IVL, 5000)
+        socket.set(zmq.HEARTBEAT_IVL, max(1, silence_ms // 5))
+        socket.set(zmq.HEARTBEAT_TIMEOUT, silence_ms)
+        socket.set(zmq.HEARTBEAT_TTL, silence_ms)
+        if url.startswith("tcp://"):
+            nbytes = BUFFERED_HERE if is_loopback(parse(url).host) else BUFFERED
+            socket.set(zmq.SNDBUF, nbytes)
+            socket.set(zmq.RCVBUF, nbytes)
+            if url.startswith("tcp://["):
+                socket.set(zmq.IPV6, 1)
+        return socket

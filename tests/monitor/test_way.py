@@ -1,0 +1,116 @@
+"""What `dps doctor --chief` says of the way to a chief: one that is well, and each that is not."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+import dps
+from dps import cli
+from dps.chief import examiner
+from dps.monitor import way
+from dps.monitor.doctor import Finding
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(way, "ANSWER_S", 0.5)
+    monkeypatch.setattr(way, "MEASURED_S", 0.05)
+
+
+@pytest.fixture
+def chief() -> Iterator[str]:
+    with dps.Server(None, "chief", 0, bind="127.0.0.1:0") as server:
+        yield server.address
+
+
+def found(chief: str, environ: dict[str, str] | None = None) -> dict[str, Finding]:
+    return {finding.name: finding for finding in way.Way(chief, environ or {}).check()}
+
+
+def test_of_a_chief_that_is_well_every_line_is_there_and_none_is_wrong(
+    chief: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = found(chief)
+    assert list(lines) == ["name", "port", "versions", "clock", "round trip", "bandwidth", "machine", "keys"]
+    assert not any(line.wrong or line.advice for line in lines.values())
+    assert "tasks share memory" in lines["machine"].found and "ms (median of 20)" in lines["round trip"].found
+    assert cli.main(["doctor", "--chief", chief, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"][2]["found"] == f"dps {dps.__version__}, here and there"
+
+
+def test_another_version_is_wrong(chief: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examiner, "version", lambda: "9.9")
+    line = found(chief)["versions"]
+    assert line.wrong and line.found == f"dps {dps.__version__} here, 9.9 there" and "same dps" in line.advice
+
+
+def test_a_clock_that_differs_is_advice(chief: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(way, "CLOCK_S", -1.0)
+    line = found(chief)["clock"]
+    assert not line.wrong and "set-ntp" in line.command
+
+
+def test_without_shared_memory_sockets_are_named(chief: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examiner, "starts_with", lambda *_: False)
+    assert "another one than here, or another container" in found(chief)["machine"].found
+
+
+def _port(listens: bool) -> tuple[socket.socket, str]:
+    made = socket.socket()
+    made.bind(("127.0.0.1", 0))
+    if listens:
+        made.listen(1)
+    return made, f"127.0.0.1:{made.getsockname()[1]}"
+
+
+def test_a_closed_port_is_wrong_and_says_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    held, address = _port(listens=False)
+    with held:
+        assert cli.main(["doctor", "--chief", address]) == 1
+    out = capsys.readouterr().out
+    assert "wrong: port" in out and "Connection refused" in out and "firewall" in out
+
+
+def test_a_port_of_somebody_else_is_wrong() -> None:
+    held, address = _port(listens=True)
+    with held:
+        assert "is not dps" in found(address)["port"].found and found(address)["port"].wrong
+
+
+def test_a_node_that_is_no_chief_is_wrong() -> None:
+    from dps.actors.system import Node
+    from dps.transport.current import runtime
+
+    node = Node(runtime(), "127.0.0.1:0", "ps:0")
+    node.start()
+    try:
+        line = found(node.address)["versions"]
+        assert line.wrong and "hosts no 'examiner'" in line.found
+    finally:
+        node.stop()
+        node.join(5.0)
+
+
+def test_a_name_without_an_address_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    line = found("nowhere.lab:1")["name"]
+    assert line.wrong and "nowhere.lab" in line.found
+
+
+def test_a_malformed_address_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--chief", "nonsense"]) == 2
+    assert "address 'nonsense' has no port" in capsys.readouterr().err
+
+
+def test_beyond_this_machine_the_keys_say_whether_the_network_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(way, "is_loopback", lambda host: False)
+    with dps.Server(None, "chief", 0, bind="127.0.0.1:0") as server:
+        assert found(server.address)["keys"].command == "export DPS_TRUSTED_NETWORK=1"
+        assert "trusted network" in found(server.address, {"DPS_TRUSTED_NETWORK": "1"})["keys"].found

@@ -1,0 +1,128 @@
+"""A chief and a ps in one network namespace, workers in another: training, a pulled cable, wrong addresses."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.networks.namespaces import Networks, NoNamespaces, says
+
+pytestmark = pytest.mark.slow
+
+TRAIN = str(Path(__file__).with_name("train.py"))
+V4, V6 = "10.77.0.1:2220", "[fd77::1]:2220"
+
+
+@pytest.fixture
+def networks(tmp_path: Path) -> Iterator[Networks]:
+    """`make networks` sets DPS_NETWORKS=1: then it fails where it would skip."""
+    try:
+        made = Networks(tmp_path)
+    except NoNamespaces as error:
+        if os.environ.get("DPS_NETWORKS"):
+            raise
+        pytest.skip(str(error))
+    yield made
+    made.close()
+
+
+def begin(networks: Networks, chief: str, bind: str, *ps: str, name: str = "") -> tuple[Path, Path]:
+    """The outputs of the chief and the ps. The chief listens when this returns."""
+    log = networks.role("one", "chief", "--bind", bind, "--chief", chief, "--workers", "2", name=name)
+    says(log, "dps chief at")
+    return log, networks.role("one", "ps:0", "--chief", chief, *ps, name=name)
+
+
+def work(networks: Networks, chief: str, *arguments: str, side: str = "two", pids: bool = False) -> list[Path]:
+    flags = ["--chief", chief, "--program", TRAIN, "--", *arguments]
+    return [networks.role(side, f"worker:{task}", *flags, pids=pids) for task in range(2)]
+
+
+def results(logs: list[Path]) -> list[dict[str, Any]]:
+    return [json.loads(says(log, "RESULT ").partition("RESULT ")[2]) for log in logs]
+
+
+def test_a_synchronous_run_over_a_network_has_the_bits_of_one_machine(networks: Networks) -> None:
+    begin(networks, V4, "0.0.0.0:2220")
+    logs = work(networks, V4, "sync", "20", "0", "20", "40")
+    one, two = results(logs)
+    assert set(networks.wait(40.0)) == {0}
+    assert one["bits"] == two["bits"] and one["step"] == 20 and one["lanes"] == [False]
+
+    here = "127.0.0.1:2299"
+    networks.role("one", "chief", "--bind", here, "--workers", "2", trusted=False)
+    networks.role("one", "ps:0", "--chief", here, trusted=False)
+    alone = results(work(networks, here, "sync", "20", "0", "20", "40", side="one"))
+    assert alone[0]["lanes"] == [True], "on one machine they share memory"
+    assert {result["bits"] for result in alone} == {one["bits"]}
+
+
+def test_asynchronous_over_ipv6_with_an_interface_a_range_of_ports_and_processes_of_their_own(
+    networks: Networks,
+) -> None:
+    chief, ps = begin(networks, V6, "[::]:2220", "--bind", "[::]", "--ports", "5000-5001")
+    logs = work(networks, V6, "async", "20", "0", "20", "40", pids=True)
+    found = results(logs)
+    assert set(networks.wait(40.0)) == {0}
+    assert [result["acknowledged"] for result in found] == [20, 20] and max(r["count"] for r in found) == 40.0
+    assert [result["lanes"] for result in found] == [[False], [False]]
+    assert "[fd77::1]:5000" in says(ps, "dps ps:0 at")
+    for log in (chief, ps, *logs):
+        assert log.read_text().count("plain sockets without keys (--trusted-network)") == 1
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_a_cable_that_is_pulled_for_five_seconds_loses_nothing_and_the_waits_name_who_is_away(
+    networks: Networks, update: str
+) -> None:
+    begin(networks, V4, V4)
+    logs = work(networks, V4, update, "60", "0.05", "2.0", "40")
+    for log in logs:
+        says(log, "acknowledged 5")
+    networks.cable(up=False)
+    time.sleep(5.0)
+    networks.cable(up=True)
+    found = results(logs)
+    assert set(networks.wait(40.0)) == {0}
+    acknowledged = [result["acknowledged"] for result in found]
+    count, step = (max(result[name] for result in found) for name in ("count", "step"))
+    if update == "async":
+        assert acknowledged == [60, 60] and count == 120.0
+    else:  # a worker that was given up for a moment is told that its push was not accepted; the others go on
+        assert min(acknowledged) >= 58 and count == step >= max(acknowledged)
+    late = [text for result in found for text in result["late"]]
+    assert any("ps:0" in text for text in late) and all("ps:0" in text or "worker:" in text for text in late), late
+
+
+def test_a_wrong_advertised_address_is_an_error_that_names_both(networks: Networks) -> None:
+    """Nobody is at the first ps's port. The chief reaches the second one where it comes from, and no worker does."""
+    chief, ps = begin(networks, V4, V4, "--advertise", "10.77.0.9:5999")
+    other = "10.77.0.1:2230"
+    begin(networks, other, other, "--bind", "0.0.0.0:5998", "--advertise", "10.77.0.9", name="other")
+    flags = ["--chief", other, "--program", TRAIN, "--", "async", "1", "0", "2", "4"]
+    worker = networks.role("two", "worker:0", *flags)
+
+    line = says(worker, "cannot reach ps:0")
+    assert (
+        "worker:0: " in line
+        and "nobody answers at 10.77.0.9:5998" in line
+        and "open port 5998" in line
+        and "--advertise" in line
+    )
+    line = says(ps, "cannot be reached by the chief")
+    assert line.startswith("dps: ps:0 cannot be reached by the chief at 10.77.0.1:2220")
+    assert "nobody answers at 10.77.0.1:5999" in line and "open port 5999 in the firewall" in line
+    says(chief, "ps:0 cannot be reached by the chief at 10.77.0.1:2220")
+
+
+def test_without_trust_a_worker_is_refused_and_the_message_says_the_ways_out(networks: Networks) -> None:
+    flags = ["--chief", V4, "--program", TRAIN, "--", "async", "1", "0", "2", "4"]
+    log = networks.role("two", "worker:0", *flags, trusted=False)
+    assert networks.wait(40.0) == [5]
+    assert "10.77.0.2:0 listens beyond this machine without keys" in log.read_text()
