@@ -126,7 +126,8 @@ def run_launch(args: argparse.Namespace) -> int:
 def run_status(args: argparse.Namespace) -> int:
     from dps.actors.caller import Caller
     from dps.actors.ref import Ref
-    from dps.protocol import CHIEF, PS, AskStats, Stats
+    from dps.protocol import PS
+    from dps.run_protocol import CHIEF, AskStats, Stats
     from dps.transport.current import runtime
 
     caller = Caller(runtime(), "dps status")

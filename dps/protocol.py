@@ -1,4 +1,4 @@
-"""The messages between sessions, ps and chief. These three roles share only this module.
+"""The messages between sessions and ps, and from ps to ps. `dps.run_protocol` has those to and from the chief.
 
 `epoch` is the sender's current run epoch; a ps that serves another one answers with Aborted. The sender's incarnation,
 which every envelope carries, is the number under which the chief admitted the session.
@@ -11,8 +11,8 @@ from typing import Any
 from dps.transport.message import Message
 from dps.transport.wire import Array
 
-PS, CHIEF, AGENT = "ps", "chief", "agent"
-"""Names of actors: on a ps node, on the chief's node, and on every node (it takes orders from the chief)."""
+PS = "ps"
+"""Name of the actor on a ps node."""
 
 WINDOW = 8
 """The most pushes of one session that may be in flight to one shard; a ps keeps as many results."""
@@ -22,9 +22,6 @@ NO_BASE = -2
 
 NOTHING: list[Any] = []
 """An empty default. Sharing it is safe, because messages and their contents are never changed."""
-
-NO_NOTES: dict[str, Any] = {}
-"""As NOTHING."""
 
 NOT_LENT = (0,) * 6
 """Counter, step and place of values that are not lent."""
@@ -254,6 +251,7 @@ class Push(Message, kind=20):
         cls, epoch: int, number: int, step: int, counter: int, nbytes: int, clock: int, lend: int, released: int,
         process: int, descriptor: int, inode: int, memory_nbytes: int,
     ) -> Push:  # fmt: skip
+        # More than 9 parameters: the numbers of a compact message, each under its name.
         place = [[process, descriptor, inode, memory_nbytes], 0]
         return cls(epoch, number, step, counter, SHARED, nbytes, [], place, clock, bool(lend), released)
 
@@ -315,6 +313,7 @@ class Pushed(Message, kind=24):
         cls, number: int, step: int, staleness: int, counter: int, credit: int, lent_counter: int, lent_step: int,
         process: int, descriptor: int, inode: int, nbytes: int,
     ) -> Pushed:  # fmt: skip
+        # More than 9 parameters: the numbers of a compact message, each under its name.
         lent = [lent_counter, lent_step, [[process, descriptor, inode, nbytes]]] if nbytes else NOTHING
         return cls(number, APPLIED, step, staleness, counter, "", lent, bool(credit))
 
@@ -362,267 +361,3 @@ class Decide(Message, kind=31):
     refused: list[Any]
     ended: list[int]
     cut: str
-
-
-# -- chief to ps ------------------------------------------------------------------------------------------
-
-
-class Configure(Message, kind=40):
-    """A new run epoch on a ps: forget everything, hold this shard of the plan, restore it or wait for Init."""
-
-    epoch: int
-    plan: dict[str, Any]
-    shard: int
-    settings: dict[str, Any]
-    """`update`: the update mode; `check_finite`: refuse NaN and infinite gradients; `shards`: number of ps."""
-    addresses: list[Any]
-    """[task, address] of every ps."""
-    checkpoint_dir: str
-    restore: str
-    """Name of the checkpoint to restore from; "": wait for Init."""
-
-
-class Configured(Message, kind=41):
-    """The ps has the shard (restored, or waiting for Init), at a step. `ended` and `reached`, from a step ps: the last
-    run epoch that it served, and that epoch's last step."""
-
-    epoch: int
-    step: int
-    ended: int = 0
-    reached: int = 0
-
-
-class Init(Message, kind=42):
-    """A piece of the shard's first values, from the session that the chief chose."""
-
-    epoch: int
-    nbytes: int
-    offsets: list[int]
-    arrays: tuple[Array, ...] = ()
-
-
-class Members(Message, kind=43):
-    """The full, numbered list of members: `live` lists [incarnation, task name, task index, worker?]; `waiting` names
-    the expected workers that have not joined, `absent` those that were given up before they joined; `gone` counts
-    workers that joined and then finished or were lost."""
-
-    epoch: int
-    version: int
-    live: list[Any]
-    waiting: list[str]
-    absent: list[str]
-    gone: int
-    notes: dict[str, Any] = NO_NOTES
-    """What another chief must know to continue this run epoch. Each ps keeps the newest notes (see Serving)."""
-
-
-class AskServing(Message, kind=51):
-    """Asks which run epoch the ps serves. A chief sends it to a ps of a run that another chief began."""
-
-
-class Serving(Message, kind=52):
-    """What an earlier chief told the ps: the fields of Configure, and the notes of the newest Members. `trains` is
-    false before the first Members; `step` is the shard's. Epoch 0: the ps serves none."""
-
-    epoch: int
-    trains: bool
-    step: int
-    plan: dict[str, Any]
-    settings: dict[str, Any]
-    checkpoint_dir: str
-    restore: str
-    notes: dict[str, Any]
-
-
-class CutShard(Message, kind=44):
-    """Copy the shard for a checkpoint: in sync mode between the same two steps on every ps, else at once."""
-
-    epoch: int
-    cut: str
-
-
-class ShardCut(Message, kind=49):
-    """The shard is copied, at this step and version; `applied` is, for each part of the shard in the order of its
-    layout, how often its optimizer was applied; `pushes` lists [incarnation, number of its last push with a result]."""
-
-    step: int
-    counter: int
-    applied: list[int]
-    pushes: list[Any] = NOTHING
-
-
-class SaveShard(Message, kind=50):
-    """Write a copied shard into a checkpoint's folder."""
-
-    epoch: int
-    cut: str
-    checkpoint_dir: str
-    name: str
-
-
-class ShardSaved(Message, kind=45):
-    """The shard file is on disk."""
-
-    file: str
-    nbytes: int
-    digest: str
-
-
-class StopTask(Message, kind=46):
-    """The run ends for this task, with this exit code and reason ("" if the run went well)."""
-
-    code: int
-    reason: str
-
-
-class AskStats(Message, kind=47):
-    """Asks for the counters of an actor, for people."""
-
-
-class Stats(Message, kind=48):
-    """Answer to AskStats: plain values by name."""
-
-    values: dict[str, Any]
-
-
-# -- to the chief -----------------------------------------------------------------------------------------
-
-
-class Register(Message, kind=60):
-    """A node joins the cluster, or reports that it is still there: its job, task (-1: assign one), address, a number
-    that differs for each process, the highest run epoch that it has seen, and the update mode of its flags."""
-
-    job: str
-    task: int
-    address: str
-    process: int
-    epoch: int
-    update: dict[str, Any]
-
-
-class Registered(Message, kind=61):
-    """The node's task, and the cluster as the chief knows it."""
-
-    task: int
-    cluster: dict[str, Any]
-
-
-class OpenSession(Message, kind=62):
-    """A session joins, or joins again after a rollback. `session` is its own number; `epoch` the run epoch whose end it
-    has seen (0: none); `plan` the layout that it wants ({}: the run's); `step` the step that it reached in that
-    epoch."""
-
-    session: int
-    job: str
-    task: int
-    process: int
-    address: str
-    epoch: int
-    plan: dict[str, Any]
-    settings: dict[str, Any]
-    step: int = 0
-
-
-class SessionOpened(Message, kind=63):
-    """The session's incarnation in this run epoch, which began at `step`. `initialise`: send Init to every ps, then
-    Initialised. `reached`: the highest known step of the previous epoch; `certain`: whether that is its last step."""
-
-    epoch: int
-    incarnation: int
-    step: int
-    initialise: bool
-    plan: dict[str, Any]
-    settings: dict[str, Any]
-    addresses: list[Any]
-    restored: str
-    reached: int = 0
-    certain: bool = True
-
-
-class Initialised(Message, kind=64):
-    """The chosen session has sent all first values to every ps."""
-
-    epoch: int
-    session: int
-
-
-class CloseSession(Message, kind=65):
-    """A session ends. `error` is "" if its program ended well; `step` is the step that it reached in the run epoch
-    `epoch`. The other fields are for a restarted chief."""
-
-    session: int
-    error: str
-    job: str
-    task: int
-    checkpoint_dir: str
-    step: int = 0
-    epoch: int = 0
-
-
-class AskState(Message, kind=66):
-    """Asks for the state of the run. Sent by sessions that wait for answers."""
-
-    session: int
-
-
-class State(Message, kind=67):
-    """The run epoch, whether it trains, the leading session, and a sentence about what is missing."""
-
-    epoch: int
-    running: bool
-    leads: bool
-    text: str
-
-
-class Save(Message, kind=68):
-    """Write a checkpoint now, unless these versions of all shards are saved already."""
-
-    session: int
-
-
-class Restore(Message, kind=72):
-    """Roll the run back to a checkpoint: a new run epoch. `name` "": the newest whole one. `epoch` is the sender's; if
-    that epoch is over, the restore has been done already."""
-
-    session: int
-    epoch: int
-    name: str
-
-
-class Saved(Message, kind=69):
-    """The newest checkpoint after a Save."""
-
-    name: str
-    step: int
-
-
-class Drain(Message, kind=74):
-    """The run should end: stop the worker's loop after its step. Repeated at each Register; not answered."""
-
-    reason: str
-
-
-class Leave(Message, kind=73):
-    """A ps was told to end: answered with Done when it may leave, or with StopTask if the run ends with it.
-
-    Or a worker's program is over or was killed: if it has no session any more, nobody waits for it.
-    Without a reason: the node stops; if its worker has finished, the chief need not tell it of the run's end.
-    `reason` is text that follows the task's name, such as "ended with exit code 7"."""
-
-    job: str
-    task: int
-    reason: str
-    code: int = 0
-    """The exit code of its process; negative: the signal that killed it."""
-
-
-class AskCluster(Message, kind=70):
-    """Asks which tasks have registered. Answered at once."""
-
-
-class ClusterIs(Message, kind=71):
-    """The tasks by job. `complete`: all expected ps have registered; otherwise `text` says which are missing."""
-
-    cluster: dict[str, Any]
-    complete: bool
-    text: str

@@ -9,6 +9,7 @@ folder of its own; python blocks of a page share their names. A comment on the l
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import os
@@ -348,7 +349,23 @@ def test_every_module_is_in_the_architecture_page() -> None:
         if module.name != "__init__.py":
             folder = f"dps/{module.parent.relative_to(package)}/".replace("/./", "/")
             section = text.partition(f"**`{folder}`**")[2].partition("\n**`")[0]
-            assert f"`{module.name}`" in section, f"{module.relative_to(ROOT)} is not among the files of {folder}"
+            assert f"`{module.name}`" in section, (
+                f"{module.relative_to(ROOT)} is not among the files of {folder}; run python docs/building/modules.py"
+            )
+
+
+def test_every_place_in_the_code_that_the_architecture_page_names_is_there() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    places = re.findall(r"`(dps/[a-z_/]+\.py)::([A-Za-z_.]+)`", text)
+    assert len(places) > 20
+    for file, name in places:
+        node: ast.AST = ast.parse((ROOT / file).read_text())
+        for part in name.split("."):
+            inner = [n for n in ast.iter_child_nodes(node) if getattr(n, "name", "") == part]
+            assert inner, f"docs/architecture.md names {file}::{name}, which is not there"
+            node = inner[0]
+    for file in re.findall(r"\bdps/[a-z_/]+\.py\b", text):
+        assert (ROOT / file).exists(), f"docs/architecture.md names {file}, which is not there"
 
 
 def test_every_picture_is_shown_and_has_no_background_of_its_own() -> None:

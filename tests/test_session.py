@@ -318,7 +318,7 @@ def test_another_protocol_version_is_told(server: dps.Server) -> None:
     import msgpack
 
     from dps.actors.messages import Failed
-    from dps.protocol import CHIEF, CloseSession
+    from dps.run_protocol import CHIEF, CloseSession
     from dps.transport.endpoint import Delivery
     from dps.transport.wire import decode
 

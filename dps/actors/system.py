@@ -62,6 +62,7 @@ class Node:
     """Hosts actors at one address, each under a name. All of them run on the node's one thread.
 
     Call `host` before `start`. After `start` other threads may only call `post`, `stop` and `join`.
+    More than 12 attributes: the parts of one thread meet here, which alone writes them.
     """
 
     def __init__(self, runtime: Runtime, bind: str | Binding, name: str, incarnation: int = 0) -> None:

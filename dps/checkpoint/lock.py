@@ -83,14 +83,14 @@ class RunLock:
         self._restarted, self._lives = restarted, lives
         self._claim: Claim | None = None
         self._beats = 0
-        self._seen: bytes | None = None
-        self._seen_at = 0.0
+        self._seen: tuple[bytes, float] | None = None
+        """The content of another run's lock, and since when it is the same."""
         self._busy = self._released = False
 
     @property
     def text(self) -> str:
         """The possible holder, while the state is WATCHING."""
-        whose = self._named(self._seen or b"")
+        whose = self._named(self._seen[0] if self._seen else b"")
         return (
             f"{self.path} is the lock of {whose}; it is broken if that run does not write to it within {SILENT_S:.0f} s"
         )
@@ -178,11 +178,12 @@ class RunLock:
         if found is not None and claim.alone and self._is_gone(found):
             return True
         if self.state != WATCHING:
-            self.state, self._seen, self._seen_at = WATCHING, content, now
-        elif content != self._seen:
+            self.state, self._seen = WATCHING, (content, now)
+        seen, since = self._seen or (content, now)
+        if content != seen:
             self.state = FREE
             raise self._taken(content)
-        return now - self._seen_at >= SILENT_S
+        return now - since >= SILENT_S
 
     def _is_own(self, found: Owner) -> bool:
         """Whether the lock belongs to the chief that this one replaces."""

@@ -15,7 +15,7 @@ from dps.chief.phase import INITIALISE, RUN
 from dps.chief.run import read_journal
 from dps.chief.sessions import Session, Sessions
 from dps.errors import CheckpointError, DpsError
-from dps.protocol import CloseSession, OpenSession
+from dps.run_protocol import CloseSession, OpenSession
 
 log = logging.getLogger("dps")
 

@@ -26,7 +26,7 @@ from dps.checkpoint import (
     retain,
 )
 from dps.errors import Aborted, CheckpointError, DpsError
-from dps.protocol import CutShard, SaveShard, ShardCut, ShardSaved
+from dps.run_protocol import CutShard, SaveShard, ShardCut, ShardSaved
 from dps.transport.message import Message
 from dps.variables.plan import Plan
 
@@ -39,7 +39,10 @@ Result = Callable[[str | Exception, int], None]
 
 
 class Checkpoints:
-    """Saves one checkpoint at a time. All requests that arrive during a save share the next one."""
+    """Saves one checkpoint at a time. All requests that arrive during a save share the next one.
+
+    More than 12 attributes: seven are facts of the run epoch, which never change; the others are the save of now.
+    """
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from dps.chief.phase import END, FAILED, RUN
 from dps.chief.run import Run
 from dps.chief.sessions import Sessions
 from dps.errors import TaskLost
-from dps.protocol import AGENT, Drain, StopTask
+from dps.run_protocol import AGENT, Drain, StopTask
 
 log = logging.getLogger("dps")
 
@@ -36,7 +36,11 @@ UNKNOWN = -1
 
 
 class Ending:
-    """Ends the run once: when `check` finds that all workers are done, or when `fail` or `stop` is called."""
+    """Ends the run once: when `check` finds that all workers are done, or when `fail` or `stop` is called.
+
+    More than 12 attributes: whether a run is over depends on tasks, sessions, members and the epoch, which others
+    write. Written here is who has left and why, and how far the last save is.
+    """
 
     def __init__(
         self, node: Node, cluster: Cluster, sessions: Sessions, members: Membership, epochs: Epochs,

@@ -16,7 +16,8 @@ from dps.chief.roster import Roster
 from dps.chief.run import Run
 from dps.chief.sessions import Session
 from dps.errors import CheckpointError, ConfigError
-from dps.protocol import PS, Configure, Configured, SessionOpened
+from dps.protocol import PS
+from dps.run_protocol import Configure, Configured, SessionOpened
 from dps.transport.message import Message
 
 CONFIGURE_S = 120.0
@@ -49,7 +50,10 @@ class EpochOwner(Protocol):
 
 
 class Epoch:
-    """From `configure` to `end`. After that, and after `stop`, late answers do nothing."""
+    """From `configure` to `end`. After that, and after `stop`, late answers do nothing.
+
+    More than 12 attributes: eight are facts of the epoch, which never change; the others are its phase and its parts.
+    """
 
     def __init__(
         self, node: Node, number: int, run: Run, nodes: Mapping[int, KnownNode], members: Membership, losses: Losses,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Protocol
 
 from dps.actors.system import Node
 from dps.checkpoint import load
@@ -12,17 +10,19 @@ from dps.checkpoint.lock import Taken
 from dps.chief.agreement import Agreement
 from dps.chief.checkpoints import Result
 from dps.chief.cluster import Cluster
+from dps.chief.elsewhere import Elsewhere
 from dps.chief.epoch import Epoch
 from dps.chief.journaling import Journaling
+from dps.chief.lead import Lead
 from dps.chief.locking import Locking
 from dps.chief.losses import Losses
 from dps.chief.members import Membership
 from dps.chief.phase import GATHER, INITIALISE, OPEN, RUN
-from dps.chief.run import Run, has_ended, newest_name, read_journal, step_of
+from dps.chief.run import Run, has_ended, read_journal, step_of
 from dps.chief.sessions import Session, Sessions
 from dps.chief.takeover import Takeover
 from dps.errors import Aborted, CheckpointError, ConfigError, DpsError
-from dps.protocol import Serving
+from dps.run_protocol import Serving
 from dps.variables.plan import Plan
 from dps.variables.saved import check_saved
 
@@ -31,39 +31,12 @@ log = logging.getLogger("dps")
 NOTHING_SAVED = "at durability none without a checkpoint_dir nothing can be restored; give the session a checkpoint_dir"
 
 
-class Lead(Protocol):
-    """The part of the chief that run epochs use."""
-
-    def refuse(self, session: Session, error: Exception) -> None:
-        """A session cannot take part in this run."""
-
-    def admit(self) -> None:
-        """Admit the sessions that wait."""
-
-    def take_up(self) -> None:
-        """Take over the members that another chief admitted."""
-
-    def ask_again(self) -> None:
-        """Handle earlier requests again: a ps of the epoch that was taken over may have refused their sessions."""
-
-    def ps_missing(self, tasks: Sequence[int]) -> None:
-        """These ps are needed, and have not registered with this chief."""
-
-    def finish(self) -> None:
-        """The run has ended well."""
-
-    def heard(self) -> None:
-        """A ps has received a newer list of members."""
-
-    def ps_lost(self, task: int, why: str) -> None:
-        """A ps has lost its shard."""
-
-    def fail(self, reason: str) -> None:
-        """The run cannot continue."""
-
-
 class Epochs:
-    """The run that the first session defines, and its epochs, under rising numbers."""
+    """The run that the first session defines, and its epochs, under rising numbers.
+
+    More than 12 attributes: the parts of the chief that decide whether an epoch may begin meet here. Each has a writer
+    of its own; `Epochs` writes `run`, `now`, `over` and the highest number.
+    """
 
     def __init__(
         self, node: Node, cluster: Cluster, sessions: Sessions, members: Membership, agreement: Agreement, lead: Lead,
@@ -84,8 +57,7 @@ class Epochs:
         self.over = ""
         """END or FAILED once the run is over; "" before."""
         self._lost_dir = False
-        self._elsewhere = "", 0
-        """checkpoint_dir and highest step of closed sessions that another chief had admitted."""
+        self._elsewhere = Elsewhere()
 
     @property
     def phase(self) -> str:
@@ -331,15 +303,11 @@ class Epochs:
     def closed_elsewhere(self, checkpoint_dir: str, step: int) -> None:
         """A session that another chief admitted has closed, at this step."""
         self.restarted = True
-        self._elsewhere = checkpoint_dir or self._elsewhere[0], max(step, self._elsewhere[1])
+        self._elsewhere.closed(checkpoint_dir, step)
 
     def unsaved(self) -> str:
         """If a run ends before this chief leads it: the checkpoint after which steps are lost, or ""."""
-        checkpoint_dir, step = self._elsewhere
-        if self.run is not None or not checkpoint_dir:
-            return ""
-        newest = newest_name(self._node.runtime.storage, checkpoint_dir)
-        return "" if step_of(newest) >= step else newest or "the start"
+        return "" if self.run is not None else self._elsewhere.unsaved(self._node.runtime.storage)
 
     def session_gone(self, number: int) -> None:
         """A session is gone. If it should have sent the first values, ask another one."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from dps.actors.ref import Ref
 from dps.actors.system import Node
-from dps.protocol import AGENT, StopTask
+from dps.run_protocol import AGENT, StopTask
 
 STOP_S = 10.0
 """How long an ending chief tries to reach absent nodes. It does not wait for nodes whose process is gone."""

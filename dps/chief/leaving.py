@@ -11,7 +11,7 @@ from dps.chief.cluster import Cluster
 from dps.chief.ending import Ending
 from dps.chief.epochs import Epochs
 from dps.chief.phase import RUN
-from dps.protocol import StopTask
+from dps.run_protocol import StopTask
 
 log = logging.getLogger("dps")
 

@@ -8,7 +8,7 @@ from dps.actors.ref import Ref
 from dps.actors.system import Node
 from dps.chief.members import Membership
 from dps.errors import Aborted
-from dps.protocol import Members
+from dps.run_protocol import Members
 from dps.transport.message import Message
 
 MEMBERS_S = 5.0

@@ -21,7 +21,7 @@ from dps.chief.phase import END, FAILED, RUN
 from dps.chief.run import ago
 from dps.chief.sessions import Session, Sessions
 from dps.errors import TaskLost, Unavailable
-from dps.protocol import (
+from dps.run_protocol import (
     AskCluster,
     AskState,
     AskStats,
@@ -55,6 +55,9 @@ class ChiefActor(Actor):
 
     It passes messages and losses to its parts `Epochs`, `Admission` and `Ending`. They share the cluster, the sessions
     and the members of the run.
+
+    More than 12 attributes: the parts of the chief are made here and know each other through it; it writes none of
+    them.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dps.actors.ref import Sender
 from dps.chief.members import Live, Membership
 from dps.errors import Aborted
-from dps.protocol import OpenSession
+from dps.run_protocol import OpenSession
 
 
 @dataclass

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from dps.actors.ref import Ref
 from dps.actors.system import Node
-from dps.protocol import PS, AskServing, Serving
+from dps.protocol import PS
+from dps.run_protocol import AskServing, Serving
 from dps.transport.message import Message
 from dps.variables.plan import Plan
 

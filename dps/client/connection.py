@@ -17,8 +17,8 @@ from dps.client.joining import Joining
 from dps.client.lanes import Lanes, Peer
 from dps.client.membership import Agreed, Membership, Steps
 from dps.errors import CANCELLED, Aborted, Cancelled, DeadlineExceeded, DpsError, TaskLost
-from dps.protocol import CHIEF, AskCluster, AskState, AskStats, CloseSession, ClusterIs, State, Stats
-from dps.server import Home
+from dps.run_protocol import CHIEF, AskCluster, AskState, AskStats, CloseSession, ClusterIs, State, Stats
+from dps.standing import Home
 from dps.transport.message import Message
 from dps.variables.rowlists import RowLists
 

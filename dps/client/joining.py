@@ -16,7 +16,8 @@ from dps.client.dense import Whole, gather
 from dps.client.lanes import Lanes, Peer
 from dps.client.membership import Agreed, Membership
 from dps.errors import Aborted
-from dps.protocol import PS, Enter, Init, Initialised, OpenSession, SessionOpened, Token
+from dps.protocol import PS, Enter, Token
+from dps.run_protocol import Init, Initialised, OpenSession, SessionOpened
 from dps.transport.message import Message
 from dps.transport.wire import Array
 from dps.variables.plan import Plan

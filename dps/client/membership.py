@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dps.protocol import SessionOpened
+from dps.run_protocol import SessionOpened
 from dps.variables.plan import Plan
 
 

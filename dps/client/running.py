@@ -12,8 +12,8 @@ from dps.client.turns import Turns, one_at_a_time
 from dps.client.waiting import Waiter
 from dps.hooks.chain import Chain
 from dps.hooks.scalars import Scalars
-from dps.protocol import Restore, Save, Saved
 from dps.reply import Version
+from dps.run_protocol import Restore, Save, Saved
 from dps.server import Server
 from dps.transport.endpoint import Runtime
 

@@ -38,6 +38,15 @@ class DeviceFilters:
             device.job == job_name(job) and device.task in (None, task) for device in self.devices
         )
 
+    def check(self, name: str, job: str, tasks: Sequence[int]) -> None:
+        """Raise ConfigError if a run's plan has tasks of a job that the task `name` does not see."""
+        hidden = [task for task in tasks if not self.sees(job, task)]
+        if hidden:
+            names = ", ".join(f"{job}:{task}" for task in hidden)
+            raise ConfigError(
+                f"{name} needs {names} for the run's plan, but its device_filters name {self} only; add '/job:{job}'"
+            )
+
     def __str__(self) -> str:
         return ", ".join(map(str, self.devices or ())) or "none"
 

@@ -6,7 +6,7 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.chief.phase import GATHER, OPEN
 from dps.errors import DpsError
-from dps.protocol import CHIEF, AskStats, Stats
+from dps.run_protocol import CHIEF, AskStats, Stats
 from dps.transport.current import runtime
 
 ASK_S = 1.0

@@ -7,7 +7,7 @@ import contextlib
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import DpsError
-from dps.protocol import CHIEF, Leave
+from dps.run_protocol import CHIEF, Leave
 from dps.transport.current import runtime
 
 TELL_S = 1.0

@@ -56,7 +56,8 @@ class LocalRun:
 
     def __init__(self, name: str, count: int, workers: Workers) -> None:
         self.history: list[dict[str, Any]] = []
-        self._name, self._workers, self._target = name, workers, workers.target
+        self._workers = workers
+        self._title = f"{name} at {workers.target}"
         self._results: list[Any] = [None] * count
         self._states = [RUNNING] * count
         self._failures: dict[int, Failure] = {}
@@ -71,7 +72,7 @@ class LocalRun:
 
     def __repr__(self) -> str:
         text = ", ".join(f"{name} {state}" for name, state in self.states().items())
-        return f"<LocalRun of {self._name} at {self._target}: {text}; {self.standing}>"
+        return f"<LocalRun of {self._title}: {text}; {self.standing}>"
 
     def states(self) -> dict[str, str]:
         """The state of each worker. Does not block.

@@ -325,7 +325,7 @@ class Supervisor:
         from dps.actors.caller import Caller
         from dps.actors.ref import Ref
         from dps.chief.phase import END, GATHER, OPEN
-        from dps.protocol import CHIEF, AskStats, Stats
+        from dps.run_protocol import CHIEF, AskStats, Stats
         from dps.transport.current import runtime
 
         caller, answer = Caller(runtime(), "dps launch"), None

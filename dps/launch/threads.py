@@ -62,14 +62,14 @@ class Threads:
                 telemetry.forget(run.pushed, run.opened)
 
         for task, server in enumerate(self.workers):
-            server.stop_requested = False
+            server.ask_to_stop(False)
             if server.exit_code is not None:  # stopping the previous run ended this server
                 server.stop()
                 server = self.workers[task] = self._worker(task)
             runtime().spawn(server.name, lambda server=server: work(server))  # type: ignore[misc]
 
     def ask_to_stop(self, task: int) -> None:
-        self.workers[task].stop_requested = True
+        self.workers[task].ask_to_stop()
 
     def end(self, task: int) -> None:
         self.workers[task].cancel(f"worker:{task} was ended by run.stop()")

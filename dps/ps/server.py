@@ -10,17 +10,10 @@ from dps.actors.ref import Sender
 from dps.checkpoint import load
 from dps.errors import Aborted, DpsError, ProtocolError, Unavailable
 from dps.protocol import (
-    AskServing,
-    AskStats,
-    Configure,
-    Configured,
     Credit,
-    CutShard,
     Decide,
     Enter,
-    Init,
     Lookup,
-    Members,
     Probe,
     Probed,
     Pull,
@@ -30,9 +23,6 @@ from dps.protocol import (
     Release,
     Report,
     RowsUnknown,
-    SaveShard,
-    Serving,
-    Stats,
 )
 from dps.ps.intake.intake import State
 from dps.ps.intake.parts import unknown_list
@@ -45,6 +35,18 @@ from dps.ps.serving.saving import restore
 from dps.ps.shard import Shard
 from dps.ps.store.memory import check_device
 from dps.ps.warm import warm
+from dps.run_protocol import (
+    AskServing,
+    AskStats,
+    Configure,
+    Configured,
+    CutShard,
+    Init,
+    Members,
+    SaveShard,
+    Serving,
+    Stats,
+)
 from dps.transport.endpoint import Memory
 from dps.transport.probing import marked, starts_with
 from dps.update import Async, Bounded, SyncReplicas, Update, from_wire

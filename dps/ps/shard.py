@@ -7,10 +7,7 @@ from typing import Any
 from dps.actors.ref import Ref, Sender
 from dps.actors.system import Node
 from dps.errors import Aborted
-from dps.protocol import (
-    Members,
-    Pushed,
-)
+from dps.protocol import Pushed
 from dps.ps.intake.borrowed import Borrowed
 from dps.ps.intake.credit import Credits
 from dps.ps.intake.ledger import Ledger
@@ -18,6 +15,7 @@ from dps.ps.modes.mode import Mode
 from dps.ps.serving.reading import Reading
 from dps.ps.serving.saving import Saving
 from dps.ps.store.store import Store
+from dps.run_protocol import Members
 from dps.variables.plan import Plan, ShardLayout
 
 

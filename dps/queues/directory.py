@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dps.actors.actor import Actor
 from dps.actors.ref import Ref, Sender
-from dps.protocol import AGENT, StopTask
+from dps.run_protocol import AGENT, StopTask
 from dps.transport.message import Message
 
 DIRECTORY = "directory"

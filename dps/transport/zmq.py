@@ -37,6 +37,9 @@ class ZmqEndpoint:
     """An `Endpoint`. It may be made in one thread and used in another, by one thread at a time.
 
     `dropped` counts messages that arrived malformed: no header, or more than 4,096 frames.
+
+    More than 12 attributes: one wait covers all sockets and descriptors of an endpoint, so they, and what each has
+    brought, are held in one place. Sockets, datagrams, buffers and the poller are parts of their own.
     """
 
     def __init__(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 
 from dps.actors.actor import Actor
 from dps.actors.patience import FIRST_S, Patience
 from dps.actors.ref import Ref, Sender
 from dps.errors import DeadlineExceeded
-from dps.protocol import CHIEF, Drain, Leave, Register, Registered, StopTask
+from dps.run_protocol import CHIEF, Drain, Leave, Register, Registered, StopTask
 from dps.transport.message import Message
 
 log = logging.getLogger("dps")
@@ -25,6 +26,30 @@ LEFT = 143
 """The exit code of a ps that left while the run went on: 128 plus the number of SIGTERM."""
 
 
+class Told(NamedTuple):
+    """What an agent calls of the task that it stands for, on the node's thread."""
+
+    epoch: Callable[[], int]
+    """Returns the highest run epoch that this node has seen."""
+    joined: Callable[[int, dict[str, Any]], None]
+    """Gets the task's index and the cluster, at each answer of the chief."""
+    ended: Callable[[int, str], None]
+    """Gets the exit code and the reason, once."""
+    drained: Callable[[str], None] = lambda reason: None
+    """Gets the reason each time the chief asks this node's loop to stop after its step."""
+
+
+class State(Enum):
+    """Of an agent."""
+
+    JOINING = "joining"
+    """The chief has not answered yet."""
+    KNOWN = "known"
+    LEAVING = "leaving"
+    """The task was told to end, and asks the chief."""
+    OVER = "over"
+
+
 class Agent(Actor):
     """Registers its node with the chief until the chief answers, and repeats that at intervals."""
 
@@ -35,25 +60,16 @@ class Agent(Actor):
         chief: str,
         process: int,
         update: dict[str, Any],
-        epoch: Callable[[], int],
-        joined: Callable[[int, dict[str, Any]], None],
-        ended: Callable[[int, str], None],
-        drained: Callable[[str], None] = lambda reason: None,
+        told: Told,
         start_the_chief: str = "",
     ) -> None:
-        """`epoch` returns the highest run epoch that this node has seen. `joined` gets the task and the cluster at each
-        answer. `ended` gets the exit code and the reason, once. `drained` gets the reason each time the chief asks this
-        node's loop to stop after its step. `start_the_chief` is the command shown while the chief is missing, or ""."""
+        """`start_the_chief` is the command shown while the chief is missing, or ""."""
         self.job, self.task, self.chief, self.process = job, task, Ref(chief, CHIEF), process
-        self._update, self._epoch, self._joined, self._ended = update, epoch, joined, ended
-        self._drained = drained
+        self._update, self._told = update, told
+        self._state = State.JOINING
         self._heard_at = 0.0
-        self._known = False
-        """Whether the chief has answered."""
         self._start_the_chief, self._patience = start_the_chief, Patience()
         self._beats = 0
-        self._leaving = False
-        self._over = False
 
     def started(self) -> None:
         self._heard_at = self.node.now()
@@ -61,15 +77,15 @@ class Agent(Actor):
 
     def stopping(self) -> None:
         """The program ends by itself: tell the chief, so that it does not look for this node at the end of the run."""
-        if not self._over and self.job == "worker" and self.task >= 0:
+        if self._state is not State.OVER and self.job == "worker" and self.task >= 0:
             self.node.tell(self.chief, Leave(self.job, self.task, ""))
 
     def leave(self, why: str) -> None:
         """This task was told to end: ask the chief for permission first. Runs on the node's thread."""
-        if self._leaving or self._over:
+        if not self._stays:
             return
-        self._leaving = True
-        if not self._known:
+        known, self._state = self._state is State.KNOWN, State.LEAVING
+        if not known:
             self._end(0, "")
             return
 
@@ -81,10 +97,15 @@ class Agent(Actor):
 
         self.node.ask(self.chief, Leave(self.job, self.task, why), LEAVE_S, answered)
 
+    @property
+    def _stays(self) -> bool:
+        """Whether this task neither ends nor was told to."""
+        return self._state in (State.JOINING, State.KNOWN)
+
     def _register(self) -> None:
-        if self._over or self._leaving:
+        if not self._stays:
             return
-        message = Register(self.job, self.task, self.node.address, self.process, self._epoch(), self._update)
+        message = Register(self.job, self.task, self.node.address, self.process, self._told.epoch(), self._update)
         left = self._heard_at + CHIEF_S - self.node.now()  # late answers count, too: a chief may be busy
         self._beats += 1
         self.node.ask(self.chief, message, max(BEAT_S, left), self._registered)
@@ -93,7 +114,7 @@ class Agent(Actor):
 
     def _tell(self, beat: int) -> None:
         """Log that this node waits for the chief, while this beat has no answer."""
-        if self._over or self._leaving or beat != self._beats:
+        if not self._stays or beat != self._beats:
             return
         if self._patience.due(self.node.now()):
             what = f"waits for the chief at {self.chief.address}; start it with: {self._start_the_chief}"
@@ -101,15 +122,15 @@ class Agent(Actor):
         self.node.after(FIRST_S, lambda: self._tell(beat))
 
     def _registered(self, answer: Message | Exception) -> None:
-        if self._over or self._leaving:
+        if not self._stays:
             return
         now = self.node.now()
         if isinstance(answer, Registered):
-            self._heard_at, self._known = now, True
+            self._heard_at, self._state = now, State.KNOWN
             self._beats += 1
             self._patience.over()
             self.task = answer.task
-            self._joined(answer.task, answer.cluster)
+            self._told.joined(answer.task, answer.cluster)
             self.node.after(BEAT_S, self._register)
         elif isinstance(answer, StopTask):
             self._end(answer.code, answer.reason)
@@ -127,9 +148,9 @@ class Agent(Actor):
         self._end(message.code, message.reason)
 
     def on_Drain(self, message: Drain, sender: Sender) -> None:
-        self._drained(message.reason)
+        self._told.drained(message.reason)
 
     def _end(self, code: int, reason: str) -> None:
-        if not self._over:
-            self._over = True
-            self._ended(code, reason)
+        if self._state is not State.OVER:
+            self._state = State.OVER
+            self._told.ended(code, reason)

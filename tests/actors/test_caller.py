@@ -9,7 +9,8 @@ from dps.actors.caller import Caller
 from dps.actors.messages import Done, Waiting
 from dps.actors.ref import Ref
 from dps.errors import DeadlineExceeded, RemoteError, Unavailable
-from dps.protocol import AskState, AskStats, Credit, Enter, Init, Stats, Token
+from dps.protocol import Credit, Enter, Token
+from dps.run_protocol import AskState, AskStats, Init, Stats
 from dps.transport.current import runtime
 from dps.transport.message import Message
 from dps.transport.sim import Network, World

@@ -14,7 +14,8 @@ from dps.actors.messages import Done
 from dps.actors.ref import Ref, Sender
 from dps.actors.system import Node, local_actor
 from dps.errors import DeadlineExceeded, Unavailable
-from dps.protocol import AskState, AskStats, Enter, Init, Stats, Token
+from dps.protocol import Enter, Token
+from dps.run_protocol import AskState, AskStats, Init, Stats
 from dps.transport.current import runtime
 from dps.transport.endpoint import Delivery
 from dps.transport.message import Message

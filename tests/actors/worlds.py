@@ -10,7 +10,8 @@ from dps.actors.caller import Caller
 from dps.actors.messages import Waiting
 from dps.actors.ref import Ref, Sender
 from dps.actors.system import Node
-from dps.protocol import AskState, AskStats, Credit, Enter, Init, Stats, Token
+from dps.protocol import Credit, Enter, Token
+from dps.run_protocol import AskState, AskStats, Init, Stats
 from dps.transport.current import runtime
 from dps.transport.sim import Network, World
 from dps.transport.sim.faults import Fault

@@ -10,7 +10,7 @@ from dps.actors.ref import Sender
 from dps.checkpoint import write_shard
 from dps.chief.server import ChiefActor
 from dps.errors import DpsError
-from dps.protocol import (
+from dps.run_protocol import (
     CloseSession,
     Configure,
     Configured,

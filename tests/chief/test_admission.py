@@ -6,7 +6,7 @@ import pytest
 
 from dps.actors.messages import Done, Waiting
 from dps.errors import Aborted, ConfigError, TaskLost, Unavailable
-from dps.protocol import AskState, CloseSession, Members, Register, SessionOpened, State
+from dps.run_protocol import AskState, CloseSession, Members, Register, SessionOpened, State
 from dps.update import Async, SyncReplicas, to_wire
 from tests.chief.led import Led, plan
 

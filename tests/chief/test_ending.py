@@ -8,7 +8,7 @@ from dps.actors.messages import Done
 from dps.chief.ending import LAST_SAVE_TRIES
 from dps.chief.phase import END, FAILED, RUN
 from dps.errors import CheckpointError, TaskLost
-from dps.protocol import CloseSession, CutShard, Leave, Register, StopTask
+from dps.run_protocol import CloseSession, CutShard, Leave, Register, StopTask
 from tests.chief.led import Led
 
 

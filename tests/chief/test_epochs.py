@@ -12,7 +12,18 @@ from dps.checkpoint import Journal, candidates, load
 from dps.checkpoint.manifest import encode
 from dps.chief.phase import CONFIGURE, END, FAILED, GATHER, INITIALISE, OPEN, RUN
 from dps.errors import Aborted, CheckpointError, ConfigError, DeadlineExceeded, TaskLost
-from dps.protocol import AskStats, Configure, Configured, Members, Register, Restore, Save, Saved, SessionOpened, Stats
+from dps.run_protocol import (
+    AskStats,
+    Configure,
+    Configured,
+    Members,
+    Register,
+    Restore,
+    Save,
+    Saved,
+    SessionOpened,
+    Stats,
+)
 from dps.variables.plan import VariableSpec, make_plan
 from tests.chief.led import Led, plan
 from tests.variables.models import SGD

@@ -6,7 +6,7 @@ from typing import Any
 
 from dps.chief.farewell import Farewell
 from dps.errors import DeadlineExceeded
-from dps.protocol import StopTask
+from dps.run_protocol import StopTask
 from tests.chief.desk import Desk
 
 

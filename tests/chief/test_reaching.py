@@ -9,7 +9,7 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.chief.reaching import REACH_S, Reaching
 from dps.errors import ConfigError, Unavailable
-from dps.protocol import CHIEF, Register, Registered
+from dps.run_protocol import CHIEF, Register, Registered
 from dps.transport.current import runtime
 from tests.chief.led import Led
 
@@ -57,8 +57,8 @@ def test_a_message_cannot_make_the_chief_dial_another_host_than_its_own() -> Non
             to = Ref(chief.address, CHIEF)
             answer = caller.ask(to, Register("worker", 0, "10.9.9.9:80", 1, 0, {}), 10.0)
             assert isinstance(answer, Registered) and answer.cluster["worker"] == {"0": "10.9.9.9:80"}
-            assert chief._chief_actor is not None
-            known = chief._chief_actor.cluster.workers.known[0]
+            assert chief._hosted._actor is not None
+            known = chief._hosted._actor.cluster.workers.known[0]
             assert (known.address, known.told) == ("127.0.0.1:80", "10.9.9.9:80")
             with pytest.raises(ConfigError, match="address"):
                 caller.ask(to, Register("worker", 1, "nonsense", 1, 0, {}), 10.0)

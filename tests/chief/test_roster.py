@@ -8,7 +8,7 @@ from dps.actors.ref import Ref
 from dps.chief.members import Membership
 from dps.chief.roster import Roster
 from dps.errors import Aborted, DeadlineExceeded
-from dps.protocol import Members
+from dps.run_protocol import Members
 from tests.chief.desk import Desk
 
 

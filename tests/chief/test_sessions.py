@@ -8,7 +8,7 @@ from dps.actors.ref import Sender
 from dps.chief.members import Membership
 from dps.chief.sessions import Session, Sessions
 from dps.errors import Aborted
-from dps.protocol import OpenSession
+from dps.run_protocol import OpenSession
 
 
 def ask(sessions: Sessions, number: int, job: str = "worker", task: int = 0, plan: bool = True) -> Session:

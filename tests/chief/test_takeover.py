@@ -12,7 +12,7 @@ from dps.chief.members import Membership
 from dps.chief.phase import CONFIGURE, END, FAILED, GATHER, OPEN, RUN
 from dps.chief.run import write_journal
 from dps.errors import DeadlineExceeded, TaskLost
-from dps.protocol import (
+from dps.run_protocol import (
     AskServing,
     AskState,
     CloseSession,

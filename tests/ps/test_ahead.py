@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from dps import optim, update
 from dps.client.cargo import About, run_pieces, shared_message
 from dps.errors import ProtocolError
-from dps.protocol import APPLIED, REFUSED, RUN, Credit, Members, Push, Pushed, PushMissing
+from dps.protocol import APPLIED, REFUSED, RUN, Credit, Push, Pushed, PushMissing
 from dps.ps.modes.ahead import Worth
 from dps.ps.modes.asynchronous import AsyncMode
 from dps.ps.server import PsActor
 from dps.ps.shard import Shard
+from dps.run_protocol import Members
 from dps.transport.current import runtime
 from dps.transport.tuning import ORDINARY
 from dps.update import Async

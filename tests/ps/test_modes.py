@@ -12,11 +12,12 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.client.cargo import About, run_pieces
 from dps.errors import Aborted
-from dps.protocol import APPLIED, DROPPED, REFUSED, Members, NotNewer, Pull, Pushed, Values
+from dps.protocol import APPLIED, DROPPED, REFUSED, NotNewer, Pull, Pushed, Values
 from dps.ps.intake.receiving import receive
 from dps.ps.intake.staged import Staged
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
 from dps.ps.shard import Shard
+from dps.run_protocol import Members
 from dps.transport.current import runtime
 from dps.update import Async, Bounded, Update
 from dps.variables.plan import VariableSpec, make_plan

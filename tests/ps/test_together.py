@@ -11,24 +11,11 @@ import pytest
 
 from dps.actors.ref import Sender
 from dps.errors import Aborted, DpsError, Unavailable
-from dps.protocol import (
-    APPLIED,
-    REFUSED,
-    SHARED,
-    AskStats,
-    Configure,
-    Enter,
-    Members,
-    Push,
-    Pushed,
-    PushHeld,
-    PushMissing,
-    PushStatus,
-    Token,
-)
+from dps.protocol import APPLIED, REFUSED, SHARED, Enter, Push, Pushed, PushHeld, PushMissing, PushStatus, Token
 from dps.ps.modes.sync import SyncMode
 from dps.ps.modes.together import Together
 from dps.ps.server import PsActor
+from dps.run_protocol import AskStats, Configure, Members
 from dps.transport.current import runtime
 from dps.update import SyncReplicas, to_wire
 from dps.variables.plan import VariableSpec, make_plan

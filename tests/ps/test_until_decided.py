@@ -10,11 +10,12 @@ import pytest
 
 from dps import optim, update
 from dps.client.cargo import About, shared_message
-from dps.protocol import APPLIED, DROPPED, REFUSED, Decide, Members, Pushed, PushHeld, PushStatus
+from dps.protocol import APPLIED, DROPPED, REFUSED, Decide, Pushed, PushHeld, PushStatus
 from dps.ps.modes.sync import SyncMode
 from dps.ps.server import PsActor
 from dps.ps.serving.notices import Notices
 from dps.ps.shard import Shard
+from dps.run_protocol import Members
 from dps.transport.current import runtime
 from dps.transport.endpoint import Memory
 from dps.transport.tuning import ORDINARY

@@ -99,6 +99,8 @@ def train(
     if variety.fixed:
         params[FIXED] = dps.Variable(np.arange(9), trainable=False)
     dense = [name for name in history.names if name in params]
+    if variety.width > 1:
+        params[dense[-1]] = np.zeros((history.cells, variety.width), dtype)
     if history.assigns:  # pushes go at once only where all variables are trained, and alike
         own_rate = None if variety.optimizer == Variety().optimizer else dps.optim.SGD(1.0)
         params |= assigned.variables(own_rate, free=not history.steps)
@@ -140,9 +142,10 @@ def train(
                 values_set.assign(cell)
             server.runtime.record("sending", incarnation=connection.caller.incarnation, cell=cell)
             notes.cell = cell
+            given = spread(gradient, dense, variety.width)
             for name in dense if own else ():
-                own[name][...] = gradient
-            given = {name: own.get(name, gradient) for name in dense}
+                own[name][...] = given[name]
+                given[name] = own[name]
             gradients = {**given, **({} if marks is None else marks.gradient(k, cell, variety.dense_tables))}
             if history.assigns:
                 gradients[assigned.TRAINED] = np.full(6, -1, np.float32)
@@ -176,12 +179,20 @@ def spoilt(history: History, dense: list[str], gradient: Any, marks: Marks | Non
     """The gradients of a push of which nothing may count: NaN in one variable, in a dense one or in rows."""
     bad = gradient.copy()
     bad[-1 - k] = np.nan
-    given = dict.fromkeys(dense, gradient if k % 2 else bad)
+    given = spread(gradient if k % 2 else bad, dense, history.variety.width)
     for name, rows in ({} if marks is None else marks.gradient(k, cell)).items():
         values = rows.values.copy()
         values[0] = np.nan if k % 2 else values[0]
         given[name] = dps.Rows(rows.indices, values)
     return given if marks is not None else {**given, dense[0]: bad}
+
+
+def spread(gradient: Any, dense: list[str], width: int) -> dict[str, Any]:
+    """The same gradient for all these variables; the last has so many columns."""
+    given = dict.fromkeys(dense, gradient)
+    if width > 1:
+        given[dense[-1]] = np.repeat(gradient[:, None], width, axis=1)
+    return given
 
 
 class Seen:
@@ -203,7 +214,7 @@ class Seen:
             self._last[ps] = counter
         acks = [ack for ack in self._history.acks if ack.cell == cell]
         if acks and acks[-1].push.accepted and acks[-1].epoch == self._epoch:
-            without = [name for name in marked if not values[name][cell] > 0]
+            without = [name for name in marked if not np.all(values[name][cell] > 0)]
             if without:
                 self._history.backwards.append(f"a step's values of {without} are without its own push, cell {cell}")
 

@@ -1,13 +1,14 @@
 """Which lines of cargo, intake, modes and store the simulator's seeds reach: `python -m tests.simulation.reached`.
 
-Lines that only raise do not count. What no seed can reach is in `not_reached.txt`, one line of source each, with the
-reason.
+Lines that only raise do not count. What no seed can reach is in `not_reached.txt`, with the reason: an entry is one
+line of source, under its file and function, and stands for one such line there.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,16 @@ from pathlib import Path
 import coverage
 
 from tests.simulation import scenario as scenarios
-from tests.simulation.scenario import Scenario, crowded, run, scenario, varied, with_a_killed_chief, with_a_lost_ps
+from tests.simulation.scenario import (
+    Scenario,
+    crowded,
+    run,
+    scenario,
+    varied,
+    varied_with_kills,
+    with_a_killed_chief,
+    with_a_lost_ps,
+)
 
 ROOT = Path(__file__).parents[2]
 LISTED = Path(__file__).with_name("not_reached.txt")
@@ -47,12 +57,16 @@ def all_seeds(seeds: int) -> Iterator[tuple[Scenario, dict[str, object]]]:
             yield varied(mode, seed), {}
         for mode in ("async", "sync", "bounded"):
             yield scenario(mode, seed), scenarios.compressed(seed)
-    few: list[Callable[[str, int], Scenario]] = [with_a_killed_chief, with_a_lost_ps]
+    few: list[Callable[[str, int], Scenario]] = [with_a_killed_chief, with_a_lost_ps, varied_with_kills]
     for seed in range(max(1, seeds // 5)):
         yield crowded(seed), {}
         for of in few:
             for mode in ("async", "at once", "sync", "steps", "bounded"):
                 yield of(mode, seed), {}
+
+
+Line = tuple[str, str, str]
+"""A file, a function of it such as "Store.open", and a line of source of that function."""
 
 
 @dataclass
@@ -62,12 +76,23 @@ class Reached:
     room: str
     path: Path
     lines: int
-    missed: list[tuple[int, str]]
+    missed: list[tuple[int, str, str]]
+    """Number, function and source of each."""
 
     @property
     def name(self) -> str:
         """Its path in the repository."""
         return str(self.path.relative_to(ROOT))
+
+    def not_in(self, known: Counter[Line]) -> list[tuple[int, str, str]]:
+        """Those that are not listed."""
+        left, found = known.copy(), []
+        for number, function, text in self.missed:
+            if left[self.name, function, text] > 0:
+                left[self.name, function, text] -= 1
+            else:
+                found.append((number, function, text))
+        return found
 
 
 def reached(seeds: int) -> list[Reached]:
@@ -84,7 +109,8 @@ def reached(seeds: int) -> list[Reached]:
         source = path.read_text().splitlines()
         beside = only_raising(path) | at_import(path)
         counted = [line for line in statements if line not in beside]
-        missed = [(line, source[line - 1].strip()) for line in missing if line in counted]
+        owners = functions(path)
+        missed = [(line, owners.get(line, ""), source[line - 1].strip()) for line in missing if line in counted]
         found.append(Reached(room, path, len(counted), missed))
     return found
 
@@ -114,17 +140,39 @@ def at_import(path: Path) -> set[int]:
     return every - inside
 
 
-def listed() -> dict[tuple[str, str], str]:
-    """What no seed reaches: the reason for each file and line of source."""
-    found: dict[tuple[str, str], str] = {}
-    reason = ""
+def functions(path: Path) -> dict[int, str]:
+    """The innermost function that each line of a file is in, with its class: "Store.open"."""
+    found: dict[int, str] = {}
+
+    def walk(node: ast.AST, owner: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            named = isinstance(child, ast.ClassDef | ast.FunctionDef)
+            inside = f"{owner}.{child.name}".strip(".") if isinstance(child, ast.ClassDef | ast.FunctionDef) else owner
+            if named and isinstance(child, ast.FunctionDef):
+                found.update(dict.fromkeys(range(child.lineno, (child.end_lineno or 0) + 1), inside))
+            walk(child, inside)
+
+    walk(ast.parse(path.read_text()), "")
+    return found
+
+
+def entries() -> list[tuple[Line, str]]:
+    """What no seed reaches, each with its reason."""
+    found: list[tuple[Line, str]] = []
+    name = function = reason = ""
     for line in LISTED.read_text().splitlines():
         if line.startswith("# "):
             reason = line[2:]
+        elif line.startswith("    "):
+            found.append(((name, function, line.strip()), reason))
         elif line.strip():
-            name, _, text = line.partition(": ")
-            found[name, text.strip()] = reason
+            name, _, function = line.partition("::")
     return found
+
+
+def listed() -> Counter[Line]:
+    """How many lines are listed, by file, function and source."""
+    return Counter(line for line, _ in entries())
 
 
 def main() -> None:
@@ -133,21 +181,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=25, help="of each kind of scenario")
     parser.add_argument("--all", action="store_true", help="also those that are listed")
     options = parser.parse_args()
-    known = {} if options.all else listed()
+    known = Counter[Line]() if options.all else listed()
     found = reached(options.seeds)
     for file in found:
-        missed = [(line, text) for line, text in file.missed if (file.name, text) not in known]
+        missed = file.not_in(known)
         print(f"{file.name}: {file.lines - len(file.missed)} of {file.lines}, {len(missed)} not listed")
-        for line, text in missed:
-            print(f"    {line}: {text}")
+        for line, function, text in missed:
+            print(f"    {line} {function}: {text}")
     for room in ROOMS:
         print(f"{room}: {share(found, room, listed()):.1%}")
 
 
-def share(found: list[Reached], room: str, known: dict[tuple[str, str], str]) -> float:
+def share(found: list[Reached], room: str, known: Counter[Line]) -> float:
     """The part of a room's lines that is reached or listed."""
     own = [file for file in found if file.room == room]
-    missed = sum((file.name, text) not in known for file in own for _, text in file.missed)
+    missed = sum(len(file.not_in(known)) for file in own)
     return 1.0 - missed / sum(file.lines for file in own)
 
 

@@ -55,7 +55,8 @@ class Scenario:
     def replay(self) -> str:
         """The call that runs it again."""
         if self.variety is not None:
-            return f"run(varied({self.name!r}, {self.seed}))"
+            of = "varied_with_kills" if self.faults else "varied"
+            return f"run({of}({self.name!r}, {self.seed}))"
         made = f"crowded({self.seed // 20})" if self.network.links else f"scenario({self.name!r}, {self.seed})"
         return f"run({made})"
 
@@ -176,6 +177,15 @@ def varied(mode: str, seed: int) -> Scenario:
     chosen = scenario(mode, seed, stops=False)
     chosen = replace(chosen, faults=[], killed=set(), checkpointed=True, update=options(chosen.update, seed))
     return replace(chosen, variety=variety(chosen.mode, seed, chosen.ps))
+
+
+def varied_with_kills(mode: str, seed: int) -> Scenario:
+    """As `varied`, with a ps, a chief or a worker that is killed, and no pushes beside those that leave a mark."""
+    chosen, lost = varied(mode, seed), with_a_lost_ps if seed % 2 else with_a_killed_chief
+    kills = lost(mode, seed)
+    assert chosen.variety is not None
+    quiet = replace(chosen.variety, spoils=False, some=False)
+    return replace(chosen, faults=kills.faults, killed=kills.killed, pushes=kills.pushes, variety=quiet)
 
 
 def compressed(seed: int) -> dict[str, Any]:

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.scenario import Scenario, crowded, run, scenario, varied, with_a_killed_chief, with_a_lost_ps
+from tests.simulation.scenario import (
+    Scenario,
+    crowded,
+    run,
+    scenario,
+    varied,
+    varied_with_kills,
+    with_a_killed_chief,
+    with_a_lost_ps,
+)
 
 SEEDS = int(os.environ.get("DPS_SEEDS", "200"))
 QUICK = SEEDS if "DPS_SEEDS" in os.environ else SEEDS // 2
@@ -64,7 +73,7 @@ def test_no_promise_is_broken_where_a_ps_holds_no_variables(mode: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["async", "at once", "sync", "steps", "bounded"])
-@pytest.mark.parametrize("of", [with_a_killed_chief, with_a_lost_ps])
+@pytest.mark.parametrize("of", [with_a_killed_chief, with_a_lost_ps, varied_with_kills])
 @pytest.mark.parametrize("seeds", chunks(FEW, QUICK_FEW, QUICK_FEW))
 def test_no_promise_is_broken_where_a_chief_or_a_ps_is_killed(
     seeds: range, of: Callable[[str, int], Scenario], mode: str

@@ -33,6 +33,8 @@ class Variety:
     """Whether there are pushes of nothing, or of one variable, that change no value."""
     fixed: bool = False
     """Whether there is a variable that is not trained."""
+    width: int = 1
+    """Columns of the last variable that is no table: with more than one it is larger than its neighbours."""
     compression: Any = None
     memory_faults: float = 0.0
     tuning: dict[str, Any] = field(default_factory=dict)
@@ -49,10 +51,11 @@ def variety(mode: str, seed: int, ps: int) -> Variety:
     return Variety(
         draw.choice(EXACT[:2] if linear else EXACT), dtype, spoils=draw.random() < 0.5,
         dense_tables=draw.random() < 0.5, some=draw.random() < 0.6 and (linear or ps == 1), fixed=draw.random() < 0.3,
+        width=random.Random(f"width {mode} {seed}").choice([1, 1, 7]),
         compression=compress.Int8() if dtype in ("<f4", "<f8") and draw.random() < 0.2 else None,
         memory_faults=draw.choice([0.0, 0.02, 0.2]),
         tuning={
-            "piece_nbytes": draw.choice([16, 64, 1 << 20]), "shard_nbytes": draw.choice([0, 0, 1 << 20]),
+            "piece_nbytes": draw.choice([16, 64, 256, 1 << 20]), "shard_nbytes": draw.choice([0, 0, 1 << 20]),
             "shared_nbytes": draw.choice([0, 0, 1 << 20]), "small_nbytes": draw.choice([0, 1 << 18]),
             "together": draw.choice([1, 64]), "rows__least": draw.choice([1, 512]),
             "rows__kept_nbytes": draw.choice([0, 8 << 20]), "intake__attached": draw.choice([1, 32]),

@@ -11,7 +11,8 @@ import pytest
 
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
-from dps.protocol import AskStats, Probe, Probed, Stats
+from dps.protocol import Probe, Probed
+from dps.run_protocol import AskStats, Stats
 from dps.transport.real import RealRuntime
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has datagram sockets without a file")
@@ -22,7 +23,8 @@ NODE = f"""
 import sys
 from dps.actors.actor import Actor
 from dps.actors.system import Node
-from dps.protocol import Probed, Stats
+from dps.protocol import Probed
+from dps.run_protocol import Stats
 from dps.transport.real import RealRuntime
 
 class Pairs(Actor):

@@ -18,7 +18,8 @@ import dps.actors.messages
 import dps.protocol  # noqa: F401  registers the kinds
 from dps.actors.messages import Done, Waiting
 from dps.errors import ProtocolError
-from dps.protocol import APPLIED, SHARED, Credit, Lookup, Pull, Push, Pushed, SharedValues, Stats, Values
+from dps.protocol import APPLIED, SHARED, Credit, Lookup, Pull, Push, Pushed, SharedValues, Values
+from dps.run_protocol import Stats
 from dps.transport import wire
 from dps.transport.message import FORMS, Message, changed
 from dps.transport.wire import Envelope, decode, encode, peek

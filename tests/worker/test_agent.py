@@ -8,8 +8,8 @@ import pytest
 
 from dps.actors.messages import Done
 from dps.actors.ref import Ref
-from dps.protocol import Registered, StopTask
-from dps.worker.agent import BEAT_S, CHIEF_S, LEFT, Agent
+from dps.run_protocol import Registered, StopTask
+from dps.worker.agent import BEAT_S, CHIEF_S, LEFT, Agent, Told
 
 
 class Desk:
@@ -45,7 +45,7 @@ class Desk:
 
 def test_an_answer_counts_however_long_a_busy_chief_took_for_it() -> None:
     desk, ends = Desk(), list[tuple[int, str]]()
-    agent = Agent("worker", 0, "127.0.0.1:5000", 7, {}, lambda: 0, lambda *_: None, lambda *end: ends.append(end))
+    agent = Agent("worker", 0, "127.0.0.1:5000", 7, {}, Told(lambda: 0, lambda *_: None, lambda *end: ends.append(end)))
     agent.node = desk  # type: ignore[assignment]
     agent.started()
     assert desk.asked[0][0] == CHIEF_S  # not BEAT_S, after which the answer would find nobody who asks
@@ -57,7 +57,7 @@ def test_an_answer_counts_however_long_a_busy_chief_took_for_it() -> None:
 
 def test_a_ps_that_is_told_to_end_before_the_chief_knows_it_ends_at_once() -> None:
     desk, ends = Desk(), list[tuple[int, str]]()
-    agent = Agent("ps", 0, "127.0.0.1:5000", 7, {}, lambda: 0, lambda *_: None, lambda *end: ends.append(end))
+    agent = Agent("ps", 0, "127.0.0.1:5000", 7, {}, Told(lambda: 0, lambda *_: None, lambda *end: ends.append(end)))
     agent.node = desk  # type: ignore[assignment]
     agent.started()
     agent.leave("was told to end (SIGTERM)")
@@ -67,7 +67,9 @@ def test_a_ps_that_is_told_to_end_before_the_chief_knows_it_ends_at_once() -> No
 def test_a_ps_that_is_told_to_end_asks_the_chief_once_and_ends_as_that_says() -> None:
     for answer, end in ((StopTask(3, "gone"), (3, "gone")), (Done(), (LEFT, "was told; the run goes on without it"))):
         desk, ends = Desk(), list[tuple[int, str]]()
-        agent = Agent("ps", 0, "127.0.0.1:5000", 7, {}, lambda: 0, lambda *_: None, lambda *end, e=ends: e.append(end))
+        agent = Agent(
+            "ps", 0, "127.0.0.1:5000", 7, {}, Told(lambda: 0, lambda *_: None, lambda *end, e=ends: e.append(end))
+        )
         agent.node = desk  # type: ignore[assignment]
         agent.started()
         desk.asked[0][1](Registered(0, {}))
@@ -84,7 +86,7 @@ def test_a_chief_that_is_missing_is_told_with_its_command_after_two_seconds_and_
 ) -> None:
     desk, command = Desk(), "python -m dps.role --job chief --chief 127.0.0.1:5000"
     nothing: Any = lambda *_: None  # noqa: E731
-    agent = Agent("ps", 0, "127.0.0.1:5000", 7, {}, lambda: 0, nothing, nothing, nothing, command)
+    agent = Agent("ps", 0, "127.0.0.1:5000", 7, {}, Told(lambda: 0, nothing, nothing), command)
     agent.node = desk  # type: ignore[assignment]
     agent.started()
     desk.pass_time(1.9)

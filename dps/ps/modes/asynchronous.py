@@ -13,7 +13,7 @@ import numpy as np
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.kernels.halves import widened
-from dps.protocol import APPLIED, DROPPED, REFUSED, SHARED, Members, Pull, Push, Pushed, Token
+from dps.protocol import APPLIED, DROPPED, REFUSED, SHARED, Pull, Push, Pushed, Token
 from dps.ps.intake.intake import Applying, Gathering, Intake, Keeping
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.staged import PushOf, Staged
@@ -23,6 +23,7 @@ from dps.ps.serving.early import Early
 from dps.ps.shard import Shard
 from dps.ps.store.draft import Draft
 from dps.ps.store.gradients import Gradient, Mean, Pieces, RowGradient
+from dps.run_protocol import Members
 from dps.transport.wire import Array
 from dps.update import Async, Bounded
 

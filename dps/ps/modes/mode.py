@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from dps.actors.ref import Sender
-from dps.protocol import Members, Pull, Push
+from dps.protocol import Pull, Push
 from dps.ps.intake.intake import Intake
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.staged import PushOf, Staged
+from dps.run_protocol import Members
 
 
 class Mode(Protocol):

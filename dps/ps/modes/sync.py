@@ -7,20 +7,7 @@ from typing import Any
 
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
-from dps.protocol import (
-    APPLIED,
-    DROPPED,
-    REFUSED,
-    WINDOW,
-    Decide,
-    Members,
-    Pull,
-    Push,
-    Pushed,
-    PushHeld,
-    Report,
-    Token,
-)
+from dps.protocol import APPLIED, DROPPED, REFUSED, WINDOW, Decide, Pull, Push, Pushed, PushHeld, Report, Token
 from dps.ps.intake.intake import Gathering, Intake
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.staged import PushOf, Staged
@@ -29,6 +16,7 @@ from dps.ps.modes.quorum import Decision, Grant, Member, PushId, Quorum
 from dps.ps.modes.together import Together
 from dps.ps.serving.notices import Notices
 from dps.ps.shard import Shard
+from dps.run_protocol import Members
 from dps.transport.message import Message
 from dps.update import SyncReplicas
 

@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
-from dps.protocol import (
-    NO_BASE,
-    REFUSED,
-    Changes,
-    NotNewer,
-    Pull,
-    Push,
-    Pushed,
-    Release,
-    SharedValues,
-    Values,
-)
+from dps.protocol import NO_BASE, REFUSED, Changes, NotNewer, Pull, Push, Pushed, Release, SharedValues, Values
 from dps.ps.serving.lending import Lending
 from dps.ps.serving.lookups import Lookups
 from dps.ps.serving.notices import Notices

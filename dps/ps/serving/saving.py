@@ -12,9 +12,9 @@ from dps.actors.ref import Sender
 from dps.checkpoint import Gathering, Manifest, Run, ShardHeader, applied_to, tensor_name, write_runs
 from dps.errors import CheckpointError
 from dps.optim import Optimizer
-from dps.protocol import SaveShard, ShardCut, ShardSaved
 from dps.ps.store.arena import ArenaMemory, rows_of
 from dps.ps.store.store import Store
+from dps.run_protocol import SaveShard, ShardCut, ShardSaved
 from dps.transport.wire import Array
 from dps.variables.plan import Plan
 from dps.variables.saved import saved

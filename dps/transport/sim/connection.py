@@ -26,7 +26,10 @@ class State(Enum):
 
 
 class Port:
-    """The part of an endpoint that the fabric uses."""
+    """The part of an endpoint that the fabric uses.
+
+    More than 12 attributes: a plain record of what the fabric knows of one endpoint.
+    """
 
     def __init__(self, owner: Group, identity: bytes, rouse: Callable[[SimTask], None]) -> None:
         self.address = ""

@@ -22,7 +22,10 @@ _FIRST_PORT = 49152
 
 
 class Fabric:
-    """All addresses and connections of one world."""
+    """All addresses and connections of one world.
+
+    More than 12 attributes: six tables of one network, which change together at each event, and what it draws from.
+    """
 
     def __init__(
         self, seed: int | str, network: Network, scheduler: Scheduler, trace: Trace, rack: Rack | None = None

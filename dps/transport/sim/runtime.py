@@ -32,7 +32,10 @@ EPOCH_S = 1_700_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The objects that all processes of one world share."""
+    """The objects that all processes of one world share.
+
+    More than 12 attributes: a plain record of settings and parts.
+    """
 
     seed: int | str
     scheduler: Scheduler
@@ -51,7 +54,10 @@ class Setting:
 
 
 class SimRuntime(Group):
-    """As `dps.transport.endpoint.Runtime`, in virtual time; one for each life of a process."""
+    """As `dps.transport.endpoint.Runtime`, in virtual time; one for each life of a process.
+
+    More than 12 attributes: half of them are the fields of `Runtime`; the others are facts of one life of a process.
+    """
 
     simulated = True
 

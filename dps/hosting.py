@@ -1,0 +1,76 @@
+"""The chief on a task's node: hosting it, and ending the task with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from dps import config
+from dps.actors.system import Node
+from dps.chief.examiner import EXAMINER, Examiner
+from dps.chief.server import ChiefActor
+from dps.cluster.spec import ClusterSpec
+from dps.queues.actor import QueuesActor
+from dps.queues.directory import DIRECTORY, Directory
+from dps.queues.messages import QUEUES
+from dps.run_protocol import CHIEF
+from dps.standing import Standing
+
+log = logging.getLogger("dps")
+
+REPORT_S = 10.0
+"""How often a worker that waits for the others says so."""
+LOOK_S = 0.2
+"""How often it looks whether it was told to end."""
+
+
+class HostedChief:
+    """The chief of a run, beside the queues and the directory of it. The calls return at once but for `wait`."""
+
+    def __init__(
+        self, node: Node, standing: Standing, cluster: ClusterSpec, expected: tuple[Sequence[int], Sequence[int]],
+        update: dict[str, Any] | None, where: str, owned: bool, restarted: bool, is_task: bool,
+    ) -> None:  # fmt: skip
+        """`where`: the flags by which other tasks find the cluster. `is_task`: the chief is a task of its own, whose
+        node ends with it; else worker 0 hosts it."""
+        self._node, self._standing, self._is_task = node, standing, is_task
+        launched = config.launched.is_set()
+        addresses = frozenset(cluster.task_address(task.job, task.index) for task in cluster.tasks())
+        self._actor = ChiefActor(*expected, update, self._ended, owned, restarted, where, launched, addresses)
+        node.host(CHIEF, self._actor)
+        node.host(QUEUES, QueuesActor())
+        node.host(DIRECTORY, Directory())
+        node.host(EXAMINER, Examiner())
+
+    def _ended(self, code: int, reason: str) -> None:
+        """The run is over. The chief still answers for a moment, so that every task hears the reason."""
+        if self._standing.end(code or self._standing.ends_with, reason):
+            linger_s = 0.2 if code == 0 else 1.0
+            self._node.after(linger_s, self._node.stop if self._is_task else lambda: None)
+
+    def drain(self, why: str) -> None:
+        """Have the workers stop after their step."""
+        self._node.post(lambda: self._actor.drain(why))
+
+    def stop_run(self, code: int | None = None) -> None:
+        """End the run, without saving; if nothing has failed, with this exit code."""
+        if code is not None:
+            self._standing.ends_with = code
+        self._node.post(self._actor.stop_run)
+
+    def wait(self, name: str) -> None:
+        """Wait for the other workers, because the run needs its chief: `name` is the worker that hosts it, and is done.
+
+        After SIGTERM or Ctrl-C, the others are told to stop."""
+        self._node.post(lambda: self._actor.left(name, "its program is over"))
+        runtime, members, drained = self._node.runtime, self._actor.members, False
+        report_at = runtime.now() + REPORT_S
+        while not self._standing.wait_over(LOOK_S):
+            if config.stop_requested.is_set() and not drained:
+                drained = True
+                self.drain("the worker that hosts the chief was told to end")
+            if runtime.now() >= report_at:
+                report_at += REPORT_S
+                there = [live.name for live in members.live.values()] + members.waiting()
+                log.warning("%s hosts the chief and waits for %s", name, ", ".join(there) or "the ps to end")
