@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -20,12 +21,17 @@ def interrupted_at(line: int, call: Any) -> bool:
             raise KeyboardInterrupt
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+    def interrupted() -> Iterator[bool]:
+        """A generator, for Python keeps what is being handled for each generator: an interrupt at the end of an
+        `except` block leaves its exception behind, which would be the context of all later errors."""
+        before, reached = sys.gettrace(), False
+        sys.settrace(trace)
+        try:
+            call()
+        except KeyboardInterrupt:
+            reached = True
+        finally:
+            sys.settrace(before)
+        yield reached
+
+    return next(interrupted())
