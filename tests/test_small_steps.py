@@ -227,7 +227,7 @@ def test_no_step_is_made_once_the_node_was_told_to_end(made: list[bool], monkeyp
     with cluster(1, 1) as (server,), session(server) as s:
         s.step(gradients(0))
         with monkeypatch.context() as patch:
-            patch.setattr(server, "exit_code", 3)
+            patch.setattr(server._standing, "exit_code", 3)
             with pytest.raises(TaskLost):
                 s.step(gradients(1))
         assert s.step(gradients(1))["w"].shape == (100, 170) and s.global_step == 2

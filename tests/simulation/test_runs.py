@@ -157,7 +157,8 @@ def test_who_waits_for_the_first_values_is_told_from_whom_they_are_to_come() -> 
             return str(error)
 
     (said,) = dps.simulate(train).results
-    assert said.startswith("worker:0: could not join the run at chief:") and "the chief waits for a session that brings variables" in said
+    assert said.startswith("worker:0: could not join the run at chief:")
+    assert "the chief waits for a session that brings variables" in said
 
 
 def test_the_session_of_the_lowest_living_worker_is_chief_among_them() -> None:
