@@ -10,6 +10,7 @@ from dps.client.pulling import Pulls
 from dps.client.pushing import Pushes
 from dps.client.turns import Turns, one_at_a_time
 from dps.client.waiting import Waiter
+from dps.errors import Aborted
 from dps.hooks.chain import Chain
 from dps.hooks.scalars import Scalars
 from dps.reply import Version
@@ -198,4 +199,9 @@ class Running:
             ```
         """
         self._waiter.check_open()
-        return self._connection.stats(self._waiter.deadline(None))
+        deadline = self._waiter.deadline(None)
+        while True:
+            try:
+                return self._connection.stats(deadline)
+            except Aborted:  # a ps was lost meanwhile: ask those of the next run epoch
+                self._waiter.recover(deadline)

@@ -12,7 +12,7 @@ from dps.launch.simulate import SimulatedCluster
 from dps.protocol import Decide
 from dps.ps.modes.sync import SyncMode
 from dps.transport.sim import Network, Pause
-from tests.simulation.scenario import run, scenario
+from tests.simulation.scenario import run, scenario, varied_with_kills
 
 
 def train(server: Any) -> int:
@@ -84,3 +84,8 @@ def test_a_step_that_is_decided_has_what_was_pushed_though_its_session_has_begun
     with cluster:
         assert not cluster.run(30.0).errors
     assert read == [{"a": {-1.0}, "b": {-1.0}}]
+
+
+def test_counters_are_asked_of_the_next_epoch_where_a_ps_is_lost_meanwhile() -> None:
+    found = run(varied_with_kills("async", 7))  # a worker ended with Aborted out of session.stats()
+    assert not found, "\n".join(found)
