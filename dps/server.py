@@ -20,7 +20,6 @@ from dps.errors import CANCELLED, Unavailable
 from dps.protocol import PS
 from dps.run_protocol import AGENT
 from dps.standing import Home, Standing
-from dps.transport.address import Binding
 from dps.transport.current import runtime
 from dps.transport.endpoint import Runtime
 from dps.worker.agent import Agent, Told
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from dps.actors.actor import Actor
     from dps.hosting import HostedChief
     from dps.ps.server import PsActor
+    from dps.transport.address import Binding
 
 log = logging.getLogger("dps")
 
@@ -118,6 +118,7 @@ class Server:
         # More than 9 parameters: this is a public signature, and each is a setting that people give by its name.
         from dps.cluster.environment import trusts_network
         from dps.cluster.filters import DeviceFilters
+        from dps.transport.address import Binding
 
         self.runtime: Runtime = runtime()
         self.cluster = ClusterSpec(cluster or {})

@@ -19,7 +19,6 @@ from dps.actors.ref import Ref, Sender
 from dps.actors.requests import Question, Requests
 from dps.actors.watch import Watch
 from dps.errors import DeadlineExceeded, DpsError, OutOfDescriptors, ProtocolError, Unavailable
-from dps.transport.address import dialled, origin
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Event, Route, Runtime, Task
 from dps.transport.message import Message
 from dps.transport.wire import Envelope, decode, encode, peek, unbundle
@@ -147,6 +146,8 @@ class Node:
 
     def dials(self, told: str, named: Collection[str] = ()) -> str:
         """Where to dial the sender of the message that is handled now; see `dps.transport.address.dialled`."""
+        from dps.transport.address import dialled, origin
+
         return dialled(told, origin(self._source), named)
 
     def answer(
