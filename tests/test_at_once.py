@@ -228,7 +228,7 @@ def test_ctrl_c_at_any_line_neither_loses_nor_doubles() -> None:
                 s.push(ones())
                 after = values(s)[0]
                 assert before - after in (1.0, 5.0), f"at line {line}"
-                before, line = after, line + 7
+                before, line = after, line + 11
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["at once", "the ordinary way"])

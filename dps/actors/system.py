@@ -25,7 +25,6 @@ from dps.transport.wire import Envelope, decode, encode, peek, unbundle
 
 if TYPE_CHECKING:
     from dps.transport.address import Binding
-
 log = logging.getLogger("dps")
 
 Then = Callable[[Message | Exception], None]
@@ -146,9 +145,9 @@ class Node:
 
     def dials(self, told: str, named: Collection[str] = ()) -> str:
         """Where to dial the sender of the message that is handled now; see `dps.transport.address.dialled`."""
-        from dps.transport.address import dialled, origin
+        from dps.transport import address
 
-        return dialled(told, origin(self._source), named)
+        return address.dialled(told, address.origin(self._source), named)
 
     def answer(
         self, sender: Sender, message: Message | Exception | None = None, done: Callable[[], None] | None = None

@@ -15,6 +15,7 @@ from tests.networks.namespaces import Networks, NoNamespaces, says
 
 pytestmark = pytest.mark.slow
 
+LONG = pytest.mark.skipif(not os.environ.get("DPS_NETWORKS"), reason="make networks runs it: it takes long")
 TRAIN = str(Path(__file__).with_name("train.py"))
 V4, V6 = "10.77.0.1:2220", "[fd77::1]:2220"
 
@@ -63,6 +64,7 @@ def test_a_synchronous_run_over_a_network_has_the_bits_of_one_machine(networks: 
     assert {result["bits"] for result in alone} == {one["bits"]}
 
 
+@LONG
 def test_asynchronous_over_ipv6_with_an_interface_a_range_of_ports_and_processes_of_their_own(
     networks: Networks,
 ) -> None:
@@ -77,7 +79,7 @@ def test_asynchronous_over_ipv6_with_an_interface_a_range_of_ports_and_processes
         assert log.read_text().count("plain sockets without keys (--trusted-network)") == 1
 
 
-@pytest.mark.parametrize("update", ["async", "sync"])
+@pytest.mark.parametrize("update", ["async", pytest.param("sync", marks=LONG)])
 def test_a_cable_that_is_pulled_for_five_seconds_loses_nothing_and_the_waits_name_who_is_away(
     networks: Networks, update: str
 ) -> None:
