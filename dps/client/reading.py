@@ -7,9 +7,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from dps.client.opening import (
-    check_averages,
-)
 from dps.client.pulling import filled
 from dps.client.turns import one_at_a_time
 from dps.reply import Reply, Version
@@ -209,6 +206,8 @@ class Reading(Running):
             ```
         """
         self._waiter.check_open()
+        from dps.client.opening import check_averages  # here: `import dps` stays quick
+
         check_averages(self._connection.agreed.plan)
         return self._pulls.averages(names, timeout)
 

@@ -10,14 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from dps import config
 from dps.client.connection import Connection
-from dps.client.opening import (
-    Model,
-    check_average,
-    check_functions,
-    check_timeout,
-    compression_asked,
-    run_settings,
-)
 from dps.client.pulling import Pulls
 from dps.client.pushing import Pushes
 from dps.client.reports import Reports
@@ -37,6 +29,7 @@ from dps.variables.tree import Nesting, nested
 if TYPE_CHECKING:
     from dps.averages import MovingAverage
     from dps.client.lookup import Lookups
+    from dps.client.opening import Model
     from dps.client.watching import Watch
     from dps.compress import Compressor
     from dps.hooks.hook import Hook
@@ -132,15 +125,17 @@ class Session(Writing):
         pull_deltas: bool = False,
         timeout: float = 60.0,
     ) -> None:
-        check_timeout(timeout)
+        from dps.client import opening  # here: `import dps` stays quick
+
+        opening.check_timeout(timeout)
         if optimizer is not None:
             checked(optimizer, "the session")
-        check_average(moving_average, params)
-        check_functions(params, init_fn=init_fn, local_init_fn=local_init_fn, ready_fn=ready_fn)
-        settings = run_settings(
+        opening.check_average(moving_average, params)
+        opening.check_functions(params, init_fn=init_fn, local_init_fn=local_init_fn, ready_fn=ready_fn)
+        settings = opening.run_settings(
             update, durability, checkpoint_dir, None if params is None else check_finite, keep_checkpoints
         )
-        compressed = compression_asked(compression, pull_compression, pull_deltas)
+        compressed = opening.compression_asked(compression, pull_compression, pull_deltas)
         self._own_server = isinstance(server, str)
         self._server = Server.client(server) if isinstance(server, str) else server
         self._timeout = timeout
@@ -168,7 +163,7 @@ class Session(Writing):
                 from dps.client.first_values import FirstValues
 
                 self._connection.joining.first_values = FirstValues(init_fn, params, self.name)
-            self._open(Model(params, optimizer, placement, partitioner, moving_average), settings, deadline)
+            self._open(opening.Model(params, optimizer, placement, partitioner, moving_average), settings, deadline)
         except BaseException as error:
             self._give_up(error)
             raise
