@@ -22,13 +22,13 @@ from dps.run_protocol import AGENT
 from dps.standing import Home, Standing
 from dps.transport.current import runtime
 from dps.transport.endpoint import Runtime
-from dps.worker.agent import Agent, Told
 
 if TYPE_CHECKING:
     from dps.actors.actor import Actor
     from dps.hosting import HostedChief
     from dps.ps.server import PsActor
     from dps.transport.address import Binding
+    from dps.worker.agent import Agent
 
 log = logging.getLogger("dps")
 
@@ -181,6 +181,7 @@ class Server:
 
     def _host_agent(self, update: dict[str, Any]) -> None:
         from dps.cluster.command import chief_command
+        from dps.worker.agent import Agent, Told  # here: `import dps` stays quick
 
         told = Told(self._seen_epoch, self._has_joined, self._end, self._drain)
         who = self.job, self.task, self._chief, self._node.incarnation

@@ -13,7 +13,6 @@ from dps.actors.patience import Patience
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
 from dps.actors.system import local_actor
-from dps.client.joining import Joining
 from dps.client.lanes import Lanes, Peer
 from dps.client.membership import Agreed, Membership, Steps
 from dps.errors import CANCELLED, Aborted, Cancelled, DeadlineExceeded, DpsError, TaskLost
@@ -98,6 +97,8 @@ class Connection:
         self.compression = compression
         self.row_lists = RowLists(home.runtime.tuning.rows)
         self.lookout = Lookout(self)
+        from dps.client.joining import Joining  # here: `import dps` stays quick
+
         self.joining = Joining(self, Lanes(home.runtime, self.caller, shared_memory, reads))
         self.caller.connect(home.chief)
 
