@@ -29,7 +29,7 @@ from dps.kernels.rules import (
     rmsprop_rule,
     sgd_rule,
 )
-from dps.kernels.vectors import AHEAD, ask, before_line, fence, lanes_of, load, store, stream
+from dps.kernels.vectors import AHEAD, any_nan, ask, before_line, fence, lanes_of, load, store, stream, zeros
 
 Array: TypeAlias = npt.NDArray[Any]
 Gradients: TypeAlias = tuple[Array, ...]
@@ -114,19 +114,25 @@ def edge(k: int, start: int, end: int) -> int:
 
 
 @compiled
-def sgd(out: Array, w: Array, gs: Gradients, n: Scalar, lr: Scalar, weight_decay: Scalar) -> None:
-    """`cpu.sgd`."""
+def sgd(out: Array, w: Array, gs: Gradients, n: Scalar, lr: Scalar, weight_decay: Scalar) -> bool:
+    """`cpu.sgd`. Returns whether the mean is finite everywhere. If it is not, `out` is written all the same."""
     here = same(out, w)
     start, end = bounds(out, here)
+    bad, found = lr - lr, zeros(w)
     for k in range(start + w.size - end):
         i = edge(k, start, end)
-        put_number(out, i, sgd_rule(number(w, i), mean_at(gs, i, n), lr, weight_decay))
+        g = mean_at(gs, i, n)
+        bad += g - g
+        put_number(out, i, sgd_rule(number(w, i), g, lr, weight_decay))
     lanes, ahead = lanes_of(w), AHEAD * lanes_of(w)
     for i in range(start, end, lanes):
         ask(w, i + ahead)
         ask_all(gs, i + ahead)
-        put(out, i, sgd_rule(load(w, i), load_mean(gs, i, n), lr, weight_decay), here)
+        gv = load_mean(gs, i, n)
+        found = found + (gv - gv)
+        put(out, i, sgd_rule(load(w, i), gv, lr, weight_decay), here)
     fence()
+    return bad == 0 and not any_nan(found)
 
 
 @compiled

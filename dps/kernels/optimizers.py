@@ -72,7 +72,7 @@ class Bound:
         """Whether arrays are of shape (rows, dim) in dense updates, too, and slots of shape (rows,)."""
         self._kernel = getattr(kernels, binding.kernel)
         self._kernel_of_rows = getattr(kernels, f"{binding.kernel}_rows")
-        self.fused: Callable[..., None] | None = getattr(fused, binding.kernel, None) if kernels is cpu else None
+        self.fused: Callable[..., bool | None] | None = getattr(fused, binding.kernel, None) if kernels is cpu else None
         """The pass over several gradients, or to another buffer."""
         self._scalars: tuple[tuple[float, int], list[Any]] = ((math.nan, 0), [])
 
@@ -83,8 +83,9 @@ class Bound:
     def apply(
         self, out: Array, w: Array, slots: Sequence[Array | None], gs: tuple[Array, ...], n: int,
         t: int, step: int, scale: float,
-    ) -> None:  # fmt: skip
-        """One dense update; slots change in place.
+    ) -> bool:  # fmt: skip
+        """One dense update; slots change in place. Returns False if the pass found NaN or infinity in the gradient.
+        Only the `fused` pass of an optimizer without slots looks for them.
 
         The gradient is the sum of `gs` divided by `n`; this takes an optimizer that is `fused`. With `n` 0 it is the
         only one of `gs`, and the plain kernel takes it."""
@@ -93,9 +94,10 @@ class Bound:
             if out is not w:
                 np.copyto(out, w)
         elif n and self.fused is not None:
-            self.fused(out, w, *slots, gs, self._number(n), *scalars)
+            return self.fused(out, w, *slots, gs, self._number(n), *scalars) is not False
         else:
             self._kernel(out, w, *slots, gs[0], *scalars, *(self._dim(w) if self.by_rows else ()))
+        return True
 
     def apply_rows(
         self, w: Array, slots: Sequence[Array | None], rows: npt.NDArray[np.int64], g: Array,

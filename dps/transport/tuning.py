@@ -117,6 +117,9 @@ class StoreTuning:
     stream_nbytes: int = 1 << 19
     """Arenas from this size on are written past the caches if the target is a spare buffer: SGD takes 0.64 of the
     time."""
+    looking_nbytes: int = 24 << 20
+    """Gradients from this size on are checked for NaN by the pass that applies them to a spare buffer, if the optimizer
+    has no slots. Smaller ones stay in the caches between the check and an update in place, which is faster."""
     crew_nbytes: int = 8 << 20
     """From this size on a crew shares a pass: two threads take 0.7 of the time at 8 MB, 0.55 at 102. At 4 MB they take
     0.9, and checking for an idle core costs as much when there is none."""

@@ -110,6 +110,50 @@ def test_refused_updates_leave_no_trace_and_others_the_bits_of_updates_that_were
         assert all([array.tobytes() for array in lease.arrays] == then for lease, then in held)
 
 
+SLOTLESS = make_plan(
+    [
+        VariableSpec("a", (37,), "<f4", optim.SGD(0.5).to_wire()), VariableSpec("n", (3,), "<i8", None),
+        VariableSpec("b", (9,), "<f8", optim.SGD(0.25).to_wire()),
+    ],
+    (0,), lambda *_: 0, None,
+).layouts[0]  # fmt: skip
+
+
+@settings(max_examples=100)
+@given(
+    events=st.lists(st.tuples(st.sampled_from(["good", "bad", "lease", "release"]), st.integers(0, 36)), max_size=20),
+    threads=st.sampled_from([1, 2]),
+)
+def test_passes_that_check_while_they_write_do_what_a_check_and_a_pass_do(events: Any, threads: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        tune(patch, store__looking_nbytes=0, store__stream_nbytes=0, store__crew_piece_nbytes=16, store__crew_nbytes=64)
+        store = Store(SLOTLESS, runtime(), threads=threads)
+    plain, held = Store(SLOTLESS, runtime()), list[Any]()
+    assert store._looks_itself and not plain._looks_itself
+    for what, number in events:
+        run = SLOTLESS.flats(np.zeros(SLOTLESS.nbytes, np.uint8))
+        for at, gradient in enumerate(run):
+            gradient[:] = np.arange(len(gradient)) + number + at
+        before, recorded = state(store), list[int]()
+        if what == "good":
+            assert store.apply(Gradient(run, {}, checked=False), store.step + 1, record=recorded.append) == ""
+            plain.apply(Gradient(run, {}), plain.step + 1)
+            assert recorded == [plain.counter]
+        elif what == "bad":
+            trained = [gradient for gradient in run if gradient.dtype.kind == "f"]
+            spoilt = trained[number % 2]
+            spoilt[number % len(spoilt)] = np.nan
+            assert "has NaN" in store.apply(Gradient(run, {}, checked=False), 77, record=recorded.append)
+            assert state(store) == before and not recorded
+        elif what == "lease":
+            if (lease := store.hold()) is not None:
+                held.append((lease, [array.tobytes() for array in lease.arrays]))
+        elif held:
+            held.pop(number % len(held))[0].release()
+        assert state(store) == state(plain)
+        assert all([array.tobytes() for array in lease.arrays] == then for lease, then in held)
+
+
 def test_the_first_variable_in_the_order_of_the_shard_is_named() -> None:
     store, run = Store(LAYOUT, runtime()), run_of(0)
     spoil(run, PLAN.parts[5], 1, np.inf)

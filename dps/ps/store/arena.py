@@ -110,6 +110,8 @@ class ArenaMemory:
         """Whether an update of all values may go to a spare buffer and be dropped: it changes nothing else."""
         self._streams = self._fused and arena.nbytes >= own.stream_nbytes
         """Whether an update to a spare buffer is written past the caches."""
+        self.looks_itself = self.reversible and self._streams and arena.nbytes >= own.looking_nbytes
+        """Whether the pass that writes all values to a spare buffer also checks the gradient."""
         self._scratch: Array | None = None
 
     def _initial_slots(self, more: tuple[str, ...]) -> dict[str, Array]:
@@ -289,11 +291,13 @@ class ArenaMemory:
             return is_finite(gradient)
         return self.shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
 
-    def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> None:
-        """One pass over the elements that `gradient` is for, from the current values to buffer `index`."""
+    def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
+        """One pass over the elements that `gradient` is for, from the current values to buffer `index`.
+
+        Returns False if the pass found NaN or infinity in the gradient; it looks for them if `looks_itself`."""
         if self.by_rows:
             self._update_rows_of_parts(index, start, gradient, t, step, scale)
-            return
+            return True
         bound, gs = self._bound, self._gradients(gradient)
         assert bound is not None
         n = len(gs)
@@ -308,15 +312,14 @@ class ArenaMemory:
             out, w = out[start : start + size], w[start : start + size]
             slots = [None if slot is None else slot[start : start + size] for slot in slots]
         if size < self._shared_size:
-            bound.apply(out, w, slots, gs, n, t, step, scale)
-            return
+            return bound.apply(out, w, slots, gs, n, t, step, scale)
 
         def piece(begin: int, end: int) -> bool:
             cut = [None if slot is None else slot[begin:end] for slot in slots]
-            bound.apply(out[begin:end], w[begin:end], cut, tuple(g[begin:end] for g in gs), n, t, step, scale)
-            return True
+            part = tuple(g[begin:end] for g in gs)
+            return bound.apply(out[begin:end], w[begin:end], cut, part, n, t, step, scale)
 
-        self.shared(size, piece)
+        return self.shared(size, piece)
 
     @property
     def takes_pieces(self) -> bool:

@@ -122,11 +122,11 @@ class DeviceMemory(ArenaMemory):
             cuda.gather(self._table(self._values, part, start), self._sent("rows", rows), found)
             return np.asarray(device.to_host(found) if out is None else device.to_host(found, out))
 
-    def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> None:
+    def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
         assert self._bound is not None
         g = self._reduced(self._gradients(gradient))[0]
         if not g.size:
-            return
+            return True
         with self._gpu:
             sent = self._sent("values", g) if isinstance(g, np.ndarray) else g
             if self.by_rows:
@@ -139,6 +139,7 @@ class DeviceMemory(ArenaMemory):
                 slots = [None if slot is None else slot[start:stop] for slot in self._ordered]
                 self._bound.apply(w, w, slots, (sent,), 0, t, step, scale)
             device.wait()  # an error belongs to the push that made it, and its memory may be the session's
+        return True
 
     def update_rows(
         self, index: int, part: Part, start: int, rows: Array, gradient: Array, t: int, step: int, scale: float

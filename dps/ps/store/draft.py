@@ -62,9 +62,9 @@ class Draft:
             item = memory.arena.itemsize
             self.listener.wrote(memory.arena.offset + start * item, size_of(gradient) * item)
 
-    def write(self, update: Gradient) -> None:
-        """Write all of an update, which was checked."""
-        self._begun = True
+    def write(self, update: Gradient) -> bool:
+        """Write all of an update. False if a pass that looks itself found that it is not finite."""
+        self._begun, good = True, True
         if update.run is None:
             for index, of_part in update.parts.items():
                 self._write_part(index, of_part)
@@ -76,13 +76,14 @@ class Draft:
                 if isinstance(gradient, Pieces):
                     self._write_pieces(memory, number, gradient)
                 elif not (memory.counts and memory.counts_differ):
-                    self._pass(memory, number, 0, gradient, int(memory.applied[0]) + 1)
+                    good &= self._pass(memory, number, 0, gradient, int(memory.applied[0]) + 1)
                 else:
                     for part, start, t in zip(memory.arena.parts, memory.arena.starts, memory.applied, strict=True):
                         self._pass(memory, number, start, cut(gradient, start, start + part.size), int(t) + 1)
         if update.values:
             for index, value in update.values.items():
                 self._set_part(index, value.reshape(-1))
+        return good
 
     def publish(self) -> None:
         """Make the draft the current version."""
@@ -144,16 +145,18 @@ class Draft:
             memory.set(index, start + at, value[at : at + block])
             runtime.preempt()
 
-    def _pass(self, memory: ArenaMemory, number: int, start: int, gradient: Array | Mean, t: int) -> None:
+    def _pass(self, memory: ArenaMemory, number: int, start: int, gradient: Array | Mean, t: int) -> bool:
         """The kernel over a range; in the simulator in blocks, so that readers come in between."""
         index, runtime = self.targets[number], self._store.runtime
         before = self.step - 1  # what a schedule is a function of: the first update takes its rate at 0
         block = runtime.tuning.block_nbytes // 4
         if not block or memory.by_rows:
-            memory.update(index, start, gradient, t, before, self._scale)
+            good = memory.update(index, start, gradient, t, before, self._scale)
         else:
+            good = True
             for at in range(0, size_of(gradient), block):
-                memory.update(index, start + at, cut(gradient, at, at + block), t, before, self._scale)
+                good &= memory.update(index, start + at, cut(gradient, at, at + block), t, before, self._scale)
                 runtime.preempt()
         if memory.averages is not None:
             memory.follow(index, start, size_of(gradient), self.step)
+        return good

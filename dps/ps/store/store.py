@@ -42,6 +42,7 @@ class Store:
         self._trained = {a: memory for a, memory in enumerate(self.arenas) if memory.optimizer is not None}
         self.is_large = layout.nbytes >= tuning.store.large_pieces * tuning.piece_nbytes
         """Whether one more copy of the values is worth waiting for."""
+        self._looks_itself = bool(self._trained) and all(m.looks_itself for m in self._trained.values())
         self._on_device = any(memory.on_device for memory in self.arenas)
         self.counter = 0
         self.step = 0
@@ -161,8 +162,11 @@ class Store:
             record(self.counter)
             self.step = step
             return ""
-        if not update.checked and (problem := self.problem(update)):
-            return problem
+        if not update.checked:
+            if self._looks_itself and self._apply_looking(update, step, scale, record):
+                return ""
+            if problem := self.problem(update):
+                return problem
         if update.run is not None:
             update.run = self._put_together(update.run)
         draft = self.open(step, scale, update.parts if update.run is None else None, values=update.values or ())
@@ -173,6 +177,26 @@ class Store:
         finally:
             draft.drop()
         return ""
+
+    def _apply_looking(self, update: Gradient, step: int, scale: float, record: Callable[[int], None]) -> bool:
+        """Apply an update to spare buffers by passes that also check it. Returns False if it is not finite or no buffer
+        is spare; then nothing has changed.
+
+        This takes one pass over memory instead of two. It may go once it brings less than 20 % for a push of the ResNet
+        set in place (`benchmarks/two_commits.py --works W2 --sizes resnet --lanes shared`)."""
+        if update.values or len(update.flats()) < len(self.arenas):
+            return False
+        draft = self.open(step, scale, reversible=True)
+        if draft is None:
+            return False
+        try:
+            good = draft.write(update)
+            if good:
+                record(draft.counter)
+                draft.publish()
+            return good
+        finally:
+            draft.drop()
 
     def open(
         self, step: int, scale: float = 1.0, parts: Collection[int] | None = None, reversible: bool = False,
