@@ -87,10 +87,25 @@ def parser() -> Parser:
     completion = commands.add_parser("completion", help="print what makes a shell complete dps commands (Tab)")
     completion.add_argument("shell", choices=SHELLS)
     completion.set_defaults(run=run_completion)
-    keys = commands.add_parser("keys", help="keys for clusters beyond this machine (not there yet)")
-    keys.add_argument("rest", nargs="*")
-    keys.set_defaults(run=run_keys)
+    add_keys(commands.add_parser("keys", help="make keys, so that only who has one can talk to a run"))
     return made
+
+
+def add_keys(keys: argparse.ArgumentParser) -> None:
+    """The commands of `dps keys`."""
+    keys.epilog = "new DIR | export DIR --role ROLE OUT | rotate DIR | revoke DIR --role ROLE"
+    made = keys.add_subparsers(required=True, metavar="COMMAND", dest="what")
+    new = made.add_parser("new", help="make a folder with a pair of keys for each role")
+    export = made.add_parser("export", help="write what a machine needs whose tasks have certain roles")
+    rotate = made.add_parser("rotate", help="add a second set of keys, which is accepted beside the first one")
+    revoke = made.add_parser("revoke", help="take the oldest pair of a role away")
+    for command in (new, export, rotate, revoke):
+        command.add_argument("folder", metavar="DIR", help="the folder of the keys")
+        command.set_defaults(run=run_keys)
+    roles = "chief, ps, worker, reader, evaluator, dataset or operator"
+    export.add_argument("--role", action="append", required=True, help=f"{roles}; may be given several times")
+    export.add_argument("out", metavar="OUT", help="the folder to write, for that machine; or one to bring up to date")
+    revoke.add_argument("--role", required=True, help=roles)
 
 
 def run_bench(arguments: list[str]) -> int:
@@ -244,7 +259,27 @@ def run_completion(args: argparse.Namespace) -> int:
 
 
 def run_keys(args: argparse.Namespace) -> int:
-    raise ConfigError("keys are not there yet; use an ssh tunnel between machines, or --trusted-network")
+    from dps.transport import key_files
+
+    folder = args.folder
+    if args.what == "new":
+        key_files.new(folder)
+        print(
+            f"keys of every role are in {folder}; for a machine of workers: dps keys export {folder} --role worker OUT"
+        )
+    elif args.what == "export":
+        key_files.export(folder, args.role, args.out)
+        print(
+            f"{args.out} has the private keys of {', '.join(args.role)}, and every public key; tasks take it as --keys"
+        )
+    elif args.what == "rotate":
+        number = key_files.rotate(folder)
+        print(f"{folder} has set {number}, too; export it to every machine, then revoke the older pair of each role")
+    else:
+        left = key_files.revoke(folder, args.role)
+        what = "a newer one is left" if left else "none is left, so nobody can take that role"
+        print(f"the oldest pair of {args.role} is gone from {folder}; {what}; export the folder to every machine anew")
+    return 0
 
 
 def run() -> None:

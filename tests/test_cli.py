@@ -49,7 +49,7 @@ def exit_code(*argv: str) -> int:
         (["launch", "--threads", "all", __file__], "got 'all' threads"),
         (["simulate", "nowhere:train"], "no module 'nowhere'"),
         (["status", "--chief", "nonsense"], "nonsense"),
-        (["keys", "new", "folder"], "not there yet"),
+        (["keys", "new", __file__], "cannot make the folder"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

@@ -179,7 +179,7 @@ class Binding:
     towards: str = ""
     """The address of the node that this one has to do with, the chief; "": none."""
     trusted: bool = False
-    """Whether other machines may reach it without keys."""
+    """Whether other machines may reach it, even without keys."""
 
     @staticmethod
     def of(bind: str | Binding) -> Binding:
@@ -232,17 +232,18 @@ class Binding:
         ports = list(parse_ports(self.ports)) if self.ports else []
         return ports if ports and asked.scheme == "tcp" and not asked.port else [asked.port]
 
-    def check_trusted(self, asked: Address) -> bool:
+    def check_trusted(self, asked: Address, keyed: bool = False) -> bool:
         """Whether other machines can reach this address. May query DNS.
 
-        Raises NotAuthenticated if they can and `trusted` is false."""
+        Raises NotAuthenticated if they can, there are no keys (`keyed`) and `trusted` is false."""
         if asked.scheme != "tcp" or is_loopback(resolve(asked.host)):
             return False
-        if not self.trusted:
+        if not self.trusted and not keyed:
             raise NotAuthenticated(
                 f"{asked} listens beyond this machine without keys, so everybody who reaches it could read and change "
-                f"the run; use 127.0.0.1:{asked.port} and an ssh tunnel, or, where every machine of the network is "
-                "trusted, --trusted-network (DPS_TRUSTED_NETWORK=1, Server(trusted_network=True))"
+                "the run; make keys with `dps keys new DIR` and give every task --keys DIR (DPS_KEYS, keys=), or, if "
+                "every machine of the network is trusted, --trusted-network (DPS_TRUSTED_NETWORK=1, "
+                "trusted_network=True)"
             )
         return True
 

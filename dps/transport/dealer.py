@@ -6,6 +6,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -13,6 +14,9 @@ from dps.record import record
 from dps.transport.endpoint import Buffer
 from dps.transport.outgoing import Loans, finish
 from dps.transport.sockets import Sockets
+
+if TYPE_CHECKING:
+    from dps.transport.handshake import Handshake
 
 WAITING_MESSAGES = 1024
 WAITING_NBYTES = 64 << 20
@@ -23,6 +27,9 @@ SILENCE_S = 5.0
 
 _UP = int(zmq.Event.HANDSHAKE_SUCCEEDED)
 _DOWN = int(zmq.Event.DISCONNECTED)
+_FAILED = int(
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+)
 
 
 @record
@@ -40,10 +47,14 @@ def new_identity() -> bytes:
 
 
 class Dealer:
-    """One DEALER. Messages go to libzmq only while the peer is connected (`up`); else its queues would grow unseen."""
+    """One DEALER. Messages go to libzmq only while the peer is connected (`up`); else its queues would grow unseen.
 
-    def __init__(self, sockets: Sockets, address: str, url: str, identity: bytes) -> None:
-        self.address = address
+    More than 12 attributes: a connection is one thing, and each says something else of it."""
+
+    def __init__(self, sockets: Sockets, address: str, url: str, identity: bytes, role: str = "chief") -> None:
+        """`role`: of the listener, whose key it has."""
+        self.address, self.role = address, role
+        self._handshake: Handshake | None = None
         self.url = url
         self.inproc = url.startswith("inproc://")
         self.up = False
@@ -56,14 +67,31 @@ class Dealer:
 
     def open(self) -> zmq.Socket[bytes]:
         """Make the socket and let it connect; with `inproc://` only once the name is bound."""
-        self.socket = self._sockets.dealer(self.url, self._identity)
+        keys = None if self._sockets.keys is None or self.inproc else self.handshake.choice()
+        self.socket = self._sockets.dealer(self.url, self._identity, keys)
         if not self.inproc:
-            self.monitor = self._sockets.monitor(self.socket, _UP | _DOWN)
+            self.monitor = self._sockets.monitor(self.socket, _UP | _DOWN | _FAILED)
         self.socket.connect(self.url)
         return self.socket
 
+    @property
+    def handshake(self) -> Handshake:
+        """The keys that this connection tries, and what became of it. Made when it is needed."""
+        if self._handshake is None:
+            from dps.transport.handshake import Handshake  # here: most connections have no keys, and come up
+
+            self._handshake = Handshake(self.address, self.role, self._sockets.keys)
+        return self._handshake
+
+    def failures(self) -> list[int]:
+        """The failed handshakes since the last call, as events of libzmq's monitor."""
+        if self._handshake is None or not self._handshake.events:
+            return []
+        found, self._handshake.events = self._handshake.events, []
+        return found
+
     def changes(self) -> list[bool]:
-        """The monitor's events since the last call: True for up, False for down, alternating."""
+        """The monitor's events since the last call: True for up, False for down, alternating. Others are `failures`."""
         found: list[bool] = []
         state = self.up
         while self.monitor is not None:
@@ -71,7 +99,11 @@ class Dealer:
                 event = self.monitor.recv_multipart(zmq.NOBLOCK)[0]
             except zmq.Again:
                 break
-            up = struct.unpack_from("=H", event)[0] == _UP
+            number = struct.unpack_from("=H", event)[0]
+            if number & _FAILED:
+                self.handshake.events.append(number)
+                continue
+            up = number == _UP
             if up != state:
                 found.append(up)
                 state = up
@@ -121,6 +153,8 @@ class Dealer:
     def rise(self, loans: Loans) -> None:
         """The peer is connected: send the messages that waited."""
         self.up = self._was_up = True
+        if self._handshake is not None:
+            self._handshake.succeeded()
         waiting, self._waiting, self._waiting_nbytes = self._waiting, deque(), 0
         for message in waiting:
             self.send(message.header, message.frames, message.large, message.done, loans)

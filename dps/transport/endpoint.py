@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dps.checkpoint.storage import Storage
     from dps.transport.address import Binding
+    from dps.transport.keys import Credentials
     from dps.transport.tuning import Tuning
 
 Route = str | bytes
@@ -53,7 +54,16 @@ class Disconnected:
     address: str
 
 
-Event = Delivery | Connected | Disconnected
+@record
+class Refused:
+    """A connection to a node's address failed because of the keys of the two ends. It is tried again if somebody sends
+    to the address, at most once a second."""
+
+    address: str
+    reason: str
+
+
+Event = Delivery | Connected | Disconnected | Refused
 
 
 class Endpoint(Protocol):
@@ -67,6 +77,8 @@ class Endpoint(Protocol):
     """Where peers reach this endpoint, with the port that was really bound; "" if it is not bound."""
     exposed: bool
     """Whether it is bound where other machines may reach it."""
+    keyed: bool
+    """Whether it is bound for peers with keys only. Then `Delivery.source` knows the role of a message's sender."""
 
     @property
     def direct(self) -> bytes:
@@ -76,6 +88,10 @@ class Endpoint(Protocol):
         """Pair with the peer at a route, which is on this machine and whose `direct` is `name`: small messages may go
         to it as datagrams. `hears`: it has paired, too; otherwise it gets datagrams only once it has sent one. Returns
         False if its datagrams are not heard, so that it must not be told this endpoint's name."""
+
+    def expect(self, address: str, role: str) -> None:
+        """Note whose key the node at an address has, before the first connection to it. Unless this was called, it is
+        the chief's; "" changes nothing."""
 
     def connect(self, address: str) -> None:
         """Open a connection to a node and watch it; a second call does nothing. Never blocks."""
@@ -167,11 +183,12 @@ class Runtime(Protocol):
     def sleep(self, seconds: float) -> None:
         """Block this task."""
 
-    def endpoint(self, bind: str | Binding | None = None) -> Endpoint:
+    def endpoint(self, bind: str | Binding | None = None, keys: Credentials | None = None) -> Endpoint:
         """A new endpoint, bound to an address (port 0: choose one) or, with None, only able to connect.
 
-        Raises Unavailable, with the address, if it is taken, and NotAuthenticated for an address beyond loopback,
-        unless the binding trusts its network.
+        `keys`: every connection that leaves the process is encrypted, and the peer must have a key of the same folder.
+        Raises Unavailable, with the address, if it is taken, and NotAuthenticated for an address beyond loopback
+        without keys, unless the binding trusts its network.
         """
 
     def share(self, nbytes: int) -> Memory:

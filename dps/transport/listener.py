@@ -6,12 +6,13 @@ import errno
 import os
 import socket as plain
 import stat
+from collections.abc import Callable
 
 import zmq
 
 from dps.errors import ConfigError, Unavailable
 from dps.record import replace
-from dps.transport.address import Address, Binding, listening_url, with_port
+from dps.transport.address import Address, Binding, listening_url, parse, with_port
 from dps.transport.inproc import Names
 from dps.transport.sockets import Sockets
 
@@ -29,29 +30,40 @@ class Listener:
 
     def __init__(self, sockets: Sockets, names: Names, binding: Binding) -> None:
         asked = binding.asked()
-        self.exposed = binding.check_trusted(asked)
-        url, ports = listening_url(asked), binding.range(asked)
+        self.inproc = asked.scheme == "inproc"
+        self.keyed = sockets.keys is not None and not self.inproc
+        self.exposed = binding.check_trusted(asked, self.keyed)
         if asked.scheme == "ipc":
             _clear_stale(asked)
-        self._names = names
-        self.socket = sockets.router(url)
-        try:
-            _bind_one(self.socket, asked, ports, binding.ports)
-            if asked.scheme == "ipc":
-                os.chmod(asked.path, 0o600)
-        except BaseException:
-            self.socket.close(0)
-            raise
-        self._monitor = sockets.monitor(self.socket, _CLOSED)
-        self._url = self.socket.get_string(zmq.LAST_ENDPOINT)
-        self._path = asked.path
-        self._file = _inode(asked.path) if asked.scheme == "ipc" else None
-        self.inproc = asked.scheme == "inproc"
+        self._sockets, self._names, self._path = sockets, names, asked.path
+        self._bound(listening_url(asked), lambda made: _bind_one(made, asked, binding.range(asked), binding.ports))
         if asked.scheme == "tcp":
             asked = with_port(asked, int(self._url.rpartition(":")[2]))
         self.address = str(binding.told(asked))
         if self.inproc:
             names.opened(self._url)
+
+    def _bound(self, url: str, bind: Callable[[zmq.Socket[bytes]], None]) -> None:
+        """Make the socket, and have `bind` bind it."""
+        self.socket = self._sockets.router(url)
+        try:
+            bind(self.socket)
+            if self._path and not self.inproc:
+                os.chmod(self._path, 0o600)
+        except BaseException:
+            self.socket.close(0)
+            raise
+        self._monitor = self._sockets.monitor(self.socket, _CLOSED)
+        self._url = self.socket.get_string(zmq.LAST_ENDPOINT)
+        self._file = _inode(self._path) if self._path and not self.inproc else None
+
+    def renew(self) -> None:
+        """End all connections and listen again, with the keys that the endpoint has now. Waits some milliseconds.
+
+        Raises NotAuthenticated if it has none any more, and Unavailable if another process took the address."""
+        self._end(0.0)
+        asked = parse(self._url)
+        self._bound(self._url, lambda made: _bind(made, self._url, asked))
 
     def close(self, linger_s: float) -> None:
         """Close the socket. Waits until the address is free again (milliseconds), not until the messages have left.
@@ -61,6 +73,9 @@ class Listener:
         if self.inproc:
             self._names.shut(self._url)
             self.socket.unbind(self._url)
+        self._end(linger_s)
+
+    def _end(self, linger_s: float) -> None:
         self.socket.close(round(1000 * linger_s))
         if not self.inproc:
             self._monitor.poll(_CLOSE_WAIT_MS)

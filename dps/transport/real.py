@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 from zmq.utils.garbage import gc as lent  # before `atexit.register` below: its own exit handler must run after ours
@@ -26,6 +26,10 @@ from dps.transport.inproc import Names
 from dps.transport.shared import Bytes, SharedMemory, attach
 from dps.transport.tuning import ORDINARY, Tuning
 from dps.transport.zmq import ZmqEndpoint
+
+if TYPE_CHECKING:
+    from dps.transport.keys import Credentials, KeyFolder
+    from dps.transport.zap import Zap
 
 
 class ThreadTask:
@@ -69,6 +73,7 @@ class RealRuntime:
         self._names = Names()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._endpoints: list[ZmqEndpoint] = []
+        self._zap: Zap | None = None
 
     @property
     def keeps_blocks(self) -> bool:
@@ -109,17 +114,33 @@ class RealRuntime:
         if seconds > 0:
             time.sleep(seconds)
 
-    def endpoint(self, bind: str | Binding | None = None) -> Endpoint:
+    def endpoint(self, bind: str | Binding | None = None, keys: Credentials | None = None) -> Endpoint:
         """A new endpoint; see `Runtime.endpoint`. Also raises ConfigError for a malformed address."""
         with self._lock:
             if self._context is None:
                 self._context = zmq.Context(io_threads=1)
                 atexit.register(self._at_exit)
+            if keys is not None:
+                self._check_keys(self._context, keys)
         with opening("a node's endpoint"):
-            made = ZmqEndpoint(self._context, self._names, bind, self.silence_s)
+            made = ZmqEndpoint(self._context, self._names, bind, self.silence_s, keys)
         with self._lock:
             self._endpoints = [other for other in self._endpoints if not other.closed] + [made]
         return made
+
+    def _check_keys(self, context: zmq.Context[zmq.Socket[bytes]], keys: Credentials) -> None:
+        """Have the keys of a folder checked wherever an endpoint of this process listens."""
+        if self._zap is None:
+            from dps.transport.zap import Zap
+
+            self._zap = Zap(context, self._keys_changed)
+        self._zap.serve(keys.folder)
+
+    def _keys_changed(self, folder: KeyFolder) -> None:
+        with self._lock:
+            endpoints = list(self._endpoints)
+        for endpoint in endpoints:
+            endpoint.renew(folder)
 
     def share(self, nbytes: int) -> SharedMemory:
         """As Runtime.share: a sealed memfd."""

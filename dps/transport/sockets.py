@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import zmq
 
 from dps.transport.address import is_loopback, parse
 from dps.transport.outgoing import MAX_FRAME_NBYTES
+
+if TYPE_CHECKING:
+    from dps.transport.handshake import Choice
+    from dps.transport.keys import Credentials
 
 BUFFERED, BUFFERED_HERE = 1 << 20, 1 << 18
 """Kernel buffer bytes of a connection, each way, and of one within this machine. There latency is low, so a small
@@ -15,22 +20,36 @@ buffer suffices, and its bytes are still in the cache when they are read."""
 
 
 class Sockets:
-    """The sockets of one context. Heartbeats are sent five times in `silence_s`, after which a connection ends."""
+    """The sockets of one endpoint. Heartbeats are sent five times in `silence_s`, after which a connection ends.
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], silence_s: float) -> None:
-        self._context, self._silence_s = context, silence_s
+    With `keys`, all that leave the process use CURVE."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], silence_s: float, keys: Credentials | None = None
+    ) -> None:
+        self._context, self._silence_s, self.keys = context, silence_s, keys
 
     def router(self, url: str) -> zmq.Socket[bytes]:
-        """A socket that will be bound to a URL."""
+        """A socket that will be bound to a URL. Raises NotAuthenticated if the keys of its role were taken away."""
+        pair = None if self.keys is None or url.startswith("inproc://") else self.keys.pair()
         socket = self._made(zmq.ROUTER, url)
+        if self.keys is not None and pair is not None:
+            socket.set(zmq.CURVE_SERVER, 1)
+            socket.set(zmq.CURVE_SECRETKEY, pair.secret)
+            socket.set(zmq.ZAP_DOMAIN, self.keys.folder.domain)
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.ROUTER_HANDOVER, 1)
         return socket
 
-    def dealer(self, url: str, identity: bytes) -> zmq.Socket[bytes]:
-        """A socket that will connect to a URL, under the name of its endpoint."""
+    def dealer(self, url: str, identity: bytes, keys: Choice | None = None) -> zmq.Socket[bytes]:
+        """A socket that will connect to a URL, under the name of its endpoint. `keys`: its own, and the listener's."""
         socket = self._made(zmq.DEALER, url)
         socket.set(zmq.ROUTING_ID, identity)
+        if keys is not None and not url.startswith("inproc://"):
+            own, server = keys
+            socket.set(zmq.CURVE_PUBLICKEY, own.public)
+            socket.set(zmq.CURVE_SECRETKEY, own.secret)
+            socket.set(zmq.CURVE_SERVERKEY, server)
         # Not ZMQ_IMMEDIATE: with it libzmq 4.3.5 throws unread messages away when the peer goes, and aborts the
         # process (fq.cpp, "!_more") when that comes between two frames that are being received.
         if not url.startswith("inproc://"):

@@ -10,7 +10,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import zmq
 
@@ -19,7 +19,7 @@ from dps.errors import Unavailable
 from dps.transport.address import Binding, parse, url
 from dps.transport.dealer import SILENCE_S, Dealer, new_identity
 from dps.transport.direct import Direct
-from dps.transport.endpoint import Buffer, Connected, Delivery, Disconnected, Event, Route
+from dps.transport.endpoint import Buffer, Connected, Delivery, Disconnected, Event, Refused, Route
 from dps.transport.incoming import Malformed, take
 from dps.transport.inproc import Names
 from dps.transport.listener import Listener
@@ -27,6 +27,9 @@ from dps.transport.outgoing import Loans, finish, large_frames
 from dps.transport.poller import Poller
 from dps.transport.sockets import Sockets
 from dps.transport.wake import Wake
+
+if TYPE_CHECKING:
+    from dps.transport.keys import Credentials, KeyFolder
 
 _LONGEST_POLL_S = 3600.0
 IN_A_ROW = 16
@@ -48,11 +51,13 @@ class ZmqEndpoint:
         names: Names,
         bind: str | Binding | None = None,
         silence_s: float = SILENCE_S,
+        keys: Credentials | None = None,
     ) -> None:
         self.address = ""
         self.dropped = 0
         self.closed = False
-        self._sockets = Sockets(context, silence_s)
+        self._sockets = Sockets(context, silence_s, keys)
+        self._roles: dict[str, str] = {}  # whose key the node at an address has, if not the chief's
         self._names = names
         self._identity = new_identity()
         self._listener = None if bind is None else Listener(self._sockets, names, Binding.of(bind))
@@ -64,7 +69,7 @@ class ZmqEndpoint:
         self._heard_direct = 0
         self._events: deque[Event] = deque()
         self._ready: deque[zmq.Socket[bytes]] = deque()
-        self._told: deque[tuple[str, bool]] = deque()
+        self._told: deque[Callable[[], None]] = deque()  # what other threads want done on this one
         self._woken = False
         self._wake = Wake()
         self._signals = selectors.DefaultSelector()  # the wake descriptor and all monitors, as one entry in the poller
@@ -75,9 +80,15 @@ class ZmqEndpoint:
             self._poller.register_fd(self._direct.fd)
         self._inproc = self._listener is not None and self._listener.inproc
         self.exposed = self._listener is not None and self._listener.exposed
+        self.keyed = self._listener is not None and self._listener.keyed
         if self._listener is not None:
             self.address = self._listener.address
             self._poller.register(self._listener.socket)
+
+    def expect(self, address: str, role: str) -> None:
+        """See `Endpoint.expect`."""
+        if role and self._sockets.keys is not None and self._roles.get(address) != "chief":
+            self._roles[address] = role
 
     def connect(self, address: str) -> None:
         """Open a connection to a node and watch it; a second call does nothing.
@@ -93,11 +104,12 @@ class ZmqEndpoint:
         where = url(parse(address))
         dealer = self._by_url.get(where)
         if dealer is None:
-            dealer = self._by_url[where] = Dealer(self._sockets, address, where, self._identity)
+            role = self._roles.get(address, "chief")
+            dealer = self._by_url[where] = Dealer(self._sockets, address, where, self._identity, role)
             if dealer.inproc:
                 self._names.watch(where, self)
             else:
-                self._open(dealer)
+                self._try(dealer)
         self._dealers[address] = dealer
         self._attend()
         return dealer
@@ -145,6 +157,8 @@ class ZmqEndpoint:
             dealer = self._dealers.get(route) or self._connect(route)
             if not dealer.up:
                 self._attend()
+                if dealer.socket is None and not dealer.inproc and dealer.handshake.again:
+                    self._try(dealer)
             if dealer.socket is not None:
                 self._poller.used(dealer.socket)
             dealer.send(header, frames, large, done, self._loans)
@@ -218,13 +232,13 @@ class ZmqEndpoint:
             else:
                 self._look(key.data)
         while self._told:
-            where, bound = self._told.popleft()
-            dealer = self._by_url.get(where)
-            if dealer is not None:
-                self._rebind(dealer, bound)
+            self._told.popleft()()
 
-    def _rebind(self, dealer: Dealer, bound: bool) -> None:
+    def _rebind(self, url: str, bound: bool) -> None:
         """Reconnect after an inproc name was bound or released, because libzmq does not do so."""
+        dealer = self._by_url.get(url)
+        if dealer is None:
+            return
         if dealer.up:
             self._change(dealer, False)
         if bound:
@@ -238,7 +252,52 @@ class ZmqEndpoint:
             self._change(dealer, up)
         if changes and not changes[-1]:  # use a new socket: messages that libzmq still holds were for the old peer
             self._shut(dealer)
+            self._try(dealer)
+            return
+        for event in dealer.failures():
+            self._failed(dealer, event)
+
+    def _try(self, dealer: Dealer) -> None:
+        """Open a connection, if there are keys for it."""
+        if self._sockets.keys is None or dealer.handshake.usable:
             self._open(dealer)
+        else:
+            self._refuse(dealer)
+
+    def _failed(self, dealer: Dealer, event: int) -> None:
+        """A handshake failed: try other keys, or say why it is refused, at once or when that is known."""
+        from dps.transport.handshake import Step
+
+        def explained() -> None:
+            if self._by_url.get(dealer.url) is dealer and not dealer.up:
+                self._refuse(dealer)
+
+        step = dealer.handshake.failed(event, dealer.url, lambda: self._call(explained))
+        if step is Step.REFUSED:
+            self._refuse(dealer)
+        elif step is not Step.WAIT:
+            self._shut(dealer)
+        if step is Step.NEXT:
+            self._try(dealer)
+
+    def _refuse(self, dealer: Dealer) -> None:
+        self._shut(dealer)
+        dealer.fall()
+        dealer.handshake.pause()
+        self._events.append(Refused(dealer.address, dealer.handshake.reason))
+
+    def _renew(self) -> None:
+        """Make all connections anew, with the keys that the folder has now."""
+        if self._listener is not None and self._listener.keyed:
+            self._poller.unregister(self._listener.socket)
+            self._ready.clear()
+            self._listener.renew()
+            self._poller.register(self._listener.socket)
+        for dealer in self._by_url.values():
+            if not dealer.inproc:
+                self._change(dealer, False) if dealer.up else None
+                self._shut(dealer)
+                self._try(dealer)
 
     def _change(self, dealer: Dealer, up: bool) -> None:
         if up:
@@ -290,8 +349,18 @@ class ZmqEndpoint:
 
     def tell(self, url: str, bound: bool) -> None:
         """Note that an inproc name changed. Called by the thread that bound or closed it."""
-        self._told.append((url, bound))
-        self._wake.set()
+        self._call(lambda: self._rebind(url, bound))
+
+    def renew(self, folder: KeyFolder) -> None:
+        """Note that the keys of a folder have changed. Any thread may call."""
+        if self._sockets.keys is not None and self._sockets.keys.folder is folder:
+            self._call(self._renew)
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """Have something done on this endpoint's thread. Any thread may call."""
+        self._told.append(call)
+        if not self.closed:
+            self._wake.set()
 
     def wake(self) -> None:
         """Make a `receive` that waits now, or the next one, return. Any thread may call it."""

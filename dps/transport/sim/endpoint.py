@@ -20,7 +20,7 @@ class SimEndpoint(Port):
     changed too early. Messages of a killed process are dropped, and its calls that could block raise GreenletExit.
     """
 
-    exposed = False
+    exposed = keyed = False
 
     def __init__(
         self, fabric: Fabric, scheduler: Scheduler, owner: Group, bind: str | None, sockets: Sockets,
@@ -51,6 +51,9 @@ class SimEndpoint(Port):
     def shut(self) -> None:
         """As Port.shut."""
         self._datagrams.close()
+
+    def expect(self, address: str, role: str) -> None:
+        """Does nothing: there are no keys."""
 
     def connect(self, address: str) -> None:
         """As Endpoint.connect. `Connected` comes one link delay after the peer exists and can be reached."""

@@ -107,8 +107,8 @@ class SimRuntime(Group):
         """As Runtime.sleep; with 0, tasks that are due now run first."""
         self._scheduler.pass_time(self._scheduler.task(), seconds)
 
-    def endpoint(self, bind: str | Binding | None = None) -> Endpoint:
-        """As Runtime.endpoint; any host is allowed, no keys are asked for."""
+    def endpoint(self, bind: str | Binding | None = None, keys: object = None) -> Endpoint:
+        """As Runtime.endpoint; any host is allowed, no keys are used."""
         self.check()
         where = None if bind is None else Binding.of(bind).address or "127.0.0.1:0"
         endpoint = SimEndpoint(self._setting.fabric, self._scheduler, self, where, self._setting.sockets, self.work)

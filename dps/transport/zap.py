@@ -1,0 +1,79 @@
+"""Tells libzmq which keys may connect (ZAP, ZeroMQ RFC 27), and watches the folders that hold them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+from zmq.utils import z85
+
+from dps.transport.keys import KeyFolder
+
+log = logging.getLogger("dps")
+
+LOOK_S = 1.0
+"""How often the folders are looked at. A key that is not known makes it look at once."""
+TOLD = 1000
+"""The most peers whose refusal is logged."""
+
+
+class Zap:
+    """The handler of one context, on a thread of its own. The role of a key becomes the User-Id of every frame."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], changed: Callable[[KeyFolder], None]) -> None:
+        """`changed` is called on this thread for a folder whose keys are others now. Make it before any socket that
+        has keys; it ends with the context."""
+        self._changed = changed
+        self._folders: dict[bytes, KeyFolder] = {}
+        self._told: set[tuple[str, bytes]] = set()
+        self._socket = context.socket(zmq.REP)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.bind("inproc://zeromq.zap.01")
+        threading.Thread(target=self._run, name="dps checks keys", daemon=True).start()
+
+    def serve(self, folder: KeyFolder) -> None:
+        """Accept the keys of a folder where its domain is asked for. Any thread may call."""
+        self._folders[folder.domain] = folder
+
+    def _run(self) -> None:
+        looked_at = time.monotonic()
+        while True:
+            try:
+                if self._socket.poll(round(1000 * LOOK_S)):
+                    self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
+            except zmq.ZMQError:  # the context ends
+                self._socket.close(0)
+                return
+            if time.monotonic() - looked_at >= LOOK_S:
+                looked_at = time.monotonic()
+                for folder in list(self._folders.values()):
+                    self._look(folder)
+
+    def _look(self, folder: KeyFolder) -> None:
+        if folder.changed():
+            log.warning("the keys of %s have changed: connections are made anew", folder.path)
+            self._changed(folder)
+
+    def _answer(self, asked: list[bytes]) -> list[bytes]:
+        """Version, request, status, text, user and metadata, for a request of: version, request, domain, address,
+        routing id, mechanism, public key."""
+        version, request, domain, address, _, mechanism, *credentials = asked
+        role, folder = "", self._folders.get(domain)
+        if folder is not None and mechanism == b"CURVE":
+            key = z85.encode(credentials[0])
+            role = folder.keys.role_of(key)
+            if not role:
+                self._look(folder)
+                role = folder.keys.role_of(key)
+            if not role:
+                self._tell(address.decode(errors="replace"), key, folder)
+        status = (b"200", b"OK") if role else (b"400", b"unknown key")
+        return [version, request, *status, role.encode(), b""]
+
+    def _tell(self, address: str, key: bytes, folder: KeyFolder) -> None:
+        if (address, key) not in self._told and len(self._told) < TOLD:
+            self._told.add((address, key))
+            log.warning("refused a connection from %s: %s has no such key", address or "this machine", folder.path)
