@@ -40,7 +40,7 @@ def parser() -> Parser:
     launch = commands.add_parser("launch", help="run a program on a cluster on this machine", epilog=EXIT_CODES)
     launch.add_argument("--ps", type=int, default=1, help="number of ps (default 1)")
     launch.add_argument("--workers", type=int, default=1, help="number of workers (default 1)")
-    launch.add_argument("--update", help="how gradients are applied: async (the default), sync or bounded:S")
+    launch.add_argument("--update", help="the update mode: async (the default), sync, sync:sum or bounded:S")
     launch.add_argument(
         "--restarts", type=int, default=1, help="how often a ps or chief that died is restarted (default 1)"
     )
@@ -74,7 +74,7 @@ def parser() -> Parser:
     simulate.add_argument("--ps", type=int, default=1, help="number of ps (default 1)")
     simulate.add_argument("--workers", type=int, default=2, help="number of workers (default 2)")
     simulate.add_argument("--seed", type=int, default=0, help="the same seed gives the same run (default 0)")
-    simulate.add_argument("--update", help="how gradients are applied: async (the default), sync or bounded:S")
+    simulate.add_argument("--update", help="the update mode: async (the default), sync, sync:sum or bounded:S")
     simulate.add_argument(
         "--compute", type=float, default=0.1, help="virtual seconds that a step computes (default 0.1)"
     )

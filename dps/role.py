@@ -86,7 +86,7 @@ def parser() -> Parser:
     add("--jobs", help="with --resolver: how many of its processes each job takes, such as ps=1,worker=3")
     add("--device", default="", help="on a ps: where it keeps its variables by default: cpu, or for example gpu:0")
     add("--threads", default="", help="on a ps: threads that share an update of 8 MB or more, or auto (the default)")
-    add("--update", help="how gradients are applied: async, sync or bounded:S; the default of sessions that name none")
+    add("--update", help="how gradients are applied: async, sync, sync:sum or bounded:S; for sessions that name none")
     add("--cpus", help="run this task on these processors only, for example 0,2-3")
     add(
         "--program",

@@ -55,22 +55,27 @@ class SyncReplicas(metaclass=Checked):
         initial_tokens: N: tokens are a queue of step values that begins with N of them, as in TensorFlow; a worker
             takes the oldest, and its next gradient counts for that step. None: `max(0, aggregate - total)` tokens; a
             token grants the current step, and each step discards unused tokens.
+        reduction: What a step is made of: the "mean" of its gradients, where a variable is divided by the number of
+            gradients for it, and a sparse row by the number of those that have it; or their "sum".
 
     Raises:
-        ConfigError: A number out of range, or too few tokens for the first step to finish.
+        ConfigError: A number out of range, too few tokens for the first step to finish, or another reduction.
 
     Example:
         ```pycon
         >>> dps.SyncReplicas(replicas_to_aggregate=3, total_num_replicas=4)  # one backup worker
-        SyncReplicas(replicas_to_aggregate=3, total_num_replicas=4, initial_tokens=None)
+        SyncReplicas(replicas_to_aggregate=3, total_num_replicas=4, initial_tokens=None, reduction='mean')
         ```
     """
 
     replicas_to_aggregate: int | None = None
     total_num_replicas: int | None = None
     initial_tokens: int | None = None
+    reduction: str = "mean"
 
     def __post_init__(self) -> None:
+        if self.reduction not in ("mean", "sum"):
+            raise ConfigError(f"reduction: got {self.reduction!r}, wanted 'mean' or 'sum'")
         _at_least(self.replicas_to_aggregate, 1, "replicas_to_aggregate")
         _at_least(self.total_num_replicas, 1, "total_num_replicas")
         _at_least(self.initial_tokens, 0, "initial_tokens")
@@ -109,16 +114,17 @@ class Bounded(metaclass=Checked):
 
 
 Update = Async | SyncReplicas | Bounded
-_SHORT = "'async', 'sync' or 'bounded:S'"
+_SHORT = "'async', 'sync', 'sync:sum' or 'bounded:S'"
 _MODES: dict[str, type[Update]] = {"async": Async, "sync": SyncReplicas, "bounded": Bounded}
 
 
 def to_wire(update: Update) -> dict[str, Any]:
-    """Plain values: {"mode": ..., and the fields}."""
+    """Plain values: {"mode": ..., and the fields}. "mean" is left out: checkpoints from before there were sums fit."""
     mode = next((name for name, cls in _MODES.items() if type(update) is cls), None)
     if mode is None:
         raise ConfigError(f"update: got {update!r:.80}, wanted dps.Async(), dps.SyncReplicas() or dps.Bounded(S)")
-    return {"mode": mode, **as_dict(update)}
+    fields = {name: value for name, value in as_dict(update).items() if (name, value) != ("reduction", "mean")}
+    return {"mode": mode, **fields}
 
 
 def from_wire(data: dict[str, Any]) -> Update:
@@ -139,10 +145,12 @@ def parse_flag(text: str) -> Update:
 
 
 def parse(text: str, given: str = "") -> Update:
-    """The update mode of a short form: "async", "sync" or "bounded:S". `given`: the source, for the error message."""
+    """The update mode of a short form, as of `_SHORT`. `given`: the source, for the error message."""
     mode, _, argument = text.partition(":")
     if mode == "bounded" and argument.isdecimal():
         return Bounded(int(argument))
+    if text == "sync:sum":
+        return SyncReplicas(reduction="sum")
     if mode in ("async", "sync") and not argument:
         return _MODES[mode]()  # type: ignore[call-arg]
     if mode == "local":
@@ -152,7 +160,7 @@ def parse(text: str, given: str = "") -> Update:
 
 def as_text(update: Update) -> str:
     """The short form for the command line. Raises ConfigError for settings that have none."""
-    for text in ("async", "sync", f"bounded:{getattr(update, 'staleness', 0)}"):
+    for text in ("async", "sync", "sync:sum", f"bounded:{getattr(update, 'staleness', 0)}"):
         if parse(text) == update:
             return text
     raise ConfigError(f"{update} cannot be said on the command line; give it to dps.Session(update=...) instead")

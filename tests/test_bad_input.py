@@ -145,7 +145,7 @@ def run(settings: str, folder: Path) -> int:
         ("optimizer=dps.optim.Adam(beta1=1.5)", "Adam: beta1 is 1.5"),
         ("optimizer=dps.optim.SGD(dps.optim.Cosine(0.1, 0))", "Cosine"),
         ("optimizer=None", "no optimizer for w"),
-        ("update='synch'", "update='synch' is not known; wanted 'async', 'sync' or 'bounded:S'"),
+        ("update='synch'", "update='synch' is not known; wanted 'async', 'sync', 'sync:sum' or 'bounded:S'"),
         ("update='local:4'", "local updates are not there yet"),
         ("update=dps.Local(4)", "dps.Local: local updates are not there yet"),
         ("update=dps.Async", "update: got <class 'dps.update.Async'>"),
@@ -188,7 +188,7 @@ def test_a_hook_that_raises_is_the_programs_own_failure_in_one_line(
 
 
 def test_an_update_mode_that_is_not_known_is_told_before_anything_is_started() -> None:
-    words = "^update='synch' is not known; wanted 'async', 'sync' or 'bounded:S'$"
+    words = "^update='synch' is not known; wanted 'async', 'sync', 'sync:sum' or 'bounded:S'$"
     with pytest.raises(ConfigError, match=words):
         dps.LocalCluster(update="synch")
     with pytest.raises(ConfigError, match=words):

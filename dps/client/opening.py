@@ -16,6 +16,7 @@ from dps.transport.wire import Array
 from dps.update import Update, parse, to_wire
 from dps.variables.plan import Plan
 from dps.variables.planning import plan_of
+from dps.variables.tree import Variable, leaves
 
 if TYPE_CHECKING:
     from dps.averages import MovingAverage
@@ -40,11 +41,22 @@ class Model(NamedTuple):
         """Make the plan, log it, and return it with the first values. Blocks until the chief knows all ps."""
         tasks = connection.ps_tasks(deadline)
         server.check_sees("ps", tasks)
+        refuse_on_read(self.params)
         plan, values = plan_of(self.params, self.optimizer, tasks, self.placement, self.partitioner, self.average)
         _tell(plan, server)
         if connection.compression is not None:
             connection.compression.check(plan)
         return plan, values
+
+
+def refuse_on_read(params: Any) -> None:
+    """ConfigError for a variable of which each replica would have a value."""
+    for name, leaf in leaves(params):
+        if isinstance(leaf, Variable) and leaf.synchronization == "on_read":
+            raise ConfigError(
+                f"{name}: synchronization='on_read' is a value of each replica, and a ps has one value for all; "
+                "keep it in the program, or use dps.strategy.Mirrored"
+            )
 
 
 def _tell(plan: Plan, server: Server) -> None:

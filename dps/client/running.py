@@ -17,6 +17,7 @@ from dps.reply import Version
 from dps.run_protocol import Restore, Save, Saved
 from dps.server import Server
 from dps.transport.endpoint import Runtime
+from dps.update import Update, from_wire
 
 if TYPE_CHECKING:
     from dps.client.compressing import Traffic
@@ -65,6 +66,11 @@ class Running:
         """
         compression = self._connection.compression
         return None if compression is None else compression.traffic.copy()
+
+    @property
+    def update(self) -> Update:
+        """The run's update mode, on which all its tasks have agreed."""
+        return from_wire(self._connection.agreed.settings["update"])
 
     @property
     def checkpoint_dir(self) -> str | None:

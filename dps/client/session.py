@@ -54,7 +54,7 @@ class Session(Writing):
             `dps.Variable` gives a leaf settings of its own. The arrays are read while the session opens and stay the
             caller's. None: a reader, which takes the variables that the run has.
         optimizer: How the ps turn gradients into updates; one of `dps.optim`. Required with `params`.
-        update: The update mode: an instance, or "async", "sync", "bounded:S". None: the mode that the ps have.
+        update: The update mode: an instance, or "async", "sync", "sync:sum", "bounded:S". None: that of the ps.
         durability: "none"; other values are not there yet.
         placement: Which ps gets which variable: a setter of `dps.replica_device_setter`, or a policy of
             `dps.placement`. None: what a `dps.device(setter)` scope around says, or else the ps in turn.

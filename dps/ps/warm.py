@@ -16,7 +16,7 @@ import numpy as np
 from dps import optim
 from dps.kernels import headers
 from dps.ps.intake.rowlists import checked, row_gradient
-from dps.ps.modes.combine import mean
+from dps.ps.modes.combine import combined
 from dps.ps.store.gradients import Gradient, is_finite
 from dps.ps.store.store import Store
 from dps.transport.real import real_runtime
@@ -89,7 +89,7 @@ def _update_once(arena: Arena, together: int) -> None:
     assert hold is not None, "there is a spare buffer"
     with hold:  # so that the update goes to it
         store.apply(gradients[0], 2)
-    store.apply(mean(gradients, layout), 2)
+    store.apply(combined(gradients, layout), 2)
     if arena.sparse:
         part = arena.parts[0]
         for rows in ([0, 1], [1, 0, 1]):  # in order, and with one twice

@@ -10,7 +10,6 @@ from dps.optim import SGD, Optimizer
 from dps.reply import Push
 from dps.server import Server
 from dps.strategy.mirrored_variables import MirroredVariables
-from dps.strategy.parameter_server import refuse_on_read
 from dps.strategy.strategy import Strategy
 from dps.strategy.variables import Variables
 from dps.update import SyncReplicas
@@ -68,7 +67,6 @@ class Local(Strategy):
             raise ConfigError(
                 "variables: called a second time; under Local one call holds all trained values: nest them"
             )
-        refuse_on_read(params)
         session = Session(self._server, params, optimizer=self._outer, update=SyncReplicas(), **self._settings)
         self._made = LocalVariables(self, params, optimizer, session, self._steps)
         return self._made

@@ -7,20 +7,22 @@ from typing import Any
 from dps.client.session import Session
 from dps.errors import ConfigError
 from dps.optim import Optimizer
+from dps.record import replace
 from dps.server import Server
 from dps.strategy.session_variables import SessionVariables
 from dps.strategy.strategy import Strategy
 from dps.strategy.variables import Variables
 from dps.update import SyncReplicas, Update, parse
-from dps.variables.tree import Variable, leaves
 
 
 class ParameterServer(Strategy):
     """One replica in each worker process; the variables are those of a `dps.Session`, on the ps.
 
-    With `update="sync"` all workers are in sync: each gets its part of the global batch, and gradients are summed over
-    the workers. In the other modes each worker works for itself on whole batches, and `num_replicas_in_sync` is 1.
-    `reduce` and `gather` reach the replica of this process only, so in sync mode a loss is this worker's share.
+    With `update="sync"` all workers are in sync: each gets its part of the global batch, and the ps sums the workers'
+    gradients (`reduction="sum"`, whatever the mode that is given says). A worker without a gradient for a variable, or
+    one that has left, adds nothing. In the other modes each worker works for itself on whole batches, and
+    `num_replicas_in_sync` is 1. `reduce` and `gather` reach the replica of this process only, so in sync mode a loss
+    is this worker's share.
 
     `variables` may be called once: all trained values are nested in its params. Use the strategy in a `with` block, or
     call `close`, which ends the session.
@@ -32,7 +34,8 @@ class ParameterServer(Strategy):
         settings: More arguments of `dps.Session`, such as `hooks` and `timeout`.
 
     Raises:
-        ConfigError: A synchronous mode that does not know the number of workers, or has backup workers.
+        ConfigError: A synchronous mode that does not know the number of workers, or has backup workers. From
+            `variables`: no update mode, in a run that is synchronous.
 
     Example:
         ```pycon
@@ -49,6 +52,8 @@ class ParameterServer(Strategy):
         super().__init__([None], settings.get("timeout", 60.0))
         self._server, self._settings = server, settings
         self._update = parse(update) if isinstance(update, str) else update
+        if isinstance(self._update, SyncReplicas):
+            self._update = replace(self._update, reduction="sum")
         self._workers = workers_in_sync(server, self._update)
         self._session: Session | None = None
 
@@ -85,24 +90,20 @@ class ParameterServer(Strategy):
                 "variables: called a second time; under ParameterServer one call holds all trained values: "
                 'nest them, as strategy.variables({"generator": ..., "discriminator": ...})'
             )
-        refuse_on_read(params)
-        self._session = Session(self._server, params, optimizer=optimizer, update=self._update, **self._settings)
-        return SessionVariables(self, self._session, self._workers)
+        session = Session(self._server, params, optimizer=optimizer, update=self._update, **self._settings)
+        if self._update is None and isinstance(session.update, SyncReplicas):
+            session.close()
+            raise ConfigError(
+                f"ParameterServer: the run has {session.update}, and this strategy was given no update, as for workers "
+                "that do not wait for each other; say update='sync' here, and leave it out on the ps or say 'sync:sum'"
+            )
+        self._session = session
+        return SessionVariables(self, session)
 
     def close(self) -> None:
         """End the session, as `dps.Session.close`. Blocks. A second call does nothing."""
         if self._session is not None:
             self._session.close()
-
-
-def refuse_on_read(params: Any) -> None:
-    """ConfigError for a variable of which each replica would have a value."""
-    for name, leaf in leaves(params):
-        if isinstance(leaf, Variable) and leaf.synchronization == "on_read":
-            raise ConfigError(
-                f"{name}: synchronization='on_read' is a value of each replica, and a ps has one value for all; "
-                "keep it in the program, or use Mirrored"
-            )
 
 
 def workers_in_sync(server: Server | str, update: Update | None) -> int:

@@ -5,27 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dps.client.session import Session
-from dps.errors import ConfigError
 from dps.reply import Push
-from dps.strategy.values import array_of
 from dps.strategy.variables import Variables
-from dps.variables.tree import Nesting, Rows, leaves
+from dps.variables.tree import leaves
 
 if TYPE_CHECKING:
     from dps.strategy.strategy import Strategy
 
 
 class SessionVariables(Variables):
-    """The values of a run. `session` is the session, for `should_stop`, hooks and checkpoints.
+    """The values of a run. `session` is the session, for `should_stop`, hooks and checkpoints."""
 
-    A synchronous ps takes the mean of the workers' gradients, so each is multiplied by their number before it is
-    pushed: the mean is then the sum. That holds where all workers have a gradient for the same variables and rows. In
-    sync mode gradients are dense and whole (decision 42).
-    """
-
-    def __init__(self, strategy: Strategy, session: Session, workers: int) -> None:
+    def __init__(self, strategy: Strategy, session: Session) -> None:
         super().__init__(strategy)
-        self.session, self._workers = session, workers
+        self.session = session
         self._read: Any = None
 
     def read(self, on_device: bool = False) -> Any:
@@ -38,24 +31,11 @@ class SessionVariables(Variables):
         return self._read
 
     def apply_gradients(self, grads: Any) -> Push:
-        """As Variables.apply_gradients: a push."""
+        """As Variables.apply_gradients: a push. A synchronous ps sums those of all workers."""
         self._replica("apply_gradients")
-        push = self.session.push(grads if self._workers == 1 else self._multiplied(grads))
+        push = self.session.push(grads)
         self._read = None
         return push
-
-    def _multiplied(self, grads: Any) -> Any:
-        found = dict(leaves(grads))
-        rows = [name for name, gradient in found.items() if isinstance(gradient, Rows)]
-        if rows:
-            raise ConfigError(
-                f"apply_gradients: the gradient of {rows[0]} is of rows, which a synchronous ps divides by the workers "
-                "that have them; pass it as an array, or use dps.Session, where gradients are averaged"
-            )
-        if missing := [name for name, gradient in found.items() if gradient is None]:
-            raise ConfigError(f"apply_gradients: no gradient for {missing[0]}; in sync mode pass zeros instead")
-        arrays = [array_of(found[path]) for path in Nesting(grads).paths]
-        return Nesting(grads).build([array * array.dtype.type(self._workers) for array in arrays])
 
     def assign(self, values: Any) -> None:
         """As Variables.assign. In sync mode values are set with the next step."""

@@ -11,7 +11,7 @@ from dps.errors import ProtocolError
 from dps.protocol import APPLIED, DENSE, PARTS, REFUSED, VALUE, Push, Pushed
 from dps.ps.intake.receiving import receive
 from dps.ps.intake.staged import PushOf, Staged
-from dps.ps.modes.combine import assigned, mean
+from dps.ps.modes.combine import assigned, combined
 from dps.ps.store.gradients import Gradient
 from dps.update import Async, Bounded
 from tests.ps.test_modes import PLAN, Ps, result, sender
@@ -81,7 +81,7 @@ def test_the_value_of_the_lowest_task_wins_and_of_one_task_its_last() -> None:
 def test_values_do_not_take_part_in_a_mean() -> None:
     one = Gradient(None, {S: f4(2)}, values={S: f4(9)})
     alone = Gradient(None, {}, values={N: np.array([1, 2])})
-    update = mean([alone, one, Gradient(None, {S: f4(4)})], LAYOUT)
+    update = combined([alone, one, Gradient(None, {S: f4(4)})], LAYOUT)
     assert float(update.parts[S][0]) == 3.0 and not update.values  # type: ignore[index]
 
 

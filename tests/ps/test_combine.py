@@ -1,4 +1,4 @@
-"""The mean of a step's gradients: who is counted, in which order, down to the bits."""
+"""The mean and the sum of a step's gradients: who is counted, in which order, down to the bits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 
 from dps.ps.intake.rowlists import checked, row_gradient
-from dps.ps.modes.combine import mean
-from dps.ps.store.gradients import Gradient, Mean, RowGradient
+from dps.ps.modes.combine import combined
+from dps.ps.store.gradients import Gradient, RowGradient, Sum
 from dps.variables.plan import VariableSpec, make_plan
 from tests.variables.models import SGD
 
@@ -45,7 +45,7 @@ def dense(update: Any, part: int) -> Any:
     if update.run is not None:
         arena, start = LAYOUT.place[part]
         found = update.run[arena]
-        return (found.array() if isinstance(found, Mean) else found)[start : start + int(np.prod(shape))].reshape(shape)
+        return (found.array() if isinstance(found, Sum) else found)[start : start + int(np.prod(shape))].reshape(shape)
     found = update.parts.get(part)
     if isinstance(found, RowGradient):
         whole = np.zeros(shape, np.float32)
@@ -61,30 +61,42 @@ def f4(*values: Any) -> Any:
 def test_whole_gradients_are_averaged() -> None:
     one = push(a=np.ones((4, 2)), b=f4(1, 2, 3), run=True)
     other = push(a=np.zeros((4, 2)), b=f4(3, 2, 1), run=True)
-    update = mean([one, other], LAYOUT)
+    update = combined([one, other], LAYOUT)
     assert update.run is not None
     np.testing.assert_array_equal(dense(update, A), np.full((4, 2), 0.5))
     np.testing.assert_array_equal(dense(update, B), [2, 2, 2])
 
 
 def test_a_variable_is_divided_by_those_that_have_a_gradient_for_it() -> None:
-    update = mean([push(b=f4(2, 2, 2)), push(), push(a=np.ones((4, 2)), b=f4(4, 4, 4), run=True)], LAYOUT)
+    update = combined([push(b=f4(2, 2, 2)), push(), push(a=np.ones((4, 2)), b=f4(4, 4, 4), run=True)], LAYOUT)
     np.testing.assert_array_equal(dense(update, B), [3, 3, 3])
     np.testing.assert_array_equal(dense(update, A), np.ones((4, 2)))
 
 
 def test_a_row_is_divided_by_those_that_touched_it() -> None:
-    update = mean([push(a=([0, 2, 0], [[1, 1], [2, 2], [3, 3]])), push(a=([2, 3], [[4, 4], [5, 5]]))], LAYOUT)
+    update = combined([push(a=([0, 2, 0], [[1, 1], [2, 2], [3, 3]])), push(a=([2, 3], [[4, 4], [5, 5]]))], LAYOUT)
     np.testing.assert_array_equal(dense(update, A)[:, 0], [4, 0, 3, 5])
 
 
 def test_rows_and_whole_gradients_of_one_variable_go_together() -> None:
-    update = mean([push(a=([1], [[3, 3]])), push(a=np.ones((4, 2)))], LAYOUT)
+    update = combined([push(a=([1], [[3, 3]])), push(a=np.ones((4, 2)))], LAYOUT)
     np.testing.assert_array_equal(dense(update, A)[:, 0], [1, 2, 1, 1])
 
 
+def test_a_sum_is_divided_by_nobody() -> None:
+    whole = push(a=np.ones((4, 2)), b=f4(1, 2, 3), run=True)
+    rows = push(a=([0, 2, 0], [[1, 1], [2, 2], [3, 3]]))
+    np.testing.assert_array_equal(dense(combined([whole, whole], LAYOUT, "sum"), B), [2, 4, 6])
+    update = combined([whole, push(b=f4(1, 1, 1)), push()], LAYOUT, "sum")
+    np.testing.assert_array_equal(dense(update, A), np.ones((4, 2)))
+    np.testing.assert_array_equal(dense(update, B), [2, 3, 4])
+    update = combined([rows, push(a=([2, 3], [[4, 4], [5, 5]]))], LAYOUT, "sum")
+    np.testing.assert_array_equal(dense(update, A)[:, 0], [4, 0, 6, 5])
+    np.testing.assert_array_equal(dense(combined([rows, whole], LAYOUT, "sum"), A)[:, 0], [5, 1, 3, 1])
+
+
 def test_nobody_has_a_gradient_here() -> None:
-    assert mean([push(), push()], LAYOUT).empty and mean([], LAYOUT).empty
+    assert combined([push(), push()], LAYOUT).empty and combined([], LAYOUT).empty
 
 
 def test_the_sum_is_taken_in_the_order_that_is_given() -> None:
@@ -93,7 +105,7 @@ def test_the_sum_is_taken_in_the_order_that_is_given() -> None:
     wanted = (((large + small) - large) + small) / np.float32(4)
     assert wanted != ((small + small) + large - large) / np.float32(4)  # the order can be seen
     pushes = [push(a=np.full((4, 2), v), b=f4(v, v, v), run=True) for v in values]
-    assert dense(mean(pushes, LAYOUT), B).tolist() == [wanted] * 3
+    assert dense(combined(pushes, LAYOUT), B).tolist() == [wanted] * 3
 
 
 GRADIENT = st.one_of(
@@ -106,8 +118,8 @@ GRADIENT = st.one_of(
 
 
 @settings(max_examples=80)
-@given(st.lists(GRADIENT, min_size=1, max_size=4))
-def test_the_mean_is_that_of_a_plain_loop(gradients: list[Any]) -> None:
+@given(st.lists(GRADIENT, min_size=1, max_size=4), st.sampled_from(["mean", "sum"]))
+def test_the_mean_and_the_sum_are_those_of_a_plain_loop(gradients: list[Any], reduction: str) -> None:
     total, count = np.zeros((4, 2)), np.zeros(4)
     for gradient in gradients:
         if isinstance(gradient, tuple):
@@ -115,8 +127,8 @@ def test_the_mean_is_that_of_a_plain_loop(gradients: list[Any]) -> None:
             count[np.unique(gradient[0])] += 1
         elif gradient is not None:
             total, count = total + gradient, count + 1
-    wanted = total / np.maximum(count, 1)[:, None]
-    found = dense(mean([push(a=g) for g in gradients], LAYOUT), A)
+    wanted = total / np.maximum(count, 1)[:, None] if reduction == "mean" else total
+    found = dense(combined([push(a=g) for g in gradients], LAYOUT, reduction), A)
     if found is None:
         assert all(g is None for g in gradients)
     else:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from dps import optim
 from dps.config import AUTO
 from dps.ps.store import crew
-from dps.ps.store.gradients import Gradient, Mean, RowGradient
+from dps.ps.store.gradients import Gradient, RowGradient, Sum
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.transport.tuning import ORDINARY
@@ -203,20 +203,21 @@ def test_rows_are_looked_at_too() -> None:
     assert store.counter == 0 and not store.part(PLAN.parts[6]).any()
 
 
+@pytest.mark.parametrize("divides", [True, False])
 @pytest.mark.parametrize("pushes", [1, 2, 3, 4, 5, 7])
-def test_a_mean_is_applied_with_the_bits_of_a_mean_that_was_made_before(pushes: int) -> None:
-    runs = [run_of(seed) for seed in range(pushes)]
+def test_a_mean_and_a_sum_are_applied_with_the_bits_of_one_that_was_made_before(pushes: int, divides: bool) -> None:
+    runs, divisor = [run_of(seed) for seed in range(pushes)], pushes if divides else 1
     made = []
     for arrays in zip(*runs, strict=True):
         total = arrays[0]
         for array in arrays[1:]:
             total = total + array
-        made.append((total / total.dtype.type(pushes)).astype(total.dtype) if pushes > 1 else total)
+        made.append((total / total.dtype.type(divisor)).astype(total.dtype))
     for leased in (False, True):
         one, other = Store(LAYOUT, runtime()), Store(LAYOUT, runtime())
         for step in (1, 2):
             held = one.hold() if leased else None
-            one.apply(Gradient([Mean(arrays) for arrays in zip(*runs, strict=True)], {}), step)
+            one.apply(Gradient([Sum(arrays, divisor) for arrays in zip(*runs, strict=True)], {}), step)
             other.apply(Gradient(made, {}), step)
             assert state(one) == state(other)
             assert held is None or held.counter == step - 1
@@ -235,7 +236,7 @@ def test_a_shared_pass_has_the_bits_of_one_that_is_not(
     for seed in range(6):
         for store in (alone, together):
             pushes = [run_of(seed), run_of(seed + 1)]
-            update = pushes[0] if seed % 2 else [Mean(arrays) for arrays in zip(*pushes, strict=True)]
+            update = pushes[0] if seed % 2 else [Sum(arrays, 2) for arrays in zip(*pushes, strict=True)]
             assert store.apply(Gradient(update, {}, checked=False), seed + 1) == ""
         assert state(alone) == state(together)
     run = run_of(0)

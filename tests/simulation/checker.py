@@ -22,7 +22,7 @@ def violations(
     cluster: SimulatedCluster, history: History, mode: str, bound: int, killed: set[str], update: Update
 ) -> list[str]:
     """Every promise that the run broke, as sentences; empty when all hold."""
-    applied = Applied(cluster)
+    applied = Applied(cluster, isinstance(update, SyncReplicas) and update.reduction == "sum")
     found = [*history.torn[:3], *history.backwards[:3]]
     found += ended(cluster, killed)
     found += applied_once(applied, history.variety.some)

@@ -87,7 +87,7 @@ def train(
     server: Any, history: History, checkpointed: bool, view: bool, compression: Any = None, deltas: bool = False,
     rows: bool = False, parts: int = 1,
 ) -> int:  # fmt: skip
-    """Each push adds one to a cell of its own in all variables (divided by the set's size in sync).
+    """Each push adds one to a cell of its own in all variables (divided by the set's size where the mode takes a mean).
 
     `view`: values are also read in place, and gradients written where the ps reads them. `rows`: two of the variables
     are tables, read and pushed by rows; `parts`: of each variable.

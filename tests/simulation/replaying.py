@@ -17,7 +17,9 @@ PushId = tuple[int, int, int]
 class Applied:
     """The versions that each ps made, of gradients or of values alone, by ps and run epoch, in order."""
 
-    def __init__(self, cluster: SimulatedCluster) -> None:
+    def __init__(self, cluster: SimulatedCluster, sums: bool = False) -> None:
+        self.sums = sums
+        """Whether the gradients of a step are summed; else it is their mean."""
         self.of: dict[tuple[str, int], list[tuple[int, int, tuple[PushId, ...]]]] = {}
         for event in cluster.world.trace:
             if event.what in ("applied", "assigned"):
@@ -45,9 +47,10 @@ def replay(
         if counter <= manifest.shards[index].version:
             # One without a mark was sent twice, of which `no_more_than_sent` tells; one of nothing is in no mean.
             cells = [marks.get((incarnation, number)) for _, incarnation, number in pushes]
+            divisor = 1 if applied.sums else sum(other != -1 for other in cells)
             for cell in cells:
                 if cell is not None and cell >= 0:
-                    values[cell] += np.float32(1) / np.float32(sum(other != -1 for other in cells))
+                    values[cell] += np.float32(1) / np.float32(divisor)
 
 
 class Sets:
@@ -65,8 +68,8 @@ class Sets:
     def replay(
         self, applied: Applied, manifest: Manifest, index: int, ps: int, marks: dict[tuple[int, int], int], name: str
     ) -> int:
-        """What a checkpoint's shard must hold of a variable: each version with gradients adds 1 to one that is trained,
-        and then the value of the lowest task counts, and its last one."""
+        """What a checkpoint's shard must hold of a variable: to one that is trained each version with gradients adds 1,
+        or where gradients are summed one for each; then the value of the lowest task counts, and its last one."""
         trace, value = self._cluster.world.trace, 0
         start = next(e for e in trace if e.what == "epoch" and e.detail["epoch"] == manifest.epoch)
         if start.detail["restore"]:
@@ -75,7 +78,8 @@ class Sets:
         for counter, _, pushes in applied.of.get((f"ps:{ps}", manifest.epoch), []):
             if counter > manifest.shards[index].version:
                 continue
-            value += name == assigned.TRAINED and any(marks.get(push[1:], -1) >= 0 for push in pushes)
+            trained = sum(marks.get(push[1:], -1) >= 0 for push in pushes) if name == assigned.TRAINED else 0
+            value += trained if applied.sums else min(1, trained)
             given = {push: self._values.get((ps, *push[1:]), {}) for push in pushes}
             setting = [push for push, values in given.items() if name in values]
             if setting:

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dps import compress
+from dps import compress, record
 from dps.launch.simulate import SimulatedCluster
 from dps.transport.sim import Compute, Kill, Network, Partition, Pause
 from dps.transport.sim.faults import DiskFull, Fault, SlowDisk
@@ -78,6 +78,13 @@ def update_of(mode: str, workers: int, draw: random.Random) -> Update:
     return SyncReplicas(workers + 1, workers) if kind == "several" else SyncReplicas()
 
 
+def summing(update: Update, mode: str, seed: int) -> Update:
+    """The update mode as it is; with some seeds sync adds the gradients of a step instead of averaging them."""
+    if isinstance(update, SyncReplicas) and random.Random(f"sum {mode} {seed}").random() < 0.4:
+        return record.replace(update, reduction="sum")
+    return update
+
+
 def scenario(mode: str, seed: int, stops: bool = True) -> Scenario:
     """Half of the seeds have a whole network, all have other faults; kills of ps and chief need checkpoints. Where
     `stops`, two in five have processes that are stopped for up to 30 s, too: one, all workers, or all that there are.
@@ -119,9 +126,10 @@ def scenario(mode: str, seed: int, stops: bool = True) -> Scenario:
         faults += stopped(tasks, checkpointed, random.Random(f"stops {mode} {seed}"))
     if mode in AT_ONCE:
         patience_s, update = draw.choice([0.02, 0.3, 3.0]), SyncReplicas() if mode == "steps" else Async()
+        update = summing(update, mode, seed)
         made = Scenario(AT_ONCE[mode], seed, ps, workers, 6, network, faults, killed, checkpointed, update)
         return replace(made, patience_s=patience_s)
-    update = update_of(mode, workers, draw)
+    update = summing(update_of(mode, workers, draw), mode, seed)
     mode = "sync" if mode == "tokens" else mode
     return Scenario(mode, seed, ps, workers, 6, network, faults, killed, checkpointed, update)
 

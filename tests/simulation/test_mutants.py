@@ -16,6 +16,7 @@ from dps.ps import server, shard
 from dps.ps.intake import ledger, rowlists, staged
 from dps.ps.modes import asynchronous as modes
 from dps.ps.modes import clocks, quorum, sync, together, tokens
+from dps.ps.modes.combine import combined
 from dps.ps.serving import answers, early
 from dps.ps.store import draft, store
 from dps.reply import Push
@@ -219,6 +220,17 @@ def test_a_kept_push_that_stays_kept_when_it_is_reported_is_caught(monkeypatch: 
     monkeypatch.setattr(together.Together, "taken", lambda self: list(self._kept.values()))
     monkeypatch.setattr(quorum.Quorum, "awaits", lambda *_: True)
     caught("steps", "applied twice")
+
+
+@pytest.mark.parametrize("others", [{"sum": "mean"}, {"mean": "sum"}])
+def test_a_sum_that_is_divided_and_a_mean_that_is_not_are_caught(
+    monkeypatch: pytest.MonkeyPatch, others: dict[str, str]
+) -> None:
+    def confused(gradients: Any, layout: Any, reduction: str) -> Any:
+        return combined(gradients, layout, others.get(reduction, reduction))
+
+    monkeypatch.setattr(sync, "combined", confused)
+    caught("sync", ": cells ")
 
 
 def test_kept_pushes_that_are_never_reported_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

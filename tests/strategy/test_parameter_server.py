@@ -66,19 +66,111 @@ def test_what_a_ps_cannot_keep_is_refused_with_the_reason() -> None:
         assert variables.read()["w"].tolist() == [1, 1]
 
 
-def test_gradients_that_a_synchronous_mean_would_change_are_refused() -> None:
+def made_of(server: Any, grads: Any, workers: int) -> Any:
+    """The values after one step under SGD(1), to which each worker brings what `grads` says of its task."""
+    with ParameterServer(server, dps.SyncReplicas(workers, workers)) as strategy:
+        with strategy.scope():
+            first = {"w": np.zeros((2, 2)), "b": np.zeros(1)}
+            variables = strategy.variables(first, optimizer=dps.optim.SGD(1.0))
+        strategy.run(lambda: variables.apply_gradients(grads(server.task)))
+        return variables.read()
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_rows_and_missing_gradients_are_summed_over_those_that_have_them(ps: int) -> None:
+    grads = [
+        {"w": dps.Rows([1], -np.ones((1, 2))), "b": -np.ones(1)},
+        {"w": dps.Rows([0, 1], -2 * np.ones((2, 2))), "b": None},
+        {"w": -4 * np.ones((2, 2))},
+    ]
+    run = dps.simulate(made_of, grads.__getitem__, 3, workers=3, ps=ps)
+    assert not run.errors, run.errors
+    for values in run.results:
+        assert values["w"][:, 0].tolist() == [6, 7] and values["b"].tolist() == [1]
+
+
+def summed(server: Any, parts: Any, steps: int) -> Any:
+    """The sums of the workers' parts, step by step; each worker has its own size of gradients in float32."""
+    with dps.Session(
+        server, {"w": np.zeros(3, np.float32)}, optimizer=dps.optim.SGD(1.0), update=dps.SyncReplicas(reduction="sum"),
+    ) as session:  # fmt: skip
+        found = []
+        for step in range(steps):
+            before = session.pull()["w"]
+            session.push({"w": before - parts[step][server.task]})  # the others' are minus their part
+            found.append(session.pull()["w"].copy())
+        return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sum_has_the_bits_of_one_in_task_order_whatever_the_timing(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    parts = (draw.normal(size=(4, 3, 3)) * 10.0 ** draw.integers(-6, 6, (4, 3, 3))).astype(np.float32)
+    run = dps.simulate(
+        summed, parts, 4, workers=3, ps=1 + seed % 2, seed=seed, compute=dps.sim.Compute(0.05, jitter=0.9),
+        network=dps.sim.Network(loss=0.05, double=0.05, reorder=0.1),
+    )  # fmt: skip
+    assert not run.errors, run.errors
+    w = np.zeros(3, np.float32)
+    for step in range(4):
+        gradients = [w - part for part in parts[step]]
+        w = w - ((gradients[0] + gradients[1]) + gradients[2])
+        for found in run.results:
+            assert found[step].tobytes() == w.tobytes()
+
+
+def leaves(server: Any) -> Any:
+    """Worker n brings n + 1 to each step; worker 2 leaves after two steps, the others after four."""
+    with ParameterServer(server, dps.SyncReplicas(3, 3)) as strategy:
+        with strategy.scope():
+            variables = strategy.variables({"w": np.zeros(1)}, optimizer=dps.optim.SGD(1.0))
+        for _ in range(2 if server.task == 2 else 4):
+            variables.apply_gradients({"w": np.full(1, -server.task - 1.0)})
+        return float(variables.read()["w"][0])
+
+
+def test_a_worker_that_has_left_adds_nothing() -> None:
+    run = dps.simulate(leaves, workers=3)
+    assert not run.errors, run.errors
+    assert run.results == [18.0, 18.0, 12.0]  # twice 1 + 2 + 3, and twice 1 + 2
+
+
+def test_other_replicas_are_out_of_reach() -> None:
+    def of_all() -> Any:
+        context = dps.strategy.get_replica_context()
+        assert context is not None
+        return context.all_reduce("sum", 1.0)
+
     def work(server: Any) -> None:
         with ParameterServer(server, dps.SyncReplicas(2, 2)) as strategy:
-            with strategy.scope():
-                variables = strategy.variables({"w": np.zeros((2, 2))}, optimizer=dps.optim.SGD(0.1))
-            for grads in ({"w": dps.Rows([0], np.ones((1, 2)))}, {"w": None}):
-                with pytest.raises(ConfigError, match="of rows|no gradient for w"):
-                    variables.apply_gradients(grads)
-            context = dps.strategy.get_replica_context
             with pytest.raises(ConfigError, match="in other workers"):
-                strategy.run(lambda: context().all_reduce("sum", 1.0))  # type: ignore[union-attr]
+                strategy.run(of_all)
 
     assert not dps.simulate(work, workers=2).errors
+
+
+@pytest.mark.parametrize("mode", ["sync", "sync:sum"])
+def test_a_strategy_without_update_mode_is_refused_in_a_synchronous_run(mode: str) -> None:
+    def work(server: Any) -> None:
+        with ParameterServer(server) as strategy, strategy.scope():
+            with pytest.raises(ConfigError, match="the run has SyncReplicas.*say update='sync' here"):
+                strategy.variables({"w": np.zeros(2)}, optimizer=dps.optim.SGD(0.1))
+
+    assert not dps.simulate(work, workers=1, update=mode).errors
+
+
+def test_a_ps_that_takes_the_mean_does_not_agree_with_a_strategy() -> None:
+    run = dps.simulate(made_of, lambda task: {}, 1, workers=1, update="sync")
+    error = run.errors["worker:0"]
+    assert "wants SyncReplicas(replicas_to_aggregate=1, total_num_replicas=1, reduction=sum)" in error
+    assert "has SyncReplicas()" in error
+
+
+def test_a_session_refuses_a_value_of_each_replica() -> None:
+    params = {"seen": [dps.Variable(np.zeros(1), synchronization="on_read", aggregation="sum")]}
+    with dps.Server.create_local_server() as server:
+        with pytest.raises(ConfigError, match=r"^seen/0: synchronization='on_read' is a value of each replica"):
+            dps.Session(server, params)
 
 
 @pytest.mark.parametrize("update", [dps.SyncReplicas(), dps.SyncReplicas(2, 3)])

@@ -22,7 +22,7 @@ from dps.ps.modes.clocks import Clocks
 from dps.ps.serving.early import Early
 from dps.ps.shard import Shard
 from dps.ps.store.draft import Draft
-from dps.ps.store.gradients import Gradient, Mean, Pieces, RowGradient
+from dps.ps.store.gradients import Gradient, Pieces, RowGradient, Sum
 from dps.run_protocol import Members
 from dps.transport.wire import Array
 from dps.update import Async, Bounded
@@ -257,7 +257,7 @@ class AsyncMode:
         if update.run is not None:
             runs = [
                 g
-                if memory.optimizer is None or isinstance(g, Mean | Pieces)
+                if memory.optimizer is None or isinstance(g, Pieces | Sum)
                 else self._compensate(g, memory.values, backup)
                 for g, memory, backup in zip(update.run, self.shard.store.arenas, backups, strict=True)
             ]

@@ -9,27 +9,29 @@ import numpy as np
 from dps.kernels import rows as row_kernels
 from dps.kernels.halves import widened
 from dps.ps.intake.staged import Staged
-from dps.ps.store.gradients import Gradient, Mean, RowGradient
+from dps.ps.store.gradients import Gradient, RowGradient, Sum
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
 
-def mean(gradients: Sequence[Gradient], layout: ShardLayout) -> Gradient:
+def combined(gradients: Sequence[Gradient], layout: ShardLayout, reduction: str = "mean") -> Gradient:
     """One gradient from those of all pushes of a step, in their order. They stay as they are: their memory may be the
     sessions' own.
 
-    A variable is divided by the number of pushes that have a gradient for it, and a sparse row by the number of
-    pushes that touched it. If all are runs nothing is computed here: the pass that applies them sums.
+    For a "mean" a variable is divided by the number of pushes that have a gradient for it, and a sparse row by the
+    number of pushes that touched it. A "sum" is not divided. If all are runs nothing is computed here: the pass that
+    applies them sums.
     """
     gradients = [gradient for gradient in gradients if gradient.run is not None or gradient.parts]
+    mean = reduction == "mean"
     if gradients and all(gradient.run is not None for gradient in gradients):
-        runs = [gradient.flats() for gradient in gradients]
-        return Gradient(runs[0] if len(runs) == 1 else [Mean(gs) for gs in zip(*runs, strict=True)], {})
+        runs, divisor = [gradient.flats() for gradient in gradients], len(gradients) if mean else 1
+        return Gradient(runs[0] if len(runs) == 1 else [Sum(gs, divisor) for gs in zip(*runs, strict=True)], {})
     parts: dict[int, list[Array | RowGradient]] = {}
     for gradient in gradients:
         for index, of_part in _parts(gradient, layout).items():
             parts.setdefault(index, []).append(_wide(of_part))
-    return Gradient(None, {index: _mean_of_part(parts[index]) for index in sorted(parts)})
+    return Gradient(None, {index: _part(parts[index], mean) for index in sorted(parts)})
 
 
 def assigned(pushes: Sequence[Staged]) -> dict[int, Array]:
@@ -62,22 +64,23 @@ def _parts(gradient: Gradient, layout: ShardLayout) -> Mapping[int, Array | RowG
     }
 
 
-def _mean_of_part(gradients: list[Array | RowGradient]) -> Array | RowGradient:
+def _part(gradients: list[Array | RowGradient], mean: bool) -> Array | RowGradient:
     rows = [g for g in gradients if isinstance(g, RowGradient)]
     if not rows:
         flat = [g.reshape(-1) for g in gradients if not isinstance(g, RowGradient)]
-        return Mean(tuple(flat)).array()
+        return Sum(tuple(flat), len(flat) if mean else 1).array()
     if len(rows) == len(gradients):
         unique, sums, counts = row_kernels.sum_duplicate_rows(
             np.concatenate([g.rows for g in rows]), np.concatenate([g.values for g in rows])
         )
-        sums /= counts.astype(sums.dtype)[:, None]
+        if mean:
+            sums /= counts.astype(sums.dtype)[:, None]
         return RowGradient(unique, sums)
-    return _mean_of_both(gradients)
+    return _dense_part(gradients, mean)
 
 
-def _mean_of_both(gradients: list[Array | RowGradient]) -> Array:
-    """Some pushes have all of the variable, some only rows: every row is divided by its own count."""
+def _dense_part(gradients: list[Array | RowGradient], mean: bool) -> Array:
+    """Some pushes have all of the variable, some only rows: for a mean every row is divided by its own count."""
     dense = next(g for g in gradients if not isinstance(g, RowGradient))
     dim = next(g.values.shape[1] for g in gradients if isinstance(g, RowGradient))
     total = np.zeros((dense.size // max(dim, 1), dim), dense.dtype)
@@ -89,4 +92,6 @@ def _mean_of_both(gradients: list[Array | RowGradient]) -> Array:
         else:
             total += gradient.reshape(total.shape)
             counts += 1
-    return (total / np.maximum(counts, 1)[:, None]).reshape(-1)
+    if mean:
+        total /= np.maximum(counts, 1)[:, None]
+    return total.reshape(-1)

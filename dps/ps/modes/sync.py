@@ -11,7 +11,7 @@ from dps.protocol import APPLIED, DROPPED, REFUSED, WINDOW, Decide, Pull, Push, 
 from dps.ps.intake.intake import Gathering, Intake
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.staged import PushOf, Staged
-from dps.ps.modes.combine import assigned, mean
+from dps.ps.modes.combine import assigned, combined
 from dps.ps.modes.quorum import Decision, Grant, Member, PushId, Quorum
 from dps.ps.modes.together import Together
 from dps.ps.serving.notices import Notices
@@ -31,7 +31,7 @@ class SyncMode:
     frees = False
 
     def __init__(self, shard: Shard, settings: SyncReplicas) -> None:
-        self.shard = shard
+        self.shard, self._settings = shard, settings
         self.quorum: Quorum | None = None
         if shard.is_step_ps:
             self.quorum = Quorum(
@@ -39,9 +39,6 @@ class SyncMode:
                 settings.initial_tokens,
             )  # fmt: skip
         self._others = [ps for ps in shard.plan.ps if ps != shard.ps]
-        quota = settings.replicas_to_aggregate or settings.total_num_replicas
-        self._goes_on = quota is not None or bool(settings.initial_tokens)
-        """Whether a session may usually go on before its push is part of a step."""
         held_s = shard.node.runtime.tuning.modes.held_s
         self._notices = shard.reading.notices if self.quorum is not None else Notices(shard.node, held_s)
         self._decisions: dict[int, Decide] = {}
@@ -50,7 +47,9 @@ class SyncMode:
         self._askers: dict[tuple[int, int], Sender] = {}
         self._granted: dict[tuple[int, int], Pushed] = {}
         self._cuts: list[str] = []
-        self._together = Together(shard, self.quorum, self._note) if self.quorum and not self._others else None
+        self._together: Together | None = None
+        if self.quorum and not self._others:
+            self._together = Together(shard, self.quorum, self._note, settings.reduction)
         self._accepted: list[tuple[int, int]] = []
         """Pushes that count, by incarnation and number, whose askers do not know it yet."""
 
@@ -92,7 +91,9 @@ class SyncMode:
         key = push.incarnation, push.number
         self._askers[key] = sender
         self._report([[push.incarnation, push.number, push.step, staged.problem]])
-        if self.quorum is None and self._goes_on:
+        settings = self._settings
+        goes_on = settings.replicas_to_aggregate or settings.total_num_replicas or settings.initial_tokens
+        if self.quorum is None and goes_on:  # a session may usually go on before its push is part of a step
             self._say_held(key)
         elif key in self._askers:
             self._notices.add(partial(self._say_held, key))
@@ -254,7 +255,7 @@ class SyncMode:
     def _apply(self, chosen: tuple[PushId, ...], step: int) -> None:
         shard = self.shard
         pushes = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in sorted(chosen)]
-        update = mean([staged.sound() for staged in pushes], shard.layout)
+        update = combined([staged.sound() for staged in pushes], shard.layout, self._settings.reduction)
         update.values = assigned(pushes)
         shard.store.apply(update, step, record=partial(self._record, chosen, step))
         for _, incarnation, number in chosen:

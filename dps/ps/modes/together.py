@@ -16,7 +16,7 @@ from dps.protocol import APPLIED, Pushed
 from dps.ps.intake.staged import Staged
 from dps.ps.modes.quorum import PushId, Quorum
 from dps.ps.shard import Shard
-from dps.ps.store.gradients import Gradient, Mean
+from dps.ps.store.gradients import Gradient, Sum
 
 Asked = tuple[Staged, Sender]
 """A complete push, and who waits for its result."""
@@ -25,9 +25,11 @@ Asked = tuple[Staged, Sender]
 class Together:
     """The complete pushes of the step to come that were not reported to the quorum yet."""
 
-    def __init__(self, shard: Shard, quorum: Quorum, granted: Callable[[int, Pushed], None]) -> None:
-        """`granted(incarnation, result)` notes a result that may be asked for again."""
-        self._shard, self._quorum, self._granted = shard, quorum, granted
+    def __init__(
+        self, shard: Shard, quorum: Quorum, granted: Callable[[int, Pushed], None], reduction: str
+    ) -> None:  # fmt: skip
+        """`granted(incarnation, result)` notes a result that may be asked for again. `reduction`: "mean" or "sum"."""
+        self._shard, self._quorum, self._granted, self._reduction = shard, quorum, granted, reduction
         self._kept: dict[int, Asked] = {}
         """By incarnation."""
         self._wanted = 0
@@ -66,10 +68,11 @@ class Together:
         shard, store = self._shard, self._shard.store
         kept = sorted(self._kept.values(), key=lambda asked: asked[0].push[:3])
         gradients = [staged.sound() for staged, _ in kept]
-        mean = Mean(tuple([gradient.flats()[0] for gradient in gradients]))
+        divisor = len(kept) if self._reduction == "mean" else 1
+        total = Sum(tuple([gradient.flats()[0] for gradient in gradients]), divisor)
         checked = all(gradient.checked for gradient in gradients)
         step, pushes = self._quorum.step + 1, tuple([staged.push[:3] for staged, _ in kept])
-        if store.apply(Gradient([mean], {}, checked=checked), step, record=partial(self._record, pushes, step)):
+        if store.apply(Gradient([total], {}, checked=checked), step, record=partial(self._record, pushes, step)):
             return False
         self._kept = {}
         for staged, sender in kept:  # one by one: the first are at work again while the last are answered

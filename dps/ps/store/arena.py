@@ -21,7 +21,7 @@ from dps.kernels import rows as row_kernels
 from dps.kernels.fused import MOST
 from dps.optim import Optimizer
 from dps.ps.store.crew import Crew
-from dps.ps.store.gradients import Mean, is_finite, summed
+from dps.ps.store.gradients import Sum, is_finite, summed
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.tuning import ORDINARY, Tuning
 from dps.transport.wire import Array
@@ -291,20 +291,18 @@ class ArenaMemory:
             return is_finite(gradient)
         return self.shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
 
-    def update(self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float) -> bool:
+    def update(self, index: int, start: int, gradient: Array | Sum, t: int, step: int, scale: float) -> bool:
         """One pass over the elements that `gradient` is for, from the current values to buffer `index`.
 
         Returns False if the pass found NaN or infinity in the gradient; it looks for them if `looks_itself`."""
         if self.by_rows:
             self._update_rows_of_parts(index, start, gradient, t, step, scale)
             return True
-        bound, gs = self._bound, self._gradients(gradient)
+        bound, (gs, n) = self._bound, self._gradients(gradient)
         assert bound is not None
-        n = len(gs)
-        if n > MOST or (n > 1 and not self._fused):
-            gs = self._reduced(gs)
-            n = n if len(gs) > 1 else 1
-        if n == 1 and not self.only_fused and (index == self.current or not self._streams):
+        if len(gs) > MOST or (len(gs) > 1 and not self._fused):
+            gs = self._reduced(gs, n)
+        if len(gs) == 1 and not self.only_fused and (index == self.current or not self._streams):
             n = 0
         out, w, slots = self._given(self.buffers[index].values), self._given(self.values), self._ordered
         size = gs[0].size
@@ -332,11 +330,11 @@ class ArenaMemory:
         return self.counts and len(self.applied) > 1 and not (self.applied == self.applied[0]).all()
 
     def _update_rows_of_parts(
-        self, index: int, start: int, gradient: Array | Mean, t: int, step: int, scale: float
+        self, index: int, start: int, gradient: Array | Sum, t: int, step: int, scale: float
     ) -> None:
         """`update`, of whole parts, by an optimizer that takes all elements of a row together."""
         assert self._bound is not None
-        g = self._reduced(self._gradients(gradient))[0]
+        g = self._reduced(*self._gradients(gradient))[0]
         values, new = self._given(self.values), self._given(self.buffers[index].values)
         for place, part, begin in self._parts_within(start, start + g.size):
             at, shape = slice(begin, begin + part.size), (rows_of(part), part.row_size)
@@ -354,11 +352,14 @@ class ArenaMemory:
         """Values, or a gradient, as they are given to kernels."""
         return array
 
-    def _gradients(self, gradient: Array | Mean) -> tuple[Array, ...]:
-        return tuple(map(self._given, gradient.arrays)) if isinstance(gradient, Mean) else (self._given(gradient),)
+    def _gradients(self, gradient: Array | Sum) -> tuple[tuple[Array, ...], int]:
+        """As kernels take them, and what their sum is divided by."""
+        if isinstance(gradient, Sum):
+            return tuple(map(self._given, gradient.arrays)), gradient.divisor
+        return (self._given(gradient),), 1
 
-    def _reduced(self, gs: tuple[Array, ...]) -> tuple[Array, ...]:
-        """As many gradients as a pass takes, of the same sum in the same order; or their mean."""
+    def _reduced(self, gs: tuple[Array, ...], divisor: int) -> tuple[Array, ...]:
+        """As many gradients as a pass takes, of the same sum in the same order; or one, which is divided."""
         if len(gs) == 1:
             return gs
         if self._scratch is None or self._scratch.size < gs[0].size:
@@ -366,7 +367,7 @@ class ArenaMemory:
         scratch = self._scratch[: gs[0].size]
         if self._fused:
             return (summed(gs[: 1 - MOST], scratch), *gs[1 - MOST :])
-        return (Mean(gs).array(scratch),)
+        return (Sum(gs, divisor).array(scratch),)
 
     def shared(self, size: int, work: Callable[[int, int], bool]) -> bool:
         """`work(start, stop)` on all of `size` elements, by the crew where they are many."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from dps.ps.store.arena import ArenaMemory
-from dps.ps.store.gradients import Gradient, Mean, Pieces, RowGradient, cut, size_of
+from dps.ps.store.gradients import Gradient, Pieces, RowGradient, Sum, cut, size_of
 from dps.transport.wire import Array
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Draft:
         """Whether the shard still is what the draft is made from."""
         return not self._closed and self._before == (self._store.counter, self._store.step)
 
-    def add(self, number: int, start: int, gradient: Array | Mean) -> None:
+    def add(self, number: int, start: int, gradient: Array | Sum) -> None:
         """Write a range of arena `number`, from element `start` on. The gradient was checked."""
         memory = self._store.arenas[number]
         self._pass(memory, number, start, gradient, int(memory.applied[0]) + 1)
@@ -145,7 +145,7 @@ class Draft:
             memory.set(index, start + at, value[at : at + block])
             runtime.preempt()
 
-    def _pass(self, memory: ArenaMemory, number: int, start: int, gradient: Array | Mean, t: int) -> bool:
+    def _pass(self, memory: ArenaMemory, number: int, start: int, gradient: Array | Sum, t: int) -> bool:
         """The kernel over a range; in the simulator in blocks, so that readers come in between."""
         index, runtime = self.targets[number], self._store.runtime
         before = self.step - 1  # what a schedule is a function of: the first update takes its rate at 0

@@ -14,17 +14,19 @@ from dps.variables.plan import Arena
 
 
 @dataclass(frozen=True, slots=True)
-class Mean:
-    """The mean of flat gradients of one arena or part: their sum in this order, divided by their number."""
+class Sum:
+    """Flat gradients of one arena or part that make one: their sum in this order, divided by `divisor`. That is 1 for a
+    sum, which it does not change, and their number for a mean."""
 
     arrays: tuple[Array, ...]
+    divisor: int
 
     def array(self, out: Array | None = None) -> Array:
-        """The mean, in `out` or in new memory; one array is its own mean. The gradients stay as they are."""
+        """The result, in `out` or in new memory; of one array that array. The gradients stay as they are."""
         if len(self.arrays) == 1:
             return self.arrays[0]
         total = out = np.empty_like(self.arrays[0]) if out is None else out
-        cpu.add_divide(out, summed(self.arrays[:-1], total), self.arrays[-1], out.dtype.type(len(self.arrays)))
+        cpu.add_divide(out, summed(self.arrays[:-1], total), self.arrays[-1], out.dtype.type(self.divisor))
         return out
 
 
@@ -69,13 +71,13 @@ class RowGradient:
 
 @dataclass(slots=True)
 class Gradient:
-    """What one push, or the mean of several, brings for a shard. Either `run` (per arena a flat gradient of all of it)
+    """What one push, or several together, bring for a shard. Either `run` (per arena a flat gradient of all of it)
     or `parts`; then `values`, which parts are set to.
 
     The gradient of an arena on a GPU may be there, too: an array of `dps.kernels.device`.
     """
 
-    run: Sequence[Array | Mean | Pieces] | None
+    run: Sequence[Array | Pieces | Sum] | None
     parts: Mapping[int, Array | RowGradient]
     borrowed: bool = False
     """It lies in the session's own memory, which is as it is until the push is answered."""
@@ -89,8 +91,8 @@ class Gradient:
         return self.run is None and not self.parts and not self.values
 
     def flats(self) -> list[Array]:
-        """The arrays of `run`, if it came neither in pieces nor as a mean."""
-        return [array for array in self.run or () if not isinstance(array, Mean | Pieces)]
+        """The arrays of `run`, if it came neither in pieces nor as a sum."""
+        return [array for array in self.run or () if not isinstance(array, Pieces | Sum)]
 
     def own(self) -> Gradient:
         """The same in memory of its own; then the session's is free."""
@@ -126,20 +128,20 @@ def not_finite(arena: Arena, gradient: Array, start: int) -> str:
     return ""
 
 
-def arrays_of(gradient: Array | Mean | Pieces) -> tuple[Array, ...]:
+def arrays_of(gradient: Array | Pieces | Sum) -> tuple[Array, ...]:
     """Those that it is made of, each of all of its arena."""
     if isinstance(gradient, Pieces):
         return (gradient.array(),)
-    return gradient.arrays if isinstance(gradient, Mean) else (gradient,)
+    return gradient.arrays if isinstance(gradient, Sum) else (gradient,)
 
 
-def size_of(gradient: Array | Mean) -> int:
+def size_of(gradient: Array | Sum) -> int:
     """How many elements the gradient is for."""
-    return gradient.arrays[0].size if isinstance(gradient, Mean) else gradient.size
+    return gradient.arrays[0].size if isinstance(gradient, Sum) else gradient.size
 
 
-def cut(gradient: Array | Mean, start: int, stop: int) -> Array | Mean:
+def cut(gradient: Array | Sum, start: int, stop: int) -> Array | Sum:
     """Elements `start` to `stop`, as views."""
-    if isinstance(gradient, Mean):
-        return Mean(tuple(array[start:stop] for array in gradient.arrays))
+    if isinstance(gradient, Sum):
+        return Sum(tuple(array[start:stop] for array in gradient.arrays), gradient.divisor)
     return gradient[start:stop]

@@ -11,7 +11,7 @@ from dps.kernels import rows as row_kernels
 from dps.ps.store.arena import ArenaMemory, Buffer
 from dps.ps.store.crew import crew_of
 from dps.ps.store.draft import Draft
-from dps.ps.store.gradients import Gradient, Mean, Pieces, RowGradient, arrays_of, is_finite, not_finite
+from dps.ps.store.gradients import Gradient, Pieces, RowGradient, Sum, arrays_of, is_finite, not_finite
 from dps.ps.store.hold import Hold
 from dps.ps.store.memory import memory_of
 from dps.transport.endpoint import Runtime
@@ -248,7 +248,7 @@ class Store:
                 self.counter, self.step = draft.counter, draft.step
             self._writing &= draft.reversible
 
-    def _put_together(self, run: Sequence[Array | Mean | Pieces]) -> Sequence[Array | Mean | Pieces]:
+    def _put_together(self, run: Sequence[Array | Pieces | Sum]) -> Sequence[Array | Pieces | Sum]:
         """A run with pieces put together where a pass needs that, before the update counts: memory may lack."""
         for a, memory in self._trained.items():
             gradient = run[a]
