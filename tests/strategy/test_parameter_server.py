@@ -142,9 +142,8 @@ def test_other_replicas_are_out_of_reach() -> None:
         return context.all_reduce("sum", 1.0)
 
     def work(server: Any) -> None:
-        with ParameterServer(server, dps.SyncReplicas(2, 2)) as strategy:
-            with pytest.raises(ConfigError, match="in other workers"):
-                strategy.run(of_all)
+        with ParameterServer(server, dps.SyncReplicas(2, 2)) as strategy, pytest.raises(ConfigError, match="in other"):
+            strategy.run(of_all)
 
     assert not dps.simulate(work, workers=2).errors
 
@@ -152,9 +151,9 @@ def test_other_replicas_are_out_of_reach() -> None:
 @pytest.mark.parametrize("mode", ["sync", "sync:sum"])
 def test_a_strategy_without_update_mode_is_refused_in_a_synchronous_run(mode: str) -> None:
     def work(server: Any) -> None:
-        with ParameterServer(server) as strategy, strategy.scope():
-            with pytest.raises(ConfigError, match="the run has SyncReplicas.*say update='sync' here"):
-                strategy.variables({"w": np.zeros(2)}, optimizer=dps.optim.SGD(0.1))
+        words = "the run has SyncReplicas.*say update='sync' here"
+        with ParameterServer(server) as strategy, strategy.scope(), pytest.raises(ConfigError, match=words):
+            strategy.variables({"w": np.zeros(2)}, optimizer=dps.optim.SGD(0.1))
 
     assert not dps.simulate(work, workers=1, update=mode).errors
 
@@ -168,9 +167,9 @@ def test_a_ps_that_takes_the_mean_does_not_agree_with_a_strategy() -> None:
 
 def test_a_session_refuses_a_value_of_each_replica() -> None:
     params = {"seen": [dps.Variable(np.zeros(1), synchronization="on_read", aggregation="sum")]}
-    with dps.Server.create_local_server() as server:
-        with pytest.raises(ConfigError, match=r"^seen/0: synchronization='on_read' is a value of each replica"):
-            dps.Session(server, params)
+    words = r"^seen/0: synchronization='on_read' is a value of each replica"
+    with dps.Server.create_local_server() as server, pytest.raises(ConfigError, match=words):
+        dps.Session(server, params)
 
 
 @pytest.mark.parametrize("update", [dps.SyncReplicas(), dps.SyncReplicas(2, 3)])

@@ -354,9 +354,8 @@ class ArenaMemory:
 
     def _gradients(self, gradient: Array | Sum) -> tuple[tuple[Array, ...], int]:
         """As kernels take them, and what their sum is divided by."""
-        if isinstance(gradient, Sum):
-            return tuple(map(self._given, gradient.arrays)), gradient.divisor
-        return (self._given(gradient),), 1
+        given, divisor = (gradient.arrays, gradient.divisor) if isinstance(gradient, Sum) else ((gradient,), 1)
+        return tuple(map(self._given, given)), divisor
 
     def _reduced(self, gs: tuple[Array, ...], divisor: int) -> tuple[Array, ...]:
         """As many gradients as a pass takes, of the same sum in the same order; or one, which is divided."""
