@@ -63,8 +63,9 @@ class SyncReplicas(metaclass=Checked):
 
     Example:
         ```pycon
-        >>> dps.SyncReplicas(replicas_to_aggregate=3, total_num_replicas=4)  # one backup worker
-        SyncReplicas(replicas_to_aggregate=3, total_num_replicas=4, initial_tokens=None, reduction='mean')
+        >>> update = dps.SyncReplicas(replicas_to_aggregate=3, total_num_replicas=4)
+        >>> update.total_num_replicas - update.replicas_to_aggregate  # backup workers
+        1
         ```
     """
 
