@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dps.transport.message import Message
+from dps.transport.roles import ANSWER, PS_ONLY, SESSIONS, WORKERS
 from dps.transport.wire import Array
 
 PS = "ps"
@@ -32,7 +33,7 @@ APPLIED, DROPPED, REFUSED = "applied", "dropped", "refused"
 # -- pull -------------------------------------------------------------------------------------------------
 
 
-class Pull(Message, kind=10):
+class Pull(Message, kind=10, roles=SESSIONS):
     """The shard's values. Waits until the shard's step is `min_step`, the push `after` (0: none) of this
     session has its result and, in bounded mode on the step ps, the session's `clock` may read.
 
@@ -81,7 +82,7 @@ class Pull(Message, kind=10):
         return cls(epoch, min_step, after, clock, newer_than, [], patience_ms, True, released, whole=bool(whole))
 
 
-class Values(Message, kind=11):
+class Values(Message, kind=11, roles=ANSWER):
     """One piece of a shard's run at one version: `arrays[i]` are the bytes from `offsets[i]` on."""
 
     epoch: int
@@ -95,7 +96,7 @@ class Values(Message, kind=11):
     arrays: tuple[Array, ...] = ()
 
 
-class NotNewer(Message, kind=12):
+class NotNewer(Message, kind=12, roles=ANSWER):
     """The shard's version is the one that the asker has."""
 
     epoch: int
@@ -103,7 +104,7 @@ class NotNewer(Message, kind=12):
     step: int
 
 
-class Lookup(Message, kind=13):
+class Lookup(Message, kind=13, roles=SESSIONS):
     """Asks for rows of one part. `arrays` is one int64 array of row numbers within the part, or empty if the ps should
     have the session's list of this number already (if it does not, it answers with RowsUnknown)."""
 
@@ -119,7 +120,7 @@ class Lookup(Message, kind=13):
     arrays: tuple[Array, ...] = ()
 
 
-class Rows(Message, kind=14):
+class Rows(Message, kind=14, roles=ANSWER):
     """Some of the requested rows, in order, from `first` on, with shape (rows, elements of a row)."""
 
     epoch: int
@@ -128,7 +129,7 @@ class Rows(Message, kind=14):
     arrays: tuple[Array, ...] = ()
 
 
-class SharedRows(Message, kind=19):
+class SharedRows(Message, kind=19, roles=ANSWER):
     """All requested rows are at the beginning of this memory, until a Lookup says that they have been read."""
 
     epoch: int
@@ -136,13 +137,13 @@ class SharedRows(Message, kind=19):
     memory: list[int]
 
 
-class RowsUnknown(Message, kind=28):
+class RowsUnknown(Message, kind=28, roles=ANSWER):
     """The ps does not have the list of this number (any more); send the row numbers themselves."""
 
     listed: int
 
 
-class SharedValues(Message, kind=15):
+class SharedValues(Message, kind=15, roles=ANSWER):
     """One version of the shard, to be read in place until a Release with the pull's number: a memory per arena."""
 
     epoch: int
@@ -163,14 +164,14 @@ class SharedValues(Message, kind=15):
         return cls(epoch, counter, step, [[process, descriptor, inode, nbytes]])
 
 
-class Release(Message, kind=16):
+class Release(Message, kind=16, roles=SESSIONS):
     """The SharedValues under these request numbers have been read."""
 
     epoch: int
     numbers: list[int]
 
 
-class Probe(Message, kind=17):
+class Probe(Message, kind=17, roles=SESSIONS):
     """Asks whether the ps is on the asker's machine. `memory` names memory of the asker that begins with `token`;
     `direct` names its datagram socket."""
 
@@ -179,7 +180,7 @@ class Probe(Message, kind=17):
     direct: bytes = b""
 
 
-class Probed(Message, kind=18):
+class Probed(Message, kind=18, roles=ANSWER):
     """Answers Probe with memory of the ps that begins with `token`, and its `direct`. The names are empty if the ps
     could not read the asker's memory."""
 
@@ -188,7 +189,7 @@ class Probed(Message, kind=18):
     direct: bytes = b""
 
 
-class Changes(Message, kind=29):
+class Changes(Message, kind=29, roles=ANSWER):
     """One piece of the changes of the values since the version `base`, encoded by `dps.variables.deltas`."""
 
     epoch: int
@@ -207,7 +208,7 @@ EMPTY, RUN, PARTS, SHARED = 0, 1, 2, 3
 DENSE, ROWS, LISTED, PACKED, VALUE = 0, 1, 2, 3, 4
 
 
-class Push(Message, kind=20):
+class Push(Message, kind=20, roles=WORKERS):
     """One piece of a push. Form EMPTY: nothing for this shard; RUN: bytes of the dense run at `offsets`; PARTS:
     `parts` lists [part index, how, list, place]; SHARED: the dense run lies in the sender's memory, `parts` is that
     memory's name and the offset in it.
@@ -256,20 +257,20 @@ class Push(Message, kind=20):
         return cls(epoch, number, step, counter, SHARED, nbytes, [], place, clock, bool(lend), released)
 
 
-class PushStatus(Message, kind=21):
+class PushStatus(Message, kind=21, roles=WORKERS):
     """Asks for the state of a push. Answered with Pushed, Waiting or PushMissing."""
 
     epoch: int
     number: int
 
 
-class PushMissing(Message, kind=22):
+class PushMissing(Message, kind=22, roles=ANSWER):
     """The ps does not have the whole push; send it again under the same number."""
 
     number: int
 
 
-class PushHeld(Message, kind=23):
+class PushHeld(Message, kind=23, roles=ANSWER):
     """The ps has the whole, checked push, which waits for its step's set; never the last answer.
     `accepted` is true once the set that contains it is fixed."""
 
@@ -278,7 +279,7 @@ class PushHeld(Message, kind=23):
     reason: str
 
 
-class Pushed(Message, kind=24):
+class Pushed(Message, kind=24, roles=ANSWER):
     """The result of a push on one shard: status applied, dropped or refused (with its reason); the step, in
     sync the token; how many versions were applied between pull and push; the shard's version after it."""
 
@@ -318,20 +319,20 @@ class Pushed(Message, kind=24):
         return cls(number, APPLIED, step, staleness, counter, "", lent, bool(credit))
 
 
-class Credit(Message, kind=25):
+class Credit(Message, kind=25, roles=WORKERS):
     """Asks for permission to send a push of several pieces. Answered with Done when it may be sent."""
 
     epoch: int
     number: int
 
 
-class Enter(Message, kind=26):
+class Enter(Message, kind=26, roles=SESSIONS):
     """A session wants to take part in synchronous steps; answered with Token when it may begin."""
 
     epoch: int
 
 
-class Token(Message, kind=27):
+class Token(Message, kind=27, roles=ANSWER):
     """The session's local step from now on."""
 
     step: int
@@ -340,7 +341,7 @@ class Token(Message, kind=27):
 # -- ps to ps, synchronous steps --------------------------------------------------------------------------
 
 
-class Report(Message, kind=30):
+class Report(Message, kind=30, roles=PS_ONLY):
     """A ps reports a push that is whole there to the step ps: [incarnation, number, local step, refusal]."""
 
     epoch: int
@@ -348,7 +349,7 @@ class Report(Message, kind=30):
     pushes: list[Any]
 
 
-class Decide(Message, kind=31):
+class Decide(Message, kind=31, roles=PS_ONLY):
     """Entry `index` of the step ps's decisions, carried out in order by every ps: apply `chosen` (lists of
     [task, incarnation, number]) as step `step`, drop `dropped`, refuse `refused` (with a reason each), forget
     the staged pushes of `ended` incarnations, copy the shard for the checkpoint `cut` ("" for none)."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from dps.protocol import NOTHING
 from dps.transport.message import Message
+from dps.transport.roles import ALL, ANSWER, CHIEF_ONLY, ENDS, NODES, SESSIONS, WORKERS
 from dps.transport.wire import Array
 
 CHIEF, AGENT = "chief", "agent"
@@ -18,7 +19,7 @@ NO_NOTES: dict[str, Any] = {}
 # -- chief to ps ------------------------------------------------------------------------------------------
 
 
-class Configure(Message, kind=40):
+class Configure(Message, kind=40, roles=CHIEF_ONLY):
     """A new run epoch on a ps: forget everything, hold this shard of the plan, restore it or wait for Init."""
 
     epoch: int
@@ -33,7 +34,7 @@ class Configure(Message, kind=40):
     """Name of the checkpoint to restore from; "": wait for Init."""
 
 
-class Configured(Message, kind=41):
+class Configured(Message, kind=41, roles=ANSWER):
     """The ps has the shard (restored, or waiting for Init), at a step. `ended` and `reached`, from a step ps: the last
     run epoch that it served, and that epoch's last step."""
 
@@ -43,7 +44,7 @@ class Configured(Message, kind=41):
     reached: int = 0
 
 
-class Init(Message, kind=42):
+class Init(Message, kind=42, roles=WORKERS):
     """A piece of the shard's first values, from the session that the chief chose."""
 
     epoch: int
@@ -52,7 +53,7 @@ class Init(Message, kind=42):
     arrays: tuple[Array, ...] = ()
 
 
-class Members(Message, kind=43):
+class Members(Message, kind=43, roles=CHIEF_ONLY):
     """The full, numbered list of members: `live` lists [incarnation, task name, task index, worker?]; `waiting` names
     the expected workers that have not joined, `absent` those that were given up before they joined; `gone` counts
     workers that joined and then finished or were lost."""
@@ -67,11 +68,11 @@ class Members(Message, kind=43):
     """What another chief must know to continue this run epoch. Each ps keeps the newest notes (see Serving)."""
 
 
-class AskServing(Message, kind=51):
+class AskServing(Message, kind=51, roles=CHIEF_ONLY):
     """Asks which run epoch the ps serves. A chief sends it to a ps of a run that another chief began."""
 
 
-class Serving(Message, kind=52):
+class Serving(Message, kind=52, roles=ANSWER):
     """What an earlier chief told the ps: the fields of Configure, and the notes of the newest Members. `trains` is
     false before the first Members; `step` is the shard's. Epoch 0: the ps serves none."""
 
@@ -85,14 +86,14 @@ class Serving(Message, kind=52):
     notes: dict[str, Any]
 
 
-class CutShard(Message, kind=44):
+class CutShard(Message, kind=44, roles=CHIEF_ONLY):
     """Copy the shard for a checkpoint: in sync mode between the same two steps on every ps, else at once."""
 
     epoch: int
     cut: str
 
 
-class ShardCut(Message, kind=49):
+class ShardCut(Message, kind=49, roles=ANSWER):
     """The shard is copied, at this step and version; `applied` is, for each part of the shard in the order of its
     layout, how often its optimizer was applied; `pushes` lists [incarnation, number of its last push with a result]."""
 
@@ -102,7 +103,7 @@ class ShardCut(Message, kind=49):
     pushes: list[Any] = NOTHING
 
 
-class SaveShard(Message, kind=50):
+class SaveShard(Message, kind=50, roles=CHIEF_ONLY):
     """Write a copied shard into a checkpoint's folder."""
 
     epoch: int
@@ -111,7 +112,7 @@ class SaveShard(Message, kind=50):
     name: str
 
 
-class ShardSaved(Message, kind=45):
+class ShardSaved(Message, kind=45, roles=ANSWER):
     """The shard file is on disk."""
 
     file: str
@@ -119,18 +120,18 @@ class ShardSaved(Message, kind=45):
     digest: str
 
 
-class StopTask(Message, kind=46):
+class StopTask(Message, kind=46, roles=CHIEF_ONLY):
     """The run ends for this task, with this exit code and reason ("" if the run went well)."""
 
     code: int
     reason: str
 
 
-class AskStats(Message, kind=47):
+class AskStats(Message, kind=47, roles=ALL):
     """Asks for the counters of an actor, for people."""
 
 
-class Stats(Message, kind=48):
+class Stats(Message, kind=48, roles=ANSWER):
     """Answer to AskStats: plain values by name."""
 
     values: dict[str, Any]
@@ -139,7 +140,7 @@ class Stats(Message, kind=48):
 # -- to the chief -----------------------------------------------------------------------------------------
 
 
-class Register(Message, kind=60):
+class Register(Message, kind=60, roles=NODES):
     """A node joins the cluster, or reports that it is still there: its job, task (-1: assign one), address, a number
     that differs for each process, the highest run epoch that it has seen, and the update mode of its flags."""
 
@@ -151,14 +152,14 @@ class Register(Message, kind=60):
     update: dict[str, Any]
 
 
-class Registered(Message, kind=61):
+class Registered(Message, kind=61, roles=ANSWER):
     """The node's task, and the cluster as the chief knows it."""
 
     task: int
     cluster: dict[str, Any]
 
 
-class OpenSession(Message, kind=62):
+class OpenSession(Message, kind=62, roles=SESSIONS):
     """A session joins, or joins again after a rollback. `session` is its own number; `epoch` the run epoch whose end it
     has seen (0: none); `plan` the layout that it wants ({}: the run's); `step` the step that it reached in that
     epoch."""
@@ -174,7 +175,7 @@ class OpenSession(Message, kind=62):
     step: int = 0
 
 
-class SessionOpened(Message, kind=63):
+class SessionOpened(Message, kind=63, roles=ANSWER):
     """The session's incarnation in this run epoch, which began at `step`. `initialise`: send Init to every ps, then
     Initialised. `reached`: the highest known step of the previous epoch; `certain`: whether that is its last step."""
 
@@ -190,14 +191,14 @@ class SessionOpened(Message, kind=63):
     certain: bool = True
 
 
-class Initialised(Message, kind=64):
+class Initialised(Message, kind=64, roles=WORKERS):
     """The chosen session has sent all first values to every ps."""
 
     epoch: int
     session: int
 
 
-class CloseSession(Message, kind=65):
+class CloseSession(Message, kind=65, roles=SESSIONS):
     """A session ends. `error` is "" if its program ended well; `step` is the step that it reached in the run epoch
     `epoch`. The other fields are for a restarted chief."""
 
@@ -210,13 +211,13 @@ class CloseSession(Message, kind=65):
     epoch: int = 0
 
 
-class AskState(Message, kind=66):
+class AskState(Message, kind=66, roles=SESSIONS):
     """Asks for the state of the run. Sent by sessions that wait for answers."""
 
     session: int
 
 
-class State(Message, kind=67):
+class State(Message, kind=67, roles=ANSWER):
     """The run epoch, whether it trains, the leading session, and a sentence about what is missing."""
 
     epoch: int
@@ -225,13 +226,13 @@ class State(Message, kind=67):
     text: str
 
 
-class Save(Message, kind=68):
+class Save(Message, kind=68, roles=WORKERS):
     """Write a checkpoint now, unless these versions of all shards are saved already."""
 
     session: int
 
 
-class Restore(Message, kind=72):
+class Restore(Message, kind=72, roles=WORKERS):
     """Roll the run back to a checkpoint: a new run epoch. `name` "": the newest whole one. `epoch` is the sender's; if
     that epoch is over, the restore has been done already."""
 
@@ -240,20 +241,20 @@ class Restore(Message, kind=72):
     name: str
 
 
-class Saved(Message, kind=69):
+class Saved(Message, kind=69, roles=ANSWER):
     """The newest checkpoint after a Save."""
 
     name: str
     step: int
 
 
-class Drain(Message, kind=74):
+class Drain(Message, kind=74, roles=CHIEF_ONLY):
     """The run should end: stop the worker's loop after its step. Repeated at each Register; not answered."""
 
     reason: str
 
 
-class Leave(Message, kind=73):
+class Leave(Message, kind=73, roles=ENDS):
     """A ps was told to end: answered with Done when it may leave, or with StopTask if the run ends with it.
 
     Or a worker's program is over or was killed: if it has no session any more, nobody waits for it.
@@ -267,11 +268,11 @@ class Leave(Message, kind=73):
     """The exit code of its process; negative: the signal that killed it."""
 
 
-class AskCluster(Message, kind=70):
+class AskCluster(Message, kind=70, roles=ALL):
     """Asks which tasks have registered. Answered at once."""
 
 
-class ClusterIs(Message, kind=71):
+class ClusterIs(Message, kind=71, roles=ANSWER):
     """The tasks by job. `complete`: all expected ps have registered; otherwise `text` says which are missing."""
 
     cluster: dict[str, Any]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dps.errors import from_wire, wire_name
 from dps.transport.message import Message
+from dps.transport.roles import ANSWER
 
 
-class Done(Message, kind=1):
+class Done(Message, kind=1, roles=ANSWER):
     """The request was carried out; the answer has no content."""
 
 
-class Failed(Message, kind=2):
+class Failed(Message, kind=2, roles=ANSWER):
     """The request was refused, or its handler raised an error: its class and text, the task, the traceback."""
 
     error: str
@@ -28,7 +29,7 @@ class Failed(Message, kind=2):
         return Failed(wire_name(error), str(error), task, traceback)
 
 
-class Waiting(Message, kind=3):
+class Waiting(Message, kind=3, roles=ANSWER):
     """The request was received and waits; `reason` names whom it waits for. Never the last answer."""
 
     reason: str

@@ -13,6 +13,7 @@ from dps.actors.ref import Sender
 from dps.errors import Unavailable
 from dps.transport.message import Message
 from dps.transport.probing import starts_with
+from dps.transport.roles import ALL, ANSWER
 from dps.transport.wire import Array
 
 EXAMINER = "examiner"
@@ -26,7 +27,7 @@ def version() -> str:
     return importlib.metadata.version("dps")
 
 
-class Examine(Message, kind=110):
+class Examine(Message, kind=110, roles=ALL):
     """Asks what this node is. `nbytes`: how many bytes the answer should bring. `memory` and `token`: memory of the
     asker, if it has any, and what it holds. `arrays` may be of any size, and are not looked at."""
 
@@ -36,7 +37,7 @@ class Examine(Message, kind=110):
     arrays: tuple[Array, ...] = ()
 
 
-class Examined(Message, kind=111):
+class Examined(Message, kind=111, roles=ANSWER):
     """The version of dps, the machine's name, the time there in seconds since 1970, and whether the asker's memory can
     be read."""
 

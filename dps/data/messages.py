@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dps.transport.message import Message
+from dps.transport.roles import ANSWER, TASKS
 from dps.transport.wire import Array
 
 
@@ -13,7 +14,7 @@ def feed_name(name: str) -> str:
     return f"feed/{name}"
 
 
-class JoinFeed(Message, kind=100):
+class JoinFeed(Message, kind=100, roles=TASKS):
     """A worker wants batches, under a number that it draws. Answered with FeedIs."""
 
     client: int
@@ -23,14 +24,14 @@ class JoinFeed(Message, kind=100):
     """Its node: what it has not finished goes to others when that node is lost."""
 
 
-class FeedIs(Message, kind=101):
+class FeedIs(Message, kind=101, roles=ANSWER):
     """The task that serves, and the epoch that it is in, or that it begins when somebody wants it."""
 
     task: str
     epoch: int
 
 
-class Want(Message, kind=102):
+class Want(Message, kind=102, roles=TASKS):
     """A batch of an epoch is wanted, under a number that rises in the epoch. Answered with Batch or EpochEnded, with
     Waiting while there is none."""
 
@@ -43,7 +44,7 @@ class Want(Message, kind=102):
     """So are these."""
 
 
-class Batch(Message, kind=103):
+class Batch(Message, kind=103, roles=ANSWER):
     """A batch. It is given to nobody else while its worker is there."""
 
     number: int
@@ -51,13 +52,13 @@ class Batch(Message, kind=103):
     arrays: tuple[Array, ...] = ()
 
 
-class EpochEnded(Message, kind=104):
+class EpochEnded(Message, kind=104, roles=ANSWER):
     """All batches of the epoch are finished, by whomever."""
 
     epoch: int
 
 
-class LeaveFeed(Message, kind=105):
+class LeaveFeed(Message, kind=105, roles=TASKS):
     """The worker ends its pass; all that it has not finished goes to others. Answered with Done."""
 
     client: int
@@ -66,11 +67,11 @@ class LeaveFeed(Message, kind=105):
     finished: list[int]
 
 
-class AskPosition(Message, kind=106):
+class AskPosition(Message, kind=106, roles=TASKS):
     """Answered with PositionIs."""
 
 
-class PositionIs(Message, kind=107):
+class PositionIs(Message, kind=107, roles=ANSWER):
     """Which batches are finished, for a restart that gives the others."""
 
     task: str

@@ -6,6 +6,7 @@ from dps.actors.actor import Actor
 from dps.actors.ref import Ref, Sender
 from dps.run_protocol import AGENT, StopTask
 from dps.transport.message import Message
+from dps.transport.roles import ANSWER, NODES, TASKS
 
 DIRECTORY = "directory"
 """The actor's name, on the chief's node."""
@@ -15,20 +16,20 @@ GRACE_S = 1.0
 """How long a task may be disconnected before it is taken out."""
 
 
-class Announce(Message, kind=95):
+class Announce(Message, kind=95, roles=TASKS):
     """The node at an address serves something under a name. Answered with Done."""
 
     name: str
     address: str
 
 
-class Find(Message, kind=96):
+class Find(Message, kind=96, roles=NODES):
     """Answered with Found."""
 
     name: str
 
 
-class Found(Message, kind=97):
+class Found(Message, kind=97, roles=ANSWER):
     """The addresses under a name, sorted."""
 
     addresses: list[str]

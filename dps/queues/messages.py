@@ -7,13 +7,14 @@ that comes again has the same number, and changes nothing.
 from __future__ import annotations
 
 from dps.transport.message import Message
+from dps.transport.roles import ANSWER, TASKS
 from dps.transport.wire import Array
 
 QUEUES = "queues"
 """The actor's name, on the chief's node."""
 
 
-class OpenQueue(Message, kind=80):
+class OpenQueue(Message, kind=80, roles=TASKS):
     """A client wants to use a queue, which is made where it is not there. Answered with QueueOpened."""
 
     queue: str
@@ -26,13 +27,13 @@ class OpenQueue(Message, kind=80):
     """Its node: what the client has not acknowledged goes to others when that node is lost."""
 
 
-class QueueOpened(Message, kind=81):
+class QueueOpened(Message, kind=81, roles=ANSWER):
     """The client is known."""
 
     capacity: int
 
 
-class Put(Message, kind=82):
+class Put(Message, kind=82, roles=TASKS):
     """An item. Answered with Done once it is in the queue, with Waiting while there is no room."""
 
     queue: str
@@ -43,7 +44,7 @@ class Put(Message, kind=82):
     arrays: tuple[Array, ...] = ()
 
 
-class AskPut(Message, kind=83):
+class AskPut(Message, kind=83, roles=TASKS):
     """What became of a put? Answered as Put, or with PutMissing."""
 
     queue: str
@@ -51,13 +52,13 @@ class AskPut(Message, kind=83):
     number: int
 
 
-class PutMissing(Message, kind=84):
+class PutMissing(Message, kind=84, roles=ANSWER):
     """The put has not come; send it again under its number."""
 
     number: int
 
 
-class Get(Message, kind=85):
+class Get(Message, kind=85, roles=TASKS):
     """An item is wanted. Answered with Item, with Waiting while there is none."""
 
     queue: str
@@ -67,7 +68,7 @@ class Get(Message, kind=85):
     """All gets of the client below this number are over: what was given for them and not acknowledged goes back."""
 
 
-class Item(Message, kind=86):
+class Item(Message, kind=86, roles=ANSWER):
     """An item for a get. It is the client's once a Finish for it was answered with `yours`."""
 
     number: int
@@ -75,7 +76,7 @@ class Item(Message, kind=86):
     arrays: tuple[Array, ...] = ()
 
 
-class Finish(Message, kind=87):
+class Finish(Message, kind=87, roles=TASKS):
     """The item of this get came. Answered with Finished."""
 
     queue: str
@@ -83,13 +84,13 @@ class Finish(Message, kind=87):
     number: int
 
 
-class Finished(Message, kind=88):
+class Finished(Message, kind=88, roles=ANSWER):
     """Whether the item is the client's; else it went back meanwhile, and to another one."""
 
     yours: bool
 
 
-class Withdraw(Message, kind=89):
+class Withdraw(Message, kind=89, roles=TASKS):
     """A put and a get (0: none) are not waited for any more. Answered with Withdrawn."""
 
     queue: str
@@ -98,33 +99,33 @@ class Withdraw(Message, kind=89):
     get: int
 
 
-class Withdrawn(Message, kind=90):
+class Withdrawn(Message, kind=90, roles=ANSWER):
     """Whether the put is in the queue all the same; the get is over."""
 
     accepted: bool
 
 
-class AskSize(Message, kind=91):
+class AskSize(Message, kind=91, roles=TASKS):
     """Answered with SizeIs."""
 
     queue: str
     client: int
 
 
-class SizeIs(Message, kind=92):
+class SizeIs(Message, kind=92, roles=ANSWER):
     """How many items can be got now."""
 
     items: int
 
 
-class CloseQueue(Message, kind=93):
+class CloseQueue(Message, kind=93, roles=TASKS):
     """Nothing more may be put. Answered with Done."""
 
     queue: str
     client: int
 
 
-class LeaveQueue(Message, kind=94):
+class LeaveQueue(Message, kind=94, roles=TASKS):
     """The client needs the queue no more. Answered with Done."""
 
     queue: str

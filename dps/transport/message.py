@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from dps.record import construct, getter, own_fields
+from dps.transport.roles import Roles
 
 _TYPES: dict[str, frozenset[type] | None] = {
     **{plain.__name__: frozenset([plain]) for plain in (int, str, bool, bytes, list, dict)},
@@ -49,7 +50,8 @@ FORMS: dict[int, Form] = {}
 
 @dataclass_transform(frozen_default=True)
 class Message:
-    """Root of all messages: `class Pull(Message, kind=10)`, then fields with their types, and defaults for the last.
+    """Root of all messages: `class Pull(Message, kind=10, roles=SESSIONS)`, then fields with their types, and defaults
+    for the last. `roles`: which peers may send it, if they have keys.
 
     Types are int, str, bool, bytes, float, list, dict and Any; `arrays`, the last, is a tuple of arrays. A message and
     its contents do not change once it is made. Raises TypeError for a number that another class has.
@@ -60,11 +62,13 @@ class Message:
     """
 
     form_of: ClassVar[Form]
+    roles: ClassVar[Roles]
     _fields: ClassVar[tuple[str, ...]] = ()
 
-    def __init_subclass__(cls, *, kind: int) -> None:
+    def __init_subclass__(cls, *, kind: int, roles: Roles) -> None:
         if kind in FORMS:
             raise TypeError(f"message kind {kind} is taken by {FORMS[kind].cls.__name__}")
+        cls.roles = roles
         fields = cls._fields = own_fields(cls)
         names = tuple(name for name in fields if name != "arrays")
         types = tuple(_TYPES[cls.__annotations__[name].partition("[")[0]] for name in names)

@@ -312,7 +312,7 @@ def test_peek_finds_who_asked_in_a_header_of_another_version() -> None:
 def test_a_kind_is_given_once() -> None:
     with pytest.raises(TypeError, match="message kind 1 is taken by Done"):
 
-        class Again(Message, kind=1):
+        class Again(Message, kind=1, roles=frozenset()):
             """Takes the number of Done."""
 
 
