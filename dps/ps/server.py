@@ -10,6 +10,7 @@ from dps.actors.ref import Sender
 from dps.checkpoint import load
 from dps.errors import Aborted, DpsError, ProtocolError, Unavailable
 from dps.protocol import (
+    PARTS,
     Credit,
     Decide,
     Enter,
@@ -193,7 +194,7 @@ class PsActor(Actor):
         shard = self._shard(message.epoch)
         ledger = shard.ledger(sender, message.epoch)
         key = sender.incarnation, message.number
-        if key in shard.credits or ledger.is_complete(message.number):
+        if key in shard.credits.held or ledger.is_complete(message.number):
             self.node.answer(sender)
             return
         shard.credits.wanted(key, sender)
@@ -204,7 +205,7 @@ class PsActor(Actor):
 
     def _needs_no_credit(self, shard: Shard, key: tuple[int, int]) -> None:
         """The memory of a push has gone, or is on its way into a step."""
-        if key in shard.credits:
+        if key in shard.credits.held:
             shard.credits.over(key, self.node.runtime.now())
             self._grant(shard)
 
@@ -237,13 +238,14 @@ class PsActor(Actor):
             return
         if ledger.is_complete(number):
             shard.mode.again(ledger, number, sender)
-        elif missing := unknown_list(message, ledger.memory):
+        elif message.form == PARTS and (missing := unknown_list(message, ledger.memory)):
             self.node.answer(sender, RowsUnknown(missing))
         else:
             came = receive(message, ledger, shard.layout, shard.checks_finite, shard.mode.begin)
             if isinstance(came, Staged):
                 shard.mode.whole(came, sender)
-                self._needs_no_credit(shard, (sender.incarnation, number))
+                if shard.credits.held:
+                    self._needs_no_credit(shard, (sender.incarnation, number))
             elif came.state is State.LOST:
                 self.node.answer(sender, PushMissing(number))
             else:

@@ -32,6 +32,8 @@ class Shard:
         """`device`, `threads`: as of `Store`, which may raise ConfigError for the device."""
         self.node, self.epoch, self.plan, self.ps = node, epoch, plan, ps
         self.store = Store(plan.layouts[ps], node.runtime, device, threads)
+        self.layout: ShardLayout = self.store.layout
+        """How the shard's parts lie in a run of bytes."""
         self.peers = {task: Ref(address, "ps") for task, address in addresses.items()}
         self.ledgers: dict[int, Ledger] = {}
         self.members: Members | None = None
@@ -48,11 +50,6 @@ class Shard:
         self.staleness: dict[str, int] = {}
         self.credits = Credits(self.layout.gradient_nbytes, node.runtime.tuning)
         self.reading = Reading(self)
-
-    @property
-    def layout(self) -> ShardLayout:
-        """How the shard's parts lie in a run of bytes."""
-        return self.store.layout
 
     @property
     def ready(self) -> bool:
@@ -77,7 +74,7 @@ class Shard:
 
     def ledger(self, sender: Sender, epoch: int) -> Ledger:
         """The ledger of a message's session; Aborted for another epoch or an incarnation not admitted."""
-        if epoch != self.epoch or not self.ready:
+        if epoch != self.epoch or self.members is None:
             self.counts["aborted"] += 1
             raise Aborted(f"run epoch {epoch} is not the one of {self.node.name}, which is {self.epoch}")
         found = self.ledgers.get(sender.incarnation)

@@ -163,7 +163,7 @@ def granted(credits: Credits, now: float, spares: bool = True) -> list[int]:
 
 def test_credit_is_granted_in_the_order_of_asking_one_at_a_time() -> None:
     credits = wanted(1, 2, 3)
-    assert of(1) in credits and credits.waits(of(2)) and granted(credits, 0.1) == []
+    assert of(1) in credits.held and credits.waits(of(2)) and granted(credits, 0.1) == []
     credits.over(of(1), 0.2)
     assert granted(credits, 0.2) == [2] and credits.waits(of(3))
 
@@ -207,4 +207,4 @@ def test_who_brings_nothing_loses_its_credit() -> None:
     credits = wanted(1, 2)
     credits.heard(of(1), MB, 1.0)
     assert credits.expire(1.0 + CREDIT_TIMEOUT_S) == []
-    assert credits.expire(1.1 + CREDIT_TIMEOUT_S) == [of(1)] and of(1) not in credits
+    assert credits.expire(1.1 + CREDIT_TIMEOUT_S) == [of(1)] and of(1) not in credits.held

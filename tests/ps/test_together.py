@@ -103,7 +103,7 @@ class Ps:
         message = Push(1, number, step, 0, SHARED, LAYOUT.gradient_nbytes, [], place, 0, True, released)
         with pytest.MonkeyPatch.context() as patch:
             if ordinary:
-                patch.setattr(Together, "keep", lambda *_: False)
+                patch.setattr(Together, "keep", lambda *_: None)
             self.node.handle("ps", message, sender(incarnation, 10 * number))
         return self.node.take()
 

@@ -207,17 +207,14 @@ def test_a_push_that_goes_the_ordinary_way_under_another_number_is_caught(
 
 
 def test_a_kept_push_that_stays_kept_when_it_is_reported_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep(self: together.Together, staged: Any, sender: Any) -> bool:
-        if (
-            staged.push.incarnation in self._kept
-            and self._kept[staged.push.incarnation][0].push.number < staged.push.number
-        ):
-            del self._kept[staged.push.incarnation]
-        return bool(kept(self, staged, sender))
+    def keep(self: together.Together, staged: Any, sender: Any) -> int | None:
+        for push in [push for push in self.kept if push[1] == staged.push.incarnation and push[2] < staged.push.number]:
+            del self.kept[push]
+        return kept(self, staged, sender)
 
     kept = together.Together.keep
     monkeypatch.setattr(together.Together, "keep", keep)
-    monkeypatch.setattr(together.Together, "taken", lambda self: list(self._kept.values()))
+    monkeypatch.setattr(together.Together, "taken", lambda self: list(self.kept.values()))
     monkeypatch.setattr(quorum.Quorum, "awaits", lambda *_: True)
     caught("steps", "applied twice")
 
@@ -239,8 +236,12 @@ def test_kept_pushes_that_are_never_reported_are_caught(monkeypatch: pytest.Monk
 
 
 def test_a_step_in_one_go_that_does_not_wait_for_its_last_push_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    early = property(lambda self: self.kept >= max(1, self._wanted - 1))
-    monkeypatch.setattr(together.Together, "complete", early)
+    def hasty(self: together.Together, staged: Any, sender: Any) -> int | None:
+        missing = keep(self, staged, sender)
+        return 0 if missing == 1 else missing
+
+    keep = together.Together.keep
+    monkeypatch.setattr(together.Together, "keep", hasty)
     caught("steps", "is below the quota")
 
 

@@ -33,16 +33,14 @@ class Credits:
         """`nbytes`: of a whole push."""
         self._tuning, self._serving = tuning.intake, tuning.serving
         self._nbytes = nbytes
-        self._held: dict[Key, _Held] = {}
+        self.held: dict[Key, _Held] = {}
+        """The pushes that have credit."""
         self._wanted: OrderedDict[Key, Sender] = OrderedDict()
         self._pace = Pace(0.0, 0, tuning.serving)
         """Of the pushes with credit."""
         self._slow = 0
         """How many windows in a row, since when pushes were last fast, brought too little; see `Tuning`."""
         self._timer_at = 0.0
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._held
 
     def wanted(self, key: Key, sender: Sender) -> None:
         """Somebody wants credit."""
@@ -55,22 +53,22 @@ class Credits:
     def heard(self, key: Key, here: int, now: float) -> None:
         """A piece of a push of several is here; `here`: bytes of it that have come. It may have had its credit with the
         result of another push."""
-        if key not in self._held:
+        if key not in self.held:
             self._wanted.pop(key, None)
             self._hold(key, now)
-        self._held[key].heard, self._held[key].here = now, here
+        self.held[key].heard, self.held[key].here = now, here
 
     def over(self, key: Key, now: float) -> None:
         """A push needs its credit no longer."""
-        held = self._held.pop(key, None)
+        held = self.held.pop(key, None)
         if held is not None and self._nbytes >= self._serving.slow_nbytes_s * (now - held.since):
             self._slow = 0
 
     def expire(self, now: float) -> list[Key]:
         """Take credit from senders that bring nothing; their pushes."""
-        expired = [key for key, held in self._held.items() if held.heard < now - self._tuning.credit_s]
+        expired = [key for key, held in self.held.items() if held.heard < now - self._tuning.credit_s]
         for key in expired:
-            del self._held[key]
+            del self.held[key]
         return expired
 
     def grants(self, now: float, spares: bool) -> list[Sender]:
@@ -86,22 +84,22 @@ class Credits:
     def asks_again(self, now: float) -> float | None:
         """In how many seconds the pace of the push on its way is known, if somebody waits for that and no timer is set
         for it; who calls sets one."""
-        if not self._wanted or len(self._held) >= self._tuning.credits or self._timer_at > now:
+        if not self._wanted or len(self.held) >= self._tuning.credits or self._timer_at > now:
             return None
         self._timer_at = self._pace.due
         return self._timer_at - now
 
     def _hold(self, key: Key, now: float) -> None:
-        self._held[key] = _Held(now, now)
+        self.held[key] = _Held(now, now)
         self._pace = Pace(now, self._here(), self._serving)
 
     def _may_grant(self, now: float, spares: bool) -> bool:
         most, slow = self._tuning.credits, self._tuning.slow_windows
-        if not self._held or len(self._held) >= most or self._slow >= slow or not spares:
-            return len(self._held) < most
+        if not self.held or len(self.held) >= most or self._slow >= slow or not spares:
+            return len(self.held) < most
         if now >= self._pace.due:
             self._slow = self._slow + 1 if self._pace.is_slow(now, self._here()) else 0
         return self._slow >= slow
 
     def _here(self) -> int:
-        return sum(held.here for held in self._held.values())
+        return sum(held.here for held in self.held.values())

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dps.errors import ProtocolError
-from dps.protocol import DENSE, LISTED, PACKED, PARTS, ROWS, VALUE, Push
+from dps.protocol import DENSE, LISTED, PACKED, ROWS, VALUE, Push
 from dps.ps.intake.borrowed import Borrowed, writable
 from dps.ps.intake.rowlists import row_gradient
 from dps.ps.intake.unpacking import unpack
@@ -19,8 +19,8 @@ Gradients = dict[int, Array | RowGradient]
 
 
 def unknown_list(piece: Push, session: Borrowed) -> int:
-    """The number of a list that a push names and that is not here (any more); 0 when there is none."""
-    for described in piece.parts if piece.form == PARTS else ():
+    """The number of a list that a push of some variables names and that is not here (any more); 0 if there is none."""
+    for described in piece.parts:
         if isinstance(described, list) and len(described) == 4 and described[1] == LISTED:
             part, _, number, _ = described
             if type(part) is int and type(number) is int and session.rows.get(part, number) is None:

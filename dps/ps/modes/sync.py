@@ -61,11 +61,12 @@ class SyncMode:
 
     def whole(self, staged: Staged, sender: Sender) -> None:
         together = self._together
-        if together is None or not together.keep(staged, sender):
+        missing = None if together is None else together.keep(staged, sender)
+        if together is None or missing is None:
             self._report_kept()
             self._whole(staged, sender)
-        elif not together.complete:
-            if together.kept == 1:
+        elif missing:
+            if len(together.kept) == 1:
                 self._notices.add(partial(self._report_late, staged.push.step))
         elif not together.make():
             self._report_kept()

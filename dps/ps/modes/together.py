@@ -17,6 +17,7 @@ from dps.ps.intake.staged import Staged
 from dps.ps.modes.quorum import PushId, Quorum
 from dps.ps.shard import Shard
 from dps.ps.store.gradients import Gradient, Sum
+from dps.transport.wire import Array
 
 Asked = tuple[Staged, Sender]
 """A complete push, and who waits for its result."""
@@ -30,63 +31,51 @@ class Together:
     ) -> None:  # fmt: skip
         """`granted(incarnation, result)` notes a result that may be asked for again. `reduction`: "mean" or "sum"."""
         self._shard, self._quorum, self._granted, self._reduction = shard, quorum, granted, reduction
-        self._kept: dict[int, Asked] = {}
-        """By incarnation."""
-        self._wanted = 0
-        """How many pushes make the step."""
+        self.kept: dict[PushId, Asked] = {}
 
-    def keep(self, staged: Staged, sender: Sender) -> bool:
-        """Keep a push that is complete; False where it has to be reported, as have those that are kept."""
+    def keep(self, staged: Staged, sender: Sender) -> int | None:
+        """Keep a push that is complete, and return how many more the step wants. None if it has to be reported, as have
+        those that are kept."""
         push, gradient = staged.push, staged.gradient
         if not self._shard.is_small or gradient is None or gradient.run is None or staged.problem:
-            return False
-        self._wanted = self._quorum.undisturbed
-        if not self._wanted or push.incarnation in self._kept:
-            return False
-        if not self._quorum.awaits(push.incarnation, push.number, push.step):
-            return False
-        self._kept[push.incarnation] = staged, sender
-        return True
-
-    @property
-    def kept(self) -> int:
-        """How many pushes are kept."""
-        return len(self._kept)
-
-    @property
-    def complete(self) -> bool:
-        """Whether the last push of the step is there."""
-        return len(self._kept) == self._wanted
+            return None
+        wanted = self._quorum.undisturbed
+        if not wanted or not self._quorum.awaits(push.incarnation, push.number, push.step):
+            return None
+        self.kept[push[:3]] = staged, sender
+        return wanted - len(self.kept)
 
     def taken(self) -> list[Asked]:
         """The pushes that are kept, in the order in which they came; they are kept no longer."""
-        kept, self._kept = self._kept, {}
+        kept, self.kept = self.kept, {}
         return list(kept.values())
 
     def make(self) -> bool:
         """Make the step of the kept pushes; False, and nothing has happened, where a gradient is not finite."""
         shard, store = self._shard, self._shard.store
-        kept = sorted(self._kept.values(), key=lambda asked: asked[0].push[:3])
-        gradients = [staged.sound() for staged, _ in kept]
-        divisor = len(kept) if self._reduction == "mean" else 1
-        total = Sum(tuple([gradient.flats()[0] for gradient in gradients]), divisor)
-        checked = all(gradient.checked for gradient in gradients)
-        step, pushes = self._quorum.step + 1, tuple([staged.push[:3] for staged, _ in kept])
-        if store.apply(Gradient([total], {}, checked=checked), step, record=partial(self._record, pushes, step)):
+        step, pushes = self._quorum.step + 1, sorted(self.kept)
+        gradients, checked = list[Array](), True
+        for push in pushes:
+            gradient = self.kept[push][0].sound()
+            gradients += gradient.flats()
+            checked &= gradient.checked
+        divisor = len(pushes) if self._reduction == "mean" else 1
+        update = Gradient([Sum(tuple(gradients), divisor)], {}, checked=checked)
+        if store.apply(update, step, record=partial(self._record, pushes, step)):
             return False
-        self._kept = {}
-        for staged, sender in kept:  # one by one: the first are at work again while the last are answered
-            _, incarnation, number = staged.push[:3]
-            shard.reading.answer_push(sender, shard.ledgers[incarnation].results[number])
+        kept, self.kept = self.kept, {}
+        for push in pushes:  # one by one: the first are at work again while the last are answered
+            _, incarnation, number = push
+            shard.reading.answer_push(kept[push][1], shard.ledgers[incarnation].results[number])
             shard.node.flush()
         shard.reading.wake()
         return True
 
-    def _record(self, pushes: tuple[PushId, ...], step: int, counter: int) -> None:
+    def _record(self, pushes: list[PushId], step: int, counter: int) -> None:
         """The pushes will be version `counter`, step `step`."""
         shard = self._shard
         self._quorum.made_at_once(pushes)
-        shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
+        shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=tuple(pushes))
         for _, incarnation, number in pushes:
             result = Pushed(number, APPLIED, step, 0, counter, "")
             shard.decide(shard.ledgers[incarnation], result)

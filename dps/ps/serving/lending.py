@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 
 from dps.ps.store.hold import Hold
 from dps.ps.store.store import Store
@@ -26,17 +26,11 @@ class Lending:
 
     def __init__(self, store: Store) -> None:
         self._store, self._remembered = store, store.runtime.tuning.serving.remembered
-        self._of: dict[int, _Loans] = {}
-
-    def _loans(self, incarnation: int) -> _Loans:
-        found = self._of.get(incarnation)
-        if found is None:
-            found = self._of[incarnation] = _Loans()
-        return found
+        self._of = defaultdict[int, _Loans](_Loans)
 
     def want(self, incarnation: int, number: int) -> None:
         """The sender of a push wants values with its result."""
-        self._remember(self._loans(incarnation).wanted, number)
+        self._remember(self._of[incarnation].wanted, number)
 
     def wants(self, incarnation: int, number: int) -> bool:
         """Whether values are wanted with the result of a push under this number, and were not returned yet."""
@@ -48,7 +42,7 @@ class Lending:
         self._store.refresh([])
         hold = self._store.hold(shared=True)
         if hold is not None:
-            held = self._loans(incarnation).open
+            held = self._of[incarnation].open
             if number in held:
                 held[number].release()
             held[number] = hold
@@ -66,7 +60,7 @@ class Lending:
 
     def give_back_below(self, incarnation: int, number: int) -> int:
         """A session has told that it reads nothing under lower numbers; how many holds that ends."""
-        loans = self._loans(incarnation)
+        loans = self._of[incarnation]
         if number <= loans.below:
             return 0
         loans.below = number
@@ -77,7 +71,7 @@ class Lending:
 
     def give_back(self, incarnation: int, number: int) -> int:
         """End a hold; what was returned before is left. How many that ends, 1 or 0."""
-        loans = self._loans(incarnation)
+        loans = self._of[incarnation]
         hold = loans.open.pop(number, None)
         if hold is not None:
             hold.release()
