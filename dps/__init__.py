@@ -22,7 +22,8 @@ _NAMES = {
     "LocalCluster": "dps.launch.local", "simulate": "dps.launch.simulate",
     "DpsError": "dps.errors", "DeadlineExceeded": "dps.errors", "TaskLost": "dps.errors",
     "Unavailable": "dps.errors", "Aborted": "dps.errors", "Cancelled": "dps.errors", "ProtocolError": "dps.errors",
-    "NotAuthenticated": "dps.errors", "CheckpointError": "dps.errors", "PlacementError": "dps.errors",
+    "NotAuthenticated": "dps.errors", "PermissionDenied": "dps.errors", "CheckpointError": "dps.errors",
+    "PlacementError": "dps.errors",
     "ConfigError": "dps.errors", "RemoteError": "dps.errors", "HookError": "dps.errors", "NotFinite": "dps.errors",
     "MissingExtra": "dps.errors", "OutOfDescriptors": "dps.errors", "DataError": "dps.errors",
     "QueueClosed": "dps.errors",
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from dps.errors import NotAuthenticated as NotAuthenticated
     from dps.errors import NotFinite as NotFinite
     from dps.errors import OutOfDescriptors as OutOfDescriptors
+    from dps.errors import PermissionDenied as PermissionDenied
     from dps.errors import PlacementError as PlacementError
     from dps.errors import ProtocolError as ProtocolError
     from dps.errors import QueueClosed as QueueClosed

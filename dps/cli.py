@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given[:1] == ["bench"]:
         return guarded(lambda: run_bench(given[1:]))
     args = parser().take(given)
+    if getattr(args, "keys", None):
+        os.environ["DPS_KEYS"] = os.path.abspath(args.keys)  # for all that this command makes
     return guarded(lambda: int(args.run(args)))
 
 
@@ -62,11 +64,13 @@ def parser() -> Parser:
     launch.set_defaults(run=run_launch)
     status = commands.add_parser("status", help="show what a running cluster is doing: tasks, step, checkpoint")
     status.add_argument("--chief", default=DEFAULT_CHIEF, help=f"the chief's address (default {DEFAULT_CHIEF})")
+    add_folder(status)
     status.set_defaults(run=run_status)
     doctor = commands.add_parser(
         "doctor", help="show what this machine has that dps can use, and what would make dps faster"
     )
     doctor.add_argument("--chief", help="check the way from here to the chief at this address instead")
+    add_folder(doctor)
     doctor.add_argument("--json", action="store_true", help="print one JSON object, not lines")
     doctor.set_defaults(run=run_doctor)
     simulate = commands.add_parser("simulate", help="run a training function on a simulated cluster")
@@ -89,6 +93,10 @@ def parser() -> Parser:
     completion.set_defaults(run=run_completion)
     add_keys(commands.add_parser("keys", help="make keys, so that only who has one can talk to a run"))
     return made
+
+
+def add_folder(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--keys", metavar="DIR", help="the folder of keys, if the run has keys (DPS_KEYS)")
 
 
 def add_keys(keys: argparse.ArgumentParser) -> None:
@@ -143,9 +151,9 @@ def run_status(args: argparse.Namespace) -> int:
     from dps.actors.ref import Ref
     from dps.protocol import PS
     from dps.run_protocol import CHIEF, AskStats, Stats
-    from dps.transport.current import runtime
+    from dps.transport.current import environment_keys, runtime
 
-    caller = Caller(runtime(), "dps status")
+    caller = Caller(runtime(), "dps status", environment_keys("operator", "worker", "reader"))
 
     def ask(ref: Ref) -> dict[str, Any]:
         answer = caller.ask(ref, AskStats(), ANSWER_S)
@@ -164,6 +172,7 @@ def run_status(args: argparse.Namespace) -> int:
             print(f"workers {what.replace('_', ' ')}: {', '.join(names) or 'none'}")
         print(_row_of_ps("ps", "address", {"state": "state"} | {name: name for name in COLUMNS}))
         for task, address in chief["cluster"].get("ps", {}).items():
+            caller.expect(address, PS)
             try:
                 values = ask(Ref(address, PS))
             except DpsError:

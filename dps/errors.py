@@ -8,6 +8,7 @@
     ├── Cancelled          the caller, or Ctrl-C, stopped the wait
     ├── ProtocolError      bytes or messages that do not fit: version, sizes, unknown kinds
     ├── NotAuthenticated   keys are missing, wrong, or needed and not given
+    │   └── PermissionDenied   the role of a key may not ask for this
     ├── CheckpointError    a checkpoint that cannot be written, or none that can be read
     ├── PlacementError     a placement or a partitioner that gives nonsense (also a ValueError)
     ├── ConfigError        flags, files or environment that do not fit together (also a ValueError)
@@ -89,6 +90,10 @@ class NotAuthenticated(DpsError):
     exit_code = 5
 
 
+class PermissionDenied(NotAuthenticated):
+    """The role of this side's key may not send such a message, as a reader may not push."""
+
+
 class CheckpointError(DpsError):
     """A checkpoint cannot be written, or none can be read; most often the directory is not the intended one."""
 
@@ -150,7 +155,8 @@ _BY_NAME: dict[str, type[Exception]] = {
     cls.__name__: cls
     for cls in (
         DpsError, DeadlineExceeded, TaskLost, Unavailable, Aborted, Cancelled, ProtocolError,
-        NotAuthenticated, CheckpointError, PlacementError, ConfigError, DataError, QueueClosed, ValueError, TypeError,
+        NotAuthenticated, PermissionDenied, CheckpointError, PlacementError, ConfigError, DataError, QueueClosed,
+        ValueError, TypeError,
     )
 }  # fmt: skip
 

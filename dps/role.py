@@ -117,6 +117,7 @@ def add_addresses(made: argparse.ArgumentParser) -> None:
     )
     add("--advertise", metavar="HOST[:PORT]", help="what others are told (default: the address of --bind)")
     add("--ports", metavar="FIRST-LAST", help="the ports to choose from, for firewalls, as 5000-5100 (default: any)")
+    add("--keys", metavar="DIR", help="the folder of this machine's keys (dps keys new): only who has one may connect")
     add("--trusted-network", action="store_true", help="listen beyond this machine without keys: plain sockets")
 
 
@@ -124,6 +125,7 @@ def addresses(args: argparse.Namespace) -> dict[str, str]:
     """Where a task listens, as variables of the environment: from the flags, else from this process's environment."""
     given = {
         "DPS_BIND": args.bind, "DPS_ADVERTISE": args.advertise, "DPS_PORTS": args.ports,
+        "DPS_KEYS": args.keys and os.path.abspath(args.keys),
         "DPS_TRUSTED_NETWORK": "1" if args.trusted_network else None,
     }  # fmt: skip
     found = {name: value or os.environ.get(name, "") for name, value in given.items()}

@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     from dps.hosting import HostedChief
     from dps.ps.server import PsActor
     from dps.transport.address import Binding
+    from dps.transport.keys import Credentials
     from dps.worker.agent import Agent
 
 log = logging.getLogger("dps")
 
 STOP_S = 5.0
 INDEX_S = 60.0
+CLIENTS = {"client": ("worker", "reader")}
+"""The roles of a job that has no keys of its own: the first of which there is a key."""
 PLAIN = "plain sockets without keys (--trusted-network): whoever reaches them can read and change the run"
 
 _open: WeakSet[Server] = WeakSet()
@@ -70,6 +73,8 @@ class Server:
         ports: The ports to choose a free one from, such as "5000-5100". "": any.
         trusted_network: Whether this task may listen beyond this machine without keys. None: as DPS_TRUSTED_NETWORK
             says (1 or 0).
+        keys: The folder of keys that `dps keys new` or `dps keys export` wrote: every connection is encrypted, and only
+            who has a key of it gets one. None: as DPS_KEYS says, or no keys.
         device: A ps's device, such as "gpu:0", for variables that name none.
         threads: How many threads share a ps's updates of 8 MB and more. "auto": as many as there are free cores at that
             moment, at most 4.
@@ -80,7 +85,8 @@ class Server:
 
     Raises:
         Unavailable: The address to bind is taken.
-        NotAuthenticated: The address to bind is beyond this machine, and the network is not trusted.
+        NotAuthenticated: The address to bind is beyond this machine, there are no keys, and the network is not trusted;
+            or the folder of keys may be read by others, or has none of this job.
         ConfigError: Arguments that contradict each other (also a ValueError).
 
     Example:
@@ -109,6 +115,7 @@ class Server:
         advertise: str = "",
         ports: str = "",
         trusted_network: bool | None = None,
+        keys: str | os.PathLike[str] | None = None,
         device: str = "",
         threads: int | str = "auto",
         device_filters: Sequence[str | Device] | None = None,
@@ -137,12 +144,13 @@ class Server:
         expected = own.expected("ps", ps), own.expected("worker", workers)
         trusted = trusts_network(os.environ) if trusted_network is None else trusted_network
         towards = "" if own.hosts_chief else own.chief
+        self._keys = self._own_keys(own, keys)
         self._make_node(own, Binding(own.bind, advertise or own.told, ports, towards, trusted), expected)
         if own.hosts_chief:
             from dps.cluster.command import where_flags
             from dps.hosting import HostedChief
 
-            where, is_task = where_flags(self.cluster, self._chief, self._node.exposed), self.job == "chief"
+            where, is_task = where_flags(self.cluster, self._chief, self._network_flags()), self.job == "chief"
             told = expected, wire, where, owned, restarted, is_task
             self._hosted = HostedChief(self._node, self._standing, self.cluster, *told)
         if self.job == "ps":
@@ -169,15 +177,31 @@ class Server:
             jobs = {self.job} | ({"chief"} if own.hosts_chief else set())
             descriptors.check(self.name, sum(descriptors.needed(job, *map(len, expected)) for job in jobs))
         try:
-            self._node = Node(self.runtime, binding, self.name, self.runtime.random.getrandbits(61))
+            self._node = Node(self.runtime, binding, self.name, self.runtime.random.getrandbits(61), self._keys)
         except Unavailable as error:
             error.exit_code = 2  # the task's own address is configured wrongly
             raise
         self._node.failed = lambda error: self._standing.fail(self.name, error)
-        if self._node.exposed:
+        if self._node.exposed and self._keys is None:
             log.warning("%s: %s has %s", self.name, self.address, PLAIN)
         if own.listens_as_chief:
             self._chief = self.address
+        self._node.expect(self._chief, "chief")
+
+    def _own_keys(self, own: Identity, path: str | os.PathLike[str] | None) -> Credentials | None:
+        """The keys of this node. A worker that hosts the chief has the chief's; its sessions have a worker's."""
+        path = path or os.environ.get("DPS_KEYS")
+        if not path or self.runtime.simulated:
+            return None
+        from dps.transport.keys import credentials
+
+        return credentials(path, "chief") if own.hosts_chief else credentials(path, *CLIENTS.get(own.job, (own.job,)))
+
+    def _network_flags(self) -> str:
+        """The flags that tasks on other machines need to reach this one."""
+        if self._keys is not None:
+            return f"--keys {self._keys.folder.path}"
+        return "--trusted-network" if self._node.exposed else ""
 
     def _host_agent(self, update: dict[str, Any]) -> None:
         from dps.cluster.command import chief_command
@@ -185,7 +209,7 @@ class Server:
 
         told = Told(self._seen_epoch, self._has_joined, self._end, self._drain)
         who = self.job, self.task, self._chief, self._node.incarnation
-        self._agent = Agent(*who, update, told, chief_command(self.cluster, self._chief, self._node.exposed))
+        self._agent = Agent(*who, update, told, chief_command(self.cluster, self._chief, self._network_flags()))
         self._node.host(AGENT, self._agent)
 
     # -- what actors tell, on the node's thread ---------------------------------------------------------------
@@ -332,22 +356,24 @@ class Server:
     def home(self) -> Home:
         """The arguments with which a session connects."""
         who = self.runtime, self.name, self.job, self.task, self.address, self._node.incarnation
-        return Home(*who, self._chief, self._standing.how, self._standing.session_joined)
+        calls = (self.job,) if self.job in ("worker", "evaluator", "dataset") else CLIENTS["client"]
+        keys = None if self._keys is None else self._keys.as_role(*calls)
+        return Home(*who, self._chief, self._standing.how, self._standing.session_joined, keys)
 
     # -- other ways to make one -------------------------------------------------------------------------------
 
     @staticmethod
-    def client(target: str) -> Server:
+    def client(target: str, keys: str | os.PathLike[str] | None = None) -> Server:
         """A node for a session of any process. It only shows the chief that the session is alive.
 
-        It listens on the interface that reaches the target, on a port of DPS_PORTS. Beyond this machine it needs
-        DPS_TRUSTED_NETWORK=1.
+        It listens on the interface that reaches the target, on a port of DPS_PORTS. Beyond this machine it needs keys
+        (as of `Server`), a worker's or else a reader's, or DPS_TRUSTED_NETWORK=1.
         """
         check_address(target)
         bind = ""
         if target.startswith("inproc://"):
             bind = f"inproc://dps-client-{os.getpid()}-{runtime().random.getrandbits(48):x}"
-        return Server(None, "client", None, chief=target, bind=bind, ports=os.environ.get("DPS_PORTS", ""))
+        return Server(None, "client", None, chief=target, bind=bind, ports=os.environ.get("DPS_PORTS", ""), keys=keys)
 
     @staticmethod
     def from_env(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from dps.errors import DeadlineExceeded, DpsError, TaskLost
+from dps.errors import DeadlineExceeded, DpsError, NotAuthenticated, TaskLost
 from dps.transport.endpoint import Runtime
+
+if TYPE_CHECKING:
+    from dps.transport.keys import Credentials
 
 
 class Home(NamedTuple):
@@ -25,6 +28,8 @@ class Home(NamedTuple):
     """Exit code and reason once this node was told to end, else None."""
     joined: Callable[[int], None]
     """Is told each run epoch that a session takes part in."""
+    keys: Credentials | None = None
+    """What the session connects with."""
 
 
 class Standing:
@@ -80,7 +85,7 @@ class Standing:
         Raises TaskLost if the task's part is over, DeadlineExceeded at the deadline."""
         while not self._joined.is_set():
             if self.exit_code is not None:
-                raise TaskLost(self.reason or "the run has ended")
+                raise (NotAuthenticated if self.exit_code == 5 else TaskLost)(self.reason or "the run has ended")
             if self._runtime.now() >= deadline:
                 raise DeadlineExceeded(
                     f"{who}: the chief at {chief} did not answer; is it started, and is the address right?"

@@ -42,6 +42,9 @@ class Actor:
     def back(self, address: str) -> None:
         """Called when a watched node is connected (again)."""
 
+    def refused(self, address: str, error: DpsError) -> None:
+        """Called when a connection to an address failed because of the keys; it is tried again."""
+
     def handle(self, message: Message, sender: Sender) -> None:
         """Dispatch to `on_<MessageClass>`."""
         kind = message.__class__

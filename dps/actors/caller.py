@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from dps.actors.messages import Failed, Waiting
 from dps.actors.outbox import Outbox
 from dps.actors.own_time import OwnTime
 from dps.actors.ref import Ref
 from dps.actors.requests import Feed, Question, Request, Requests
-from dps.errors import DeadlineExceeded, ProtocolError
-from dps.transport.endpoint import Connected, Delivery, Disconnected, Runtime
+from dps.errors import DeadlineExceeded, NotAuthenticated, ProtocolError
+from dps.transport.endpoint import Connected, Delivery, Disconnected, Refused, Runtime
 from dps.transport.message import Message
 from dps.transport.wire import Envelope, decode, unbundle
+
+if TYPE_CHECKING:
+    from dps.transport.keys import Credentials
 
 log = logging.getLogger("dps")
 NEVER = float("inf")
@@ -29,12 +33,13 @@ def _all_complete(requests: Sequence[Request]) -> bool:
 class Caller:
     """Asks actors and waits for the answers on the calling thread; it has no thread of its own.
 
-    Requests stay open while nobody waits: the next `wait` or `poll` receives their answers and resends them.
+    Requests stay open while nobody waits: the next `wait` or `poll` receives their answers and resends them. All calls
+    that send or receive raise NotAuthenticated when a connection is refused because of the keys.
     """
 
-    def __init__(self, runtime: Runtime, name: str) -> None:
+    def __init__(self, runtime: Runtime, name: str, keys: Credentials | None = None) -> None:
         self.runtime, self.name, self.incarnation = runtime, name, 0
-        self._endpoint = runtime.endpoint(None)
+        self._endpoint = runtime.endpoint(None, keys)
         self._time = OwnTime(runtime)
         self._outbox = Outbox(self._endpoint, runtime.tuning)
         self._requests = Requests(runtime.tuning.nodes)
@@ -145,6 +150,10 @@ class Caller:
         """Forget a request; its late answers are dropped."""
         self._requests.close(request)
 
+    def expect(self, address: str, role: str) -> None:
+        """Note whose key the node at an address has, if it is not the chief."""
+        self._endpoint.expect(address, role)
+
     def connect(self, address: str) -> None:
         """Open a connection ahead of its first message."""
         self._endpoint.connect(address)
@@ -183,6 +192,8 @@ class Caller:
                     self.send(request, message)
         elif isinstance(event, Disconnected):
             self.away.setdefault(event.address, now)
+        elif isinstance(event, Refused):
+            raise NotAuthenticated(event.reason)
         for request, message in self._requests.due(now):
             self.send(request, message)
         return event is not None

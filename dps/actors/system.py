@@ -17,14 +17,17 @@ from dps.actors.outbox import Outbox
 from dps.actors.own_time import OwnTime
 from dps.actors.ref import Ref, Sender
 from dps.actors.requests import Question, Requests
+from dps.actors.timer import Timer
 from dps.actors.watch import Watch
-from dps.errors import DeadlineExceeded, DpsError, OutOfDescriptors, ProtocolError, Unavailable
-from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Event, Route, Runtime, Task
+from dps.errors import DeadlineExceeded, DpsError, NotAuthenticated, OutOfDescriptors, ProtocolError, Unavailable
+from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Event, Refused, Route, Runtime, Task
 from dps.transport.message import Message
 from dps.transport.wire import Envelope, decode, encode, peek, unbundle
 
 if TYPE_CHECKING:
+    from dps.actors.gate import Gate
     from dps.transport.address import Binding
+    from dps.transport.keys import Credentials
 log = logging.getLogger("dps")
 
 Then = Callable[[Message | Exception], None]
@@ -40,22 +43,6 @@ def local_actor(runtime: Runtime, address: str, name: str) -> Actor | None:
     return None if node is None else node.actors.get(name)
 
 
-class Timer:
-    """A call at a time on the node's clock; `cancel` makes it do nothing."""
-
-    __slots__ = ("at", "call", "order")
-
-    def __init__(self, at: float, order: int, call: Callable[[], None]) -> None:
-        self.at, self.order = at, order
-        self.call: Callable[[], None] | None = call
-
-    def __lt__(self, other: Timer) -> bool:
-        return (self.at, self.order) < (other.at, other.order)
-
-    def cancel(self) -> None:
-        self.call = None
-
-
 class Node:
     """Hosts actors at one address, each under a name. All of them run on the node's one thread.
 
@@ -63,14 +50,22 @@ class Node:
     More than 12 attributes: the parts of one thread meet here, which alone writes them.
     """
 
-    def __init__(self, runtime: Runtime, bind: str | Binding, name: str, incarnation: int = 0) -> None:
+    def __init__(
+        self, runtime: Runtime, bind: str | Binding, name: str, incarnation: int = 0, keys: Credentials | None = None
+    ) -> None:
         """Binds at once. Raises Unavailable, with the address, if it is taken."""
         self.runtime, self.name, self.incarnation = runtime, name, incarnation
-        self._endpoint: Endpoint = runtime.endpoint(bind)
+        self._endpoint: Endpoint = runtime.endpoint(bind, keys)
         self._outbox = Outbox(self._endpoint, runtime.tuning)
         self.address = self._endpoint.address
         self.exposed = self._endpoint.exposed
+        self._route: Route = ""
         self._source: object = None
+        self._gate: Gate | None = None
+        if self._endpoint.keyed:
+            from dps.actors.gate import Gate
+
+            self._gate = Gate(self.address)
         self.actors: dict[str, Actor] = {}
         self.refused_messages = 0
         self._time = OwnTime(runtime)
@@ -147,7 +142,17 @@ class Node:
         """Where to dial the sender of the message that is handled now; see `dps.transport.address.dialled`."""
         from dps.transport import address
 
-        return address.dialled(told, address.origin(self._source), named)
+        found = address.dialled(told, address.origin(self._source), named)
+        self._endpoint.expect(found, self.asker())
+        return found
+
+    def asker(self) -> str:
+        """The role of the key of who sent the message that is handled now; "" without keys."""
+        return "" if self._gate is None else self._gate.role(self._route, self._source)
+
+    def expect(self, address: str, role: str) -> None:
+        """Note whose key the node at an address has, if it is not the chief."""
+        self._endpoint.expect(address, role)
 
     def answer(
         self, sender: Sender, message: Message | Exception | None = None, done: Callable[[], None] | None = None
@@ -165,6 +170,8 @@ class Node:
     def pair(self, route: Route, name: bytes) -> bytes:
         """Let a peer on this machine send datagrams; it gets datagrams once it has sent one. Returns the name of this
         node's datagram socket, or b"" if it cannot be reached that way."""
+        if self._gate is not None:
+            self._gate.pair(route, self._source)
         return self._endpoint.direct if self._endpoint.pair(route, name, False) else b""
 
     def flush(self) -> None:
@@ -211,7 +218,7 @@ class Node:
                 self._guard(actor.stopping)
             self._answer_mailbox()
             self._outbox.flush()
-        except OutOfDescriptors as error:
+        except (OutOfDescriptors, NotAuthenticated) as error:
             log.critical("%s: %s", self.name, error)
             self.failed(error)
         except Exception as error:
@@ -274,6 +281,10 @@ class Node:
             self._broken.add(event.address)
             self._up.discard(event.address)
             self._watch.disconnected(event.address, self._time.now())
+        elif isinstance(event, Refused):
+            error = NotAuthenticated(event.reason)
+            for actor in list(self.actors.values()):
+                self._guard(lambda actor=actor: actor.refused(event.address, error))  # type: ignore[misc]
 
     def _clockwork(self) -> None:
         now = self._time.now()
@@ -301,11 +312,11 @@ class Node:
             self._send(address, Envelope(message, request.to.actor, request.number, self.name, self.incarnation))
 
     def _deliver(self, event: Delivery) -> None:
-        self._source = event.source
+        self._route, self._source = event.route, event.source
         for envelope in self._envelopes(event):
             if envelope.actor:
                 self._hand_over(event.route, envelope)
-            else:
+            elif event.route.__class__ is str:  # an answer comes from where this node has connected to
                 self._answered(envelope)
 
     def _answered(self, envelope: Envelope) -> None:
@@ -313,6 +324,10 @@ class Node:
 
     def _hand_over(self, route: Route, envelope: Envelope) -> None:
         sender = Sender(route, envelope.request, envelope.sender, envelope.incarnation)
+        if self._gate is not None and (error := self._gate.check(route, self._source, envelope.message)) is not None:
+            self.refused_messages += 1
+            self.answer(sender, error)
+            return
         actor = self.actors.get(envelope.actor)
         if actor is None:
             self.answer(sender, Unavailable(f"{self.name} hosts no {envelope.actor!r}, only {sorted(self.actors)}"))

@@ -8,6 +8,7 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.actors.system import Node
 from dps.chief.agreement import check_fits
+from dps.chief.claims import check_claim
 from dps.chief.cluster import Cluster
 from dps.chief.epochs import Epochs
 from dps.chief.members import Membership
@@ -32,6 +33,8 @@ class Admission:
     def open(self, message: OpenSession, sender: Sender) -> None:
         """A session asks for admission, for the first time or after its epoch or its incarnation has ended."""
         self._sessions.check_open(message.session)
+        job = message.job if message.job in ("worker", "evaluator") else "client"
+        check_claim(self._node.asker(), job, f"a session of {message.job}:{message.task}", bool(message.plan))
         if not self._cluster.knows_process(message.job, message.task, message.process):
             self._node.answer(sender, Waiting(f"{message.job}:{message.task} has not registered yet"))
             return
@@ -113,7 +116,9 @@ class Admission:
             else:
                 self._sessions.take_up(live)
                 if live.address:
-                    self._node.watch(live.address, self._cluster.grace_s(live.name.partition(":")[0]))
+                    job = live.name.partition(":")[0]
+                    self._node.expect(live.address, "worker" if job == "client" else job)
+                    self._node.watch(live.address, self._cluster.grace_s(job))
 
     def ask_again(self) -> None:
         """Handle the requests of sessions that asked before this chief knew their incarnations."""

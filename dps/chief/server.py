@@ -11,6 +11,7 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.chief.admission import Admission
 from dps.chief.agreement import Agreement
+from dps.chief.claims import check_claim
 from dps.chief.cluster import Cluster
 from dps.chief.ending import Ending
 from dps.chief.epochs import Epochs
@@ -131,6 +132,7 @@ class ChiefActor(Actor):
             return
         cluster, job = self.cluster, message.job
         name = f"{job}:{message.task}" if message.task >= 0 else f"the {job} at {message.address}"
+        check_claim(self.node.asker(), job, name)
         self.agreement.mode(name, message.update)
         address = self.node.dials(message.address, cluster.reaching.named)
         if job not in cluster.jobs:

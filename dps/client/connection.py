@@ -15,7 +15,7 @@ from dps.actors.requests import Request
 from dps.actors.system import local_actor
 from dps.client.lanes import Lanes, Peer
 from dps.client.membership import Agreed, Membership, Steps
-from dps.errors import CANCELLED, Aborted, Cancelled, DeadlineExceeded, DpsError, TaskLost
+from dps.errors import CANCELLED, Aborted, Cancelled, DeadlineExceeded, DpsError, NotAuthenticated, TaskLost
 from dps.run_protocol import CHIEF, AskCluster, AskState, AskStats, CloseSession, ClusterIs, State, Stats
 from dps.standing import Home
 from dps.transport.message import Message
@@ -87,7 +87,7 @@ class Connection:
         """`compression`: how gradients and values travel; None: as they are. `reads`: the session only reads, now and
         then."""
         self.home = home
-        self.caller = Caller(home.runtime, home.name)
+        self.caller = Caller(home.runtime, home.name, home.keys)
         self.chief = Ref(home.chief, CHIEF)
         self.number = home.runtime.random.getrandbits(61) + 1
         """By which the chief knows the session."""
@@ -177,6 +177,8 @@ class Connection:
             code, reason = over
             if code == CANCELLED:
                 raise Cancelled(reason)
+            if code == NotAuthenticated.exit_code:
+                raise NotAuthenticated(reason)
             raise TaskLost(reason or "the run has ended") if code in (0, 3) else DpsError(reason)
 
     def silent(self) -> str:

@@ -143,6 +143,8 @@ class Joining:
     def _take(self, opened: SessionOpened) -> None:
         self._connection.agreed = Agreed(opened)
         refs = {int(task): Ref(str(address), PS) for task, address in opened.addresses}
+        for ref in refs.values():
+            self._caller.expect(ref.address, PS)
         for task, ref in self._refs.items():
             if refs.get(task) != ref:
                 self._caller.disconnect(ref.address)

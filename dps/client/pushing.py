@@ -16,6 +16,7 @@ from dps.client.lanes import Peer
 from dps.client.loading import Loader
 from dps.client.transfers import PushTransfer
 from dps.client.waiting import Operation, Waiter
+from dps.errors import PermissionDenied
 from dps.protocol import APPLIED, REFUSED, WINDOW
 from dps.reply import Push
 from dps.transport.wire import Array
@@ -295,7 +296,11 @@ class Pushes:
     def finish(self, operation: PushOp, timeout: float | None) -> Push:
         """Wait for a push and return its result. Raises ValueError with the reason if it was refused."""
         if operation.outcome is None:
-            self._waiter.wait(operation, timeout, "a push")
+            try:
+                self._waiter.wait(operation, timeout, "a push")
+            except PermissionDenied:  # this session's key is not a worker's, so none of its pushes gets a result
+                self._under_way.clear()
+                raise
             self.account()
         operation.raise_error()
         assert operation.outcome is not None

@@ -16,7 +16,7 @@ from dps.client.reports import Reports
 from dps.client.turns import Turns, one_at_a_time
 from dps.client.waiting import Loss, Waiter
 from dps.client.writing import Writing
-from dps.errors import DeadlineExceeded, DpsError, HookError
+from dps.errors import ConfigError, DeadlineExceeded, DpsError, HookError
 from dps.hooks.chain import Chain
 from dps.hooks.scalars import Scalars
 from dps.optim import Optimizer, checked
@@ -78,10 +78,12 @@ class Session(Writing):
             compressors, where None leaves a variable alone and the first pattern that matches counts.
         pull_compression: Compresses pulled values: `Float16` or `Bfloat16`, or a map as of `compression`.
         pull_deltas: Whether a pull moves only what changed since the last one, which the session keeps.
+        keys: The folder of keys with which a session connects by an address; see `dps.Server`. None: as DPS_KEYS says.
         timeout: The longest wait of any call, in seconds. A call's own `timeout` goes first. `dps.FOREVER`: no limit.
 
     Raises:
         ConfigError: Update mode, optimizer or layout differ from those of the run, or an argument is wrong.
+        NotAuthenticated: The chief or a ps refuses the keys, or has others.
         DeadlineExceeded: The session did not open within `timeout`; the message names who did not answer.
         TaskLost: The run has ended, or a task that it needs is gone for good.
         HookError: A hook raised. The session is closed; the other workers go on.
@@ -123,6 +125,7 @@ class Session(Writing):
         compression: Compressor | Mapping[str, Compressor | None] | None = None,
         pull_compression: Compressor | Mapping[str, Compressor | None] | None = None,
         pull_deltas: bool = False,
+        keys: str | os.PathLike[str] | None = None,
         timeout: float = 60.0,
     ) -> None:
         from dps.client import opening  # here: `import dps` stays quick
@@ -137,7 +140,11 @@ class Session(Writing):
         )
         compressed = opening.compression_asked(compression, pull_compression, pull_deltas)
         self._own_server = isinstance(server, str)
-        self._server = Server.client(server) if isinstance(server, str) else server
+        if keys is not None and not isinstance(server, str):
+            raise ConfigError(
+                "keys: a session of a dps.Server has the server's keys; give them to dps.Server(keys=...)"
+            )
+        self._server = Server.client(server, keys) if isinstance(server, str) else server
         self._timeout = timeout
         self._turns = Turns(lambda: self.name)
         self._stop = self._closed = self._opened = False

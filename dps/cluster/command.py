@@ -13,16 +13,15 @@ def start_command(job: str, task: int | None, where: str) -> str:
     return f"python -m dps.role --job {job}{index} {where}{program}"
 
 
-def where_flags(cluster: ClusterSpec, chief: str, exposed: bool) -> str:
-    """The flags by which other tasks find the cluster, or its chief; "" if people do not start them. `exposed`: beyond
-    this machine, without keys."""
+def where_flags(cluster: ClusterSpec, chief: str, network: str = "") -> str:
+    """The flags by which other tasks find the cluster, or its chief; "" if people do not start them. `network`: more
+    flags that they need, --keys or --trusted-network."""
     if config.launched.is_set() or chief.startswith("inproc://"):
         return ""
-    plain = " --trusted-network" if exposed else ""
-    return ("--cluster CLUSTER" if cluster else f"--chief {chief}") + plain
+    return ("--cluster CLUSTER" if cluster else f"--chief {chief}") + (network and f" {network}")
 
 
-def chief_command(cluster: ClusterSpec, chief: str, exposed: bool) -> str:
+def chief_command(cluster: ClusterSpec, chief: str, network: str = "") -> str:
     """The command that starts the chief, or the worker that hosts it; "" as of `where_flags`."""
-    where, lead = where_flags(cluster, chief, exposed), cluster.chief_task() if cluster else None
+    where, lead = where_flags(cluster, chief, network), cluster.chief_task() if cluster else None
     return where and start_command(lead.job if lead else "chief", lead.index if lead else None, where)

@@ -14,8 +14,8 @@ def server_arguments(environ: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of `dps.Server` by name.
 
     Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_ADVERTISE, DPS_PORTS, DPS_TRUSTED_NETWORK,
-    DPS_WORKERS, DPS_PS, DPS_UPDATE, DPS_DEVICE, DPS_THREADS; without DPS_JOB, the variables that `resolve` reads and
-    the four of where to listen. Raises ConfigError if no task is named.
+    DPS_KEYS, DPS_WORKERS, DPS_PS, DPS_UPDATE, DPS_DEVICE, DPS_THREADS; without DPS_JOB, the variables that `resolve`
+    reads and the five of where to listen. Raises ConfigError if no task is named.
     """
     found = arguments_found(environ)
     if found is None:
@@ -83,7 +83,7 @@ def _resolved(environ: Mapping[str, str]) -> dict[str, Any] | None:
 def _addresses(environ: Mapping[str, str]) -> dict[str, Any]:
     names = {"bind": "DPS_BIND", "advertise": "DPS_ADVERTISE", "ports": "DPS_PORTS"}
     found = {argument: environ.get(name, "") for argument, name in names.items()}
-    return {**found, "trusted_network": trusts_network(environ)}
+    return {**found, "trusted_network": trusts_network(environ), "keys": environ.get("DPS_KEYS") or None}
 
 
 def trusts_network(environ: Mapping[str, str]) -> bool:

@@ -46,7 +46,7 @@ class RemotePass:
 
     def __init__(self, remote: RemoteDataset) -> None:
         self._remote, server = remote, remote.server
-        self._caller = Caller(server.runtime, server.name)
+        self._caller = Caller(server.runtime, server.name, server.home().keys)
         self._closed = False
         self._using: tuple[Stream, int] | None = None
         """The batch that the loop has, and where it came from."""
@@ -189,7 +189,7 @@ class RemoteDataset:
         Raises:
             DeadlineExceeded: A task does not answer.
         """
-        caller = Caller(self.server.runtime, self.server.name)
+        caller = Caller(self.server.runtime, self.server.name, self.server.home().keys)
         try:
             found = {}
             for to in self._find(caller):
@@ -215,6 +215,8 @@ class RemoteDataset:
             answer = caller.ask(Ref(self.server.target, DIRECTORY), Find(self.name), left)
             assert isinstance(answer, Found), answer
             there = len(answer.addresses)
+            for address, role in zip(answer.addresses, answer.keys, strict=False):
+                caller.expect(address, role or "chief")  # of the chief's own node it is not known
             if there >= self._tasks:
                 return [Ref(address, feed_name(self.name)) for address in answer.addresses]
             self.server.runtime.sleep(min(LOOK_S, left))

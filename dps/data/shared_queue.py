@@ -69,7 +69,7 @@ class Queue:
     def __init__(self, server: Server, name: str, capacity: int | None = None, timeout: float = 60.0) -> None:
         self.name, self._server, self._timeout = name, server, timeout
         runtime = server.runtime
-        self._caller = Caller(runtime, server.name)
+        self._caller = Caller(runtime, server.name, server.home().keys)
         self._to = Ref(server.target, QUEUES)
         self._client = runtime.random.getrandbits(61)
         self._puts = self._gets = 0

@@ -81,7 +81,8 @@ class Supervisor:
         self._restarts = restarts
         self._left: dict[str, int] = {}
         self._print = line or Output().line
-        self._extra, self._ps_flags = dict(extra or {}), list(ps_flags)
+        keys = {"DPS_KEYS": os.environ["DPS_KEYS"]} if os.environ.get("DPS_KEYS") else {}
+        self._extra, self._ps_flags = {**keys, **(extra or {})}, list(ps_flags)
         self._bind = self._extra.get("DPS_BIND", "127.0.0.1:0")
         """Where the chief listens. The other tasks listen on the same host, on ports of their own."""
         self._advertise = self._extra.get("DPS_ADVERTISE", "")
@@ -326,9 +327,9 @@ class Supervisor:
         from dps.actors.ref import Ref
         from dps.chief.phase import END, GATHER, OPEN
         from dps.run_protocol import CHIEF, AskStats, Stats
-        from dps.transport.current import runtime
+        from dps.transport.current import environment_keys, runtime
 
-        caller, answer = Caller(runtime(), "dps launch"), None
+        caller, answer = Caller(runtime(), "dps launch", environment_keys("operator", "worker")), None
         for _ in range(ASKS):
             if answer is None and "chief" in self.servers_alive():
                 with contextlib.suppress(DpsError):

@@ -10,10 +10,10 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.chief.examiner import EXAMINER, LONGEST_NBYTES, Examine, Examined, version
 from dps.cluster.environment import trusts_network
-from dps.errors import DeadlineExceeded, DpsError, Unavailable
+from dps.errors import DeadlineExceeded, DpsError, NotAuthenticated, Unavailable
 from dps.monitor.doctor import Finding
 from dps.transport.address import is_loopback, parse, resolve
-from dps.transport.current import runtime
+from dps.transport.current import environment_keys, runtime
 from dps.transport.interfaces import greets, reaching
 from dps.transport.message import Message
 from dps.transport.probing import marked
@@ -40,13 +40,19 @@ class Way:
         """All findings. Blocks, at most for some ten seconds."""
         if self._address.scheme == "tcp" and not (self._finds_name() and self._finds_port()):
             return self.findings
-        caller = Caller(self._runtime, "dps doctor")
+        try:
+            caller = Caller(self._runtime, "dps doctor", environment_keys("operator", "worker", "reader"))
+        except DpsError as error:
+            self._wrong("keys", str(error), "the folder of keys of this machine is --keys, or DPS_KEYS")
+            return self.findings
         try:
             if self._finds_versions(caller):
                 self._finds_round_trip(caller)
                 self._finds_bandwidth(caller)
                 self._finds_machine(caller)
                 self._finds_keys()
+        except NotAuthenticated as error:
+            self._wrong("keys", str(error), "give --keys the folder of this machine's keys")
         except DpsError as error:
             self._wrong("answers", str(error), "look at the chief's log, and run this again")
         finally:
@@ -98,6 +104,8 @@ class Way:
             began = self._runtime.wall()
         except DeadlineExceeded:
             return self._wrong("answers", f"no chief answered for {ANSWER_S:g} s", "is that address a chief's?")
+        except NotAuthenticated:
+            raise
         except DpsError as error:
             return self._wrong("versions", str(error), "install the same dps on all machines")
         if answer.version != version():
@@ -156,10 +164,12 @@ class Way:
         return self._finds("machine", f"another one than here, or another container ({answer.host}): sockets")
 
     def _finds_keys(self) -> None:
-        if self._address.scheme != "tcp" or is_loopback(self._host):
+        if keys := self._environ.get("DPS_KEYS"):
+            self._finds("keys", f"those of {keys}: every connection is encrypted")
+        elif self._address.scheme != "tcp" or is_loopback(self._host):
             self._finds("keys", "none: the chief listens on this machine, for every account of it")
         elif trusts_network(self._environ):
             self._finds("keys", "none (trusted network): whoever reaches the tasks can change the run")
         else:
-            why = "a task here is refused unless it gets --trusted-network, or this is set"
+            why = "a task here is refused unless it gets --trusted-network, or this is set; better: dps keys new DIR"
             self._finds("keys", "none", why, "export DPS_TRUSTED_NETWORK=1")

@@ -35,6 +35,8 @@ class Shard:
         self.layout: ShardLayout = self.store.layout
         """How the shard's parts lie in a run of bytes."""
         self.peers = {task: Ref(address, "ps") for task, address in addresses.items()}
+        for address in addresses.values():
+            node.expect(address, "ps")
         self.ledgers: dict[int, Ledger] = {}
         self.members: Members | None = None
         """The newest; None while the shard has no first values."""

@@ -16,6 +16,10 @@ GRACE_S = 1.0
 """How long a task may be disconnected before it is taken out."""
 
 
+NONE: list[str] = []
+"""An empty default."""
+
+
 class Announce(Message, kind=95, roles=TASKS):
     """The node at an address serves something under a name. Answered with Done."""
 
@@ -33,6 +37,8 @@ class Found(Message, kind=97, roles=ANSWER):
     """The addresses under a name, sorted."""
 
     addresses: list[str]
+    keys: list[str] = NONE
+    """Whose key each has: a role; empty without keys."""
 
 
 class Announcer(Actor):
@@ -50,17 +56,18 @@ class Directory(Actor):
     """Names and addresses, as long as their nodes are there. Those nodes end with the run."""
 
     def __init__(self) -> None:
-        self._addresses: dict[str, dict[str, str]] = {}
-        """By name: where this node dials each that serves it, and where others are told that it is."""
+        self._addresses: dict[str, dict[str, tuple[str, str]]] = {}
+        """By name: where this node dials each that serves it, where others are told that it is, whose key it has."""
 
     def on_Announce(self, message: Announce, sender: Sender) -> None:
         address = self.node.dials(message.address)
-        self._addresses.setdefault(message.name, {})[address] = message.address
+        self._addresses.setdefault(message.name, {})[address] = message.address, self.node.asker()
         self.node.watch(address, GRACE_S)
         self.node.answer(sender)
 
     def on_Find(self, message: Find, sender: Sender) -> None:
-        self.node.answer(sender, Found(sorted(self._addresses.get(message.name, {}).values())))
+        found = sorted(self._addresses.get(message.name, {}).values())
+        self.node.answer(sender, Found([told for told, _ in found], [role for _, role in found]))
 
     def lost(self, address: str, silent_s: float) -> None:
         for addresses in self._addresses.values():

@@ -165,6 +165,14 @@ def origin(source: Any) -> str:
     return host if is_numeric(host) else ""  # of ipc it is "localhost:UID:GID:PID"
 
 
+def role(source: Any) -> str:
+    """The role of the key that a `Delivery.source` came with; "" if it came without one."""
+    try:
+        return str(source.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
+
+
 @record
 class Binding:
     """What a node is told about its own address. Nothing is looked up before it listens."""

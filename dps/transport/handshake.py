@@ -18,6 +18,9 @@ _SILENT = int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
 _REFUSED = int(zmq.Event.HANDSHAKE_FAILED_AUTH)
 GREETING_S = 1.0
 """How long a listener may take to say which mechanism it speaks."""
+SILENCES = 3
+"""How often a listener closes a connection without a word before it is asked what it speaks. One that is restarted does
+so, too, but not often in a row."""
 AGAIN_S = 1.0
 """How long after a refusal a connection is tried again, if somebody sends to it; and how often a listener is asked what
 it speaks."""
@@ -76,15 +79,16 @@ class Handshake:
     def failed(self, event: int, url: str, explained: Callable[[], None]) -> Step:
         """A handshake failed with this event of libzmq's monitor. `explained` is called on another thread, if it is
         found out there that the listener refuses the keys."""
-        self._attempt += 1
         self._failures += 1
         self._rejected |= event == _REFUSED
-        if self._keys is not None and self._failures % max(1, len(self._choices())):
+        choices = 1 if self._keys is None else max(1, len(self._choices()))
+        if self._failures % choices:
+            self._attempt += 1
             return Step.NEXT
         if self._rejected:
             self.reason, self._rejected = self._unknown(), False
             return Step.REFUSED
-        if self.again:
+        if (event != _SILENT or self._failures >= SILENCES * choices) and self.again:
             self.pause()
             self._ask(url, explained)
         return Step.WAIT if event == _SILENT else Step.CLOSE

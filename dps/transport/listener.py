@@ -77,7 +77,7 @@ class Listener:
 
     def _end(self, linger_s: float) -> None:
         self.socket.close(round(1000 * linger_s))
-        if not self.inproc:
+        if not self.inproc and not self._monitor.closed:
             self._monitor.poll(_CLOSE_WAIT_MS)
         self._monitor.close(0)
         if self._file is not None and _inode(self._path) == self._file:

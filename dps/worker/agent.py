@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dps.actors.actor import Actor
 from dps.actors.patience import FIRST_S, Patience
 from dps.actors.ref import Ref, Sender
-from dps.errors import DeadlineExceeded
+from dps.errors import DeadlineExceeded, DpsError
 from dps.run_protocol import CHIEF, Drain, Leave, Register, Registered, StopTask
 from dps.transport.message import Message
 
@@ -142,6 +142,11 @@ class Agent(Actor):
         else:
             assert isinstance(answer, Exception)
             self._end(getattr(answer, "exit_code", 1), str(answer))
+
+    def refused(self, address: str, error: DpsError) -> None:
+        """The chief refuses the keys of this task, or this task those of the chief."""
+        if address == self.chief.address:
+            self._end(error.exit_code, str(error))
 
     def on_StopTask(self, message: StopTask, sender: Sender) -> None:
         self.node.answer(sender)

@@ -46,6 +46,12 @@ class Desk:
     def dials(self, told: str, named: object = ()) -> str:
         return told
 
+    def expect(self, address: str, role: str) -> None:
+        pass
+
+    def asker(self) -> str:
+        return ""
+
     def now(self) -> float:
         return self._clock_s
 

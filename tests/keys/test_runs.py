@@ -1,0 +1,193 @@
+"""Runs with keys: what each role may do, and what is said to who has no key, another one, or a revoked one."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dps
+from dps import cli, role
+from dps.actors.caller import Caller
+from dps.actors.ref import Ref
+from dps.protocol import PS
+from dps.run_protocol import AGENT, CHIEF, AskStats, Configure, Members, Register, Restore, SaveShard, Stats, StopTask
+from dps.transport import key_files, zap
+from dps.transport.current import runtime
+from dps.transport.keys import credentials
+from dps.transport.message import Message
+from tests.in_process import cluster
+
+WAIT_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders of keys: "all", "other", and those of a machine of one role."""
+    made = tmp_path_factory.mktemp("folders")
+    found = {name: str(made / name) for name in ("all", "other", "worker", "reader")}
+    key_files.new(found["all"])
+    key_files.new(found["other"])
+    for name in ("worker", "reader"):
+        key_files.export(found["all"], [name], found[name])
+    return found
+
+
+@pytest.fixture(scope="module")
+def worker(folders: dict[str, str]) -> Iterator[dps.Server]:
+    """A run with keys that trains "w", at step 1 or later."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("DPS_KEYS", folders["all"])
+    with cluster(transport="tcp") as (server,), session(server) as trains:
+        trains.push({"w": np.ones(40, np.float32)})
+        patch.undo()
+        yield server
+    patch.undo()
+
+
+def session(server: dps.Server | str, **settings: object) -> dps.Session:
+    start = {"w": np.zeros(40, np.float32)}
+    return dps.Session(server, start, optimizer=dps.optim.SGD(1.0), timeout=WAIT_S, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_worker_with_the_keys_of_its_machine_trains(
+    worker: dps.Server, folders: dict[str, str], shared: bool
+) -> None:
+    with session(worker.target, keys=folders["worker"], shared_memory=shared) as s:
+        before = s.pull()["w"]
+        assert s.push({"w": np.ones(40, np.float32)}).accepted
+        np.testing.assert_array_equal(s.pull()["w"], before - 1)
+        assert s.stats()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_reader_reads_and_may_not_write(worker: dps.Server, folders: dict[str, str], shared: bool) -> None:
+    with dps.Session(worker.target, keys=folders["reader"], timeout=WAIT_S, shared_memory=shared) as s:
+        assert s.pull()["w"].shape == (40,) and s.lookup("w", [1]).shape == (1,)
+        for _ in range(2):
+            with pytest.raises(dps.PermissionDenied, match=r"got Push of reader; wanted it of worker"):
+                s.push({"w": np.ones(40, np.float32)})
+        with pytest.raises(dps.PermissionDenied, match=r"got Save of reader"):
+            s.save()
+        assert s.pull()["w"].shape == (40,)
+    with pytest.raises(dps.PermissionDenied, match=r"got variables of a session of client:.*key is that of reader"):
+        session(worker.target, keys=folders["reader"])
+
+
+def test_a_worker_may_not_do_what_the_chief_does(
+    worker: dps.Server, folders: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caller = Caller(runtime(), "worker:7", credentials(folders["worker"], "worker"))
+    ps = worker.home().runtime and next(iter(session_addresses(caller, worker.target)))
+    caller.expect(ps, "ps")
+    forged: list[tuple[str, str, Message]] = [
+        (ps, PS, Configure(10**6, {}, 0, {}, [], "/tmp", "")),
+        (ps, PS, SaveShard(1, "x", "/tmp", "x")),
+        (ps, PS, Members(1, 2**60, [], [], [], 0)),
+        (ps, AGENT, StopTask(0, "forged")),
+        (worker.target, CHIEF, Register("ps", 0, ps, 1, 10**6, {})),
+    ]
+    try:
+        for address, actor, message in forged:
+            with pytest.raises(dps.PermissionDenied, match="of worker" if actor != CHIEF else "with the key of worker"):
+                caller.ask(Ref(address, actor), message, WAIT_S)
+    finally:
+        caller.close()
+    with session(worker.target, keys=folders["worker"]) as s:
+        assert s.push({"w": np.ones(40, np.float32)}).accepted
+    assert caplog.text.count("refused a message from") <= 2, "one line for a peer, in each node"
+
+
+def pull_for(session: dps.Session, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        session.pull()
+
+
+def session_addresses(caller: Caller, chief: str) -> list[str]:
+    answer = caller.ask(Ref(chief, CHIEF), AskStats(), WAIT_S)
+    assert isinstance(answer, Stats)
+    return list(answer.values["cluster"]["ps"].values())
+
+
+def test_an_operator_asks_how_the_run_does_and_may_not_touch_it(
+    worker: dps.Server, folders: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["status", "--chief", worker.target, "--keys", folders["all"]]) == 0
+    assert "run epoch 1" in capsys.readouterr().out
+    monkeypatch.delenv("DPS_KEYS")
+    caller = Caller(runtime(), "operator", credentials(folders["all"], "operator"))
+    try:
+        with pytest.raises(dps.PermissionDenied, match="got Restore of operator; wanted it of worker"):
+            caller.ask(Ref(worker.target, CHIEF), Restore(1, 1, ""), WAIT_S)
+    finally:
+        caller.close()
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [("other", "has another key than the chief of"), ("", "wants keys; give --keys DIR")],
+)
+def test_who_has_no_key_of_the_run_is_told_at_once(
+    worker: dps.Server, folders: dict[str, str], keys: str, says: str
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(dps.NotAuthenticated, match=says):
+        dps.Session(worker.target, keys=folders[keys] if keys else None, timeout=WAIT_S)
+    assert time.monotonic() - began < WAIT_S / 2
+
+
+def test_a_task_that_is_refused_ends_with_exit_code_5(
+    worker: dps.Server, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with dps.Server(None, "ps", 1, chief=worker.target, keys=folders["other"]) as ps:
+        assert ps.join(WAIT_S) == 5 and "has another key than the chief of" in ps.reason
+    assert role.main(["--job", "ps", "--task", "1", "--chief", worker.target, "--keys", folders["worker"]]) == 5
+    assert "has no private key of ps, only of worker" in capsys.readouterr().err
+    assert role.main(["--job", "chief", "--bind", "0.0.0.0:0"]) == 5
+    said = capsys.readouterr().err
+    assert "`dps keys new DIR`" in said and "--trusted-network" in said
+
+
+def test_keys_belong_to_the_server_of_a_session(worker: dps.Server, folders: dict[str, str]) -> None:
+    with pytest.raises(dps.ConfigError, match=r"give them to dps.Server\(keys=...\)"):
+        dps.Session(worker, keys=folders["all"])
+
+
+def test_a_session_whose_key_is_revoked_ends_and_the_others_go_on(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zap, "LOOK_S", 0.05)
+    folder, out = str(shutil.copytree(folders["all"], tmp_path / "keys")), str(tmp_path / "out")
+    key_files.export(folder, ["reader"], out)
+    monkeypatch.setenv("DPS_KEYS", folder)
+    with cluster(transport="tcp") as (server,), session(server) as trains:
+        trains.push({"w": np.ones(40, np.float32)})
+        reader = dps.Session(server.target, keys=out, timeout=WAIT_S)
+        assert reader.pull()["w"][0] == -1
+        key_files.revoke(folder, "reader")
+        with pytest.raises(dps.NotAuthenticated, match=r"refuses the key of reader in .*out: .*was revoked"):
+            pull_for(reader, WAIT_S)
+        assert trains.push({"w": np.ones(40, np.float32)}).accepted
+        assert trains.pull()["w"][0] == -2
+        reader.close()
+
+
+def test_a_worker_that_hosts_the_chief_listens_with_the_keys_of_a_chief(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    here = {"ps": [f"ipc://{tmp_path}/ps"], "worker": [f"ipc://{tmp_path}/worker"]}
+    with (
+        dps.Server(here, "worker", 0, keys=folders["all"]) as worker,
+        dps.Server(here, "ps", 0, keys=folders["all"]),
+        session(worker) as trains,
+    ):
+        assert trains.push({"w": np.ones(40, np.float32)}).step == 1
+        with dps.Session(worker.target, keys=folders["reader"], timeout=WAIT_S) as reader:
+            assert reader.pull()["w"][0] == -1
+        trains.close()
