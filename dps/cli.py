@@ -6,18 +6,20 @@ import argparse
 import importlib
 import importlib.util
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from dps import __version__
-from dps.config import THREADS, parse_threads
+from dps.config import THREADS
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, MissingExtra
+from dps.launch.commands import add as add_runs
+from dps.launch.commands import add_json
 from dps.role import DEFAULT_CHIEF, EXIT_CODES, Parser, add_addresses, addresses, guarded
 
 ANSWER_S = 3.0
 """How long `dps status` waits for each answer."""
+ENGINES = ("local", "ssh", "slurm", "ray")
 SHELLS = ("bash", "zsh")
 FILES = {"bash": "_shtab_compgen_files", "zsh": "_files"}
 """How each shell completes a file name; functions of shtab."""
@@ -39,33 +41,14 @@ def parser() -> Parser:
     made = Parser(prog="dps", description="A parameter server for Python.", epilog=EXIT_CODES)
     made.add_argument("--version", action="version", version=f"dps {__version__}")
     commands = made.add_subparsers(required=True, metavar="COMMAND")
-    launch = commands.add_parser("launch", help="run a program on a cluster on this machine", epilog=EXIT_CODES)
-    launch.add_argument("--ps", type=int, default=1, help="number of ps (default 1)")
-    launch.add_argument("--workers", type=int, default=1, help="number of workers (default 1)")
-    launch.add_argument("--update", help="the update mode: async (the default), sync, sync:sum or bounded:S")
-    launch.add_argument(
-        "--restarts", type=int, default=1, help="how often a ps or chief that died is restarted (default 1)"
-    )
-    launch.add_argument("--pin", action="store_true", help="keep each ps and worker on processors of its own")
-    launch.add_argument("--threads", default="", help="threads that share an update on each ps, or auto (the default)")
-    launch.add_argument(
-        "--device", default="", help="where each ps keeps its variables by default: cpu, or for example gpu:0"
-    )
-    add_addresses(launch)
-    evaluator = launch.add_argument(
-        "--evaluator",
-        help="FILE of a program that evaluates beside the training, or 'FILE ARGUMENTS'",
-    )
-    evaluator.complete = FILES  # type: ignore[attr-defined]
-    program = launch.add_argument(
-        "program", help="FILE or package.module, run on every worker; then -- and its arguments"
-    )
-    program.complete = FILES  # type: ignore[attr-defined]
-    launch.set_defaults(run=run_launch)
-    status = commands.add_parser("status", help="show what a running cluster is doing: tasks, step, checkpoint")
+    add_launch(commands)
+    status = commands.add_parser("status", help="show a run, or what a cluster is doing: tasks, step, checkpoint")
+    status.add_argument("run_or_chief", nargs="?", metavar="ID|ADDRESS", help="a run's number, or a chief's address")
     status.add_argument("--chief", default=DEFAULT_CHIEF, help=f"the chief's address (default {DEFAULT_CHIEF})")
     add_folder(status)
+    add_json(status)
     status.set_defaults(run=run_status)
+    add_runs(commands)
     doctor = commands.add_parser(
         "doctor", help="show what this machine has that dps can use, and what would make dps faster"
     )
@@ -116,6 +99,36 @@ def add_keys(keys: argparse.ArgumentParser) -> None:
     revoke.add_argument("--role", required=True, help=roles)
 
 
+def add_launch(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Add `dps launch`."""
+    launch = commands.add_parser(
+        "launch", help="run a program or an experiment file on a cluster on this machine", epilog=EXIT_CODES
+    )
+    add = launch.add_argument
+    add("--ps", type=int, help="number of ps (default 1)")
+    add("--workers", type=int, help="number of workers (default 1)")
+    add("--update", help="the update mode: async (the default), sync, sync:sum or bounded:S")
+    add("--restarts", type=int, help="how often a ps or chief that died is restarted (default 1)")
+    add("--pin", action="store_true", help="keep each ps and worker on processors of its own")
+    add("--threads", default="", help="threads that share an update on each ps, or auto (the default)")
+    add("--device", default="", help="where each ps keeps its variables by default: cpu, or for example gpu:0")
+    add_addresses(launch)
+    evaluator = add("--evaluator", help="FILE of a program that evaluates beside the training, or 'FILE ARGUMENTS'")
+    evaluator.complete = FILES  # type: ignore[attr-defined]
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the experiment file")
+    add("--on", default="local", choices=ENGINES, help="where the tasks run (default local, this machine)")
+    add("--detach", action="store_true", help="keep the run in the background; dps logs, status and kill reach it")
+    add("--resume", metavar="ID", help="go on from the checkpoint of this run, with its program and its OUTPUT_DIR")
+    add("--metric", metavar="NAME", help="sort the table of several runs by this; NAME:max: the largest first")
+    add_json(launch)
+    program = add(
+        "program", nargs="?",
+        help="FILE or package.module, run on every worker; then -- and its arguments. Or an experiment file, FILE.yaml",
+    )  # fmt: skip
+    program.complete = FILES  # type: ignore[attr-defined]
+    launch.set_defaults(run=run_launch)
+
+
 def run_bench(arguments: list[str]) -> int:
     if importlib.util.find_spec("dps.monitor.bench") is None:
         raise ConfigError("dps bench is not there yet")
@@ -125,28 +138,17 @@ def run_bench(arguments: list[str]) -> int:
 
 
 def run_launch(args: argparse.Namespace) -> int:
-    from dps.launch.supervisor import launch
+    from dps.launch.launching import launch
 
-    if args.ps < 1 or args.workers < 1:
-        raise ConfigError(f"got --ps {args.ps} --workers {args.workers}; wanted at least one of each")
-    for program in (args.program, *shlex.split(args.evaluator or "")[:1]):
-        file = program.rpartition(":")[0] or program
-        if file.endswith(".py") and not os.path.exists(file):
-            raise ConfigError(f"{file}: no such file; wanted a program, FILE or package.module")
-    if args.evaluator is not None and not args.evaluator.strip():
-        raise ConfigError("got an empty --evaluator; wanted FILE, or 'FILE ARGUMENTS'")
-    if args.update:
-        from dps.update import parse_flag
-
-        parse_flag(args.update)
-    if args.threads:
-        parse_threads(args.threads)
-    own = [f"--{name}={value}" for name in ("threads", "device") if (value := getattr(args, name))]
-    given = args.ps, args.workers, args.program, args.arguments, args.update, args.restarts, args.pin, own
-    return launch(*given, evaluator=args.evaluator, extra=addresses(args))
+    return launch(args, addresses(args))
 
 
 def run_status(args: argparse.Namespace) -> int:
+    if args.run_or_chief and args.run_or_chief.isdecimal():
+        from dps.launch.commands import run_status as run_status_of_run
+
+        return run_status_of_run(args.run_or_chief, args.json)
+    args.chief = args.run_or_chief or args.chief
     from dps.actors.caller import Caller
     from dps.actors.ref import Ref
     from dps.protocol import PS

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 
 import hypothesis
 import pytest
@@ -17,6 +20,9 @@ if os.environ.get("DPS_TEST_GPU") != "1":  # then the tests of CUDA kernels run 
 # Compiling a kernel inside a property test is slow once; CI tries the same examples every time.
 hypothesis.settings.register_profile("dps", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 hypothesis.settings.load_profile("dps")
+
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="dps-test-state-")  # runs that tests start are kept there
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 CLUSTER_VARIABLES = ("TF_CONFIG", "DPS_", "SLURM_")
 

@@ -109,6 +109,7 @@ def run_bash(block: Block, text: str, log: Path) -> None:
     """Run a block as a script; no process outlives it."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(HIDDEN)}
     environ |= {"PATH": f"{Path(sys.executable).parent}:{environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environ |= {"DPS_RUNS": str(log.parent / "runs")}  # the runs of a page begin with number 1
     with log.open("w") as output:
         command = ["bash", "-euo", "pipefail", "-c", text]
         child = subprocess.Popen(command, env=environ, start_new_session=True, stdout=output, stderr=output)

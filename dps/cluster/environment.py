@@ -13,7 +13,7 @@ from dps.errors import ConfigError
 def server_arguments(environ: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of `dps.Server` by name.
 
-    Reads DPS_JOB, DPS_TASK, DPS_CHIEF or DPS_CLUSTER, DPS_BIND, DPS_ADVERTISE, DPS_PORTS, DPS_TRUSTED_NETWORK,
+    Reads DPS_JOB, DPS_TASK, DPS_CHIEF or else DPS_CLUSTER, DPS_BIND, DPS_ADVERTISE, DPS_PORTS, DPS_TRUSTED_NETWORK,
     DPS_KEYS, DPS_WORKERS, DPS_PS, DPS_UPDATE, DPS_DEVICE, DPS_THREADS; without DPS_JOB, the variables that `resolve`
     reads and the five of where to listen. Raises ConfigError if no task is named.
     """
@@ -31,7 +31,7 @@ def arguments_found(environ: Mapping[str, str]) -> dict[str, Any] | None:
     if "DPS_JOB" not in environ:
         return _resolved(environ)
     cluster: ClusterSpec | None = None
-    if environ.get("DPS_CLUSTER"):
+    if environ.get("DPS_CLUSTER") and not environ.get("DPS_CHIEF"):
         from dps.cluster.resolve import load_cluster
 
         cluster = load_cluster(environ["DPS_CLUSTER"])
@@ -50,7 +50,8 @@ def arguments_found(environ: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def tf_config_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """TF_CONFIG for a program that runs as the task that these variables name; {} if cluster or task is not known.
+    """TF_CONFIG and DPS_CLUSTER for a program that runs as the task that these variables name; {} if cluster or task is
+    not known.
 
     Tasks of a cluster that is joined by the chief's address choose their ports themselves; they are listed with port 0.
     """
@@ -65,7 +66,7 @@ def tf_config_of(environ: Mapping[str, str]) -> dict[str, str]:
     else:
         return {}
     task = {"type": environ["DPS_JOB"], "index": int(environ["DPS_TASK"])}
-    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task}), "DPS_CLUSTER": json.dumps(cluster)}
 
 
 def _resolved(environ: Mapping[str, str]) -> dict[str, Any] | None:

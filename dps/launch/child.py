@@ -7,43 +7,30 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from dps.config import environment
+from dps.launch.engines.engine import Line, Order, Started
 from dps.launch.outcome import TEARDOWN
+from dps.launch.plan import runs_program
 from dps.launch.starter import started
 
 
-def runs_program(name: str) -> bool:
-    """Whether a task runs a user's program, as workers and evaluators do."""
-    return name.startswith(("worker:", "evaluator:"))
-
-
 class Child:
-    """A `python -m dps.role` process. `line(name, text)` gets its output, on separate threads."""
+    """A `python -m dps.role` process. `line(name, text)` gets its output, on a thread of its own."""
 
-    def __init__(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        line: Callable[[str, str], None],
-        ended: Callable[[Child], None],
-        extra: Mapping[str, str] | None = None,
-        pass_fds: Sequence[int] = (),
-        waits: bool = False,
-    ) -> None:
-        """`waits`: the child reads the chief's address from stdin (`--chief -`); `tell` writes it."""
-        self.name, self.arguments = name, list(arguments)
+    def __init__(self, order: Order, env: Mapping[str, str], line: Line, ended: Callable[[Started], None]) -> None:
+        self.name = order.name
         self._line, self._ended = line, ended
-        stdin = subprocess.PIPE if waits else subprocess.DEVNULL
+        stdin = subprocess.PIPE if order.waits else subprocess.DEVNULL
         self.process = started(
             lambda: subprocess.Popen(
-                [sys.executable, "-m", "dps.role", *arguments], stdin=stdin, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, env=environment(extra), text=True, errors="replace", pass_fds=pass_fds,
-                start_new_session=True,
+                [sys.executable, "-m", "dps.role", *order.arguments], stdin=stdin, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, env=environment(env), cwd=order.folder or None, text=True, errors="replace",
+                pass_fds=order.pass_fds, start_new_session=True,
             )
         )  # fmt: skip
-        self._reader = threading.Thread(target=self._read, name=f"output of {name}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"output of {self.name}", daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
@@ -74,11 +61,15 @@ class Child:
         """The exit code; negative: the signal that ended the child; None while it runs."""
         return self.process.poll()
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait(self, patience_s: float) -> bool:
-        """Wait for the child's end; returns whether it has ended."""
+    def wait(self, patience_s: float | None) -> bool:
+        """Wait for the end of the child, None: without a limit; returns whether it has ended."""
         try:
             self.process.wait(patience_s)
         except subprocess.TimeoutExpired:

@@ -19,13 +19,16 @@ NAMED = 3
 """The most tasks that are named if several ended in the same way."""
 
 
-def outcome(codes: Mapping[str, int], crashed: dict[str, int], reason: str = "") -> tuple[int, str]:
+def outcome(
+    codes: Mapping[str, int], crashed: dict[str, int], reason: str = "", errors: Mapping[str, str] | None = None
+) -> tuple[int, str]:
     """The run's exit code, and the last line to print, "" if the run went well.
 
     `codes`: the exit codes of the tasks; a negative one is the signal that ended the task. `crashed`: exit codes of ps
     and chief that died while the run went on, the latest last; some may have been restarted. `reason`: why the
-    chief ended the run, in its own words. The code is 3 if a ps or the chief is gone for good. Otherwise workers that
-    failed by themselves count before a chief that ended because of them.
+    chief ended the run, in its own words. `errors`: the last error that tasks have printed. The code is 3 if a ps or
+    the chief is gone for good. Otherwise workers that failed by themselves count before a chief that ended because of
+    them.
     """
     bad = {name: code for name, code in codes.items() if code not in TOLD}
     workers = {name: code for name, code in bad.items() if name.startswith(("worker:", "evaluator:"))}
@@ -41,7 +44,9 @@ def outcome(codes: Mapping[str, int], crashed: dict[str, int], reason: str = "")
     ways: dict[str, list[str]] = {}
     for name, code in ended.items():
         ways.setdefault(_became(code), []).append(name)
-    return worst, "the run failed: " + "; ".join(f"{_names(names)} {way}" for way, names in ways.items())
+    told = errors or {}
+    ends = (f"{_names(names)} {way}{_error(names, told)}" for way, names in ways.items())
+    return worst, f"the run failed: {'; '.join(ends)}"
 
 
 def _loss(crashed: dict[str, int], died: dict[str, int], reason: str) -> str:
@@ -58,6 +63,11 @@ def _loss(crashed: dict[str, int], died: dict[str, int], reason: str) -> str:
 def _names(names: list[str]) -> str:
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _error(names: list[str], errors: Mapping[str, str]) -> str:
+    """The error of the first of these tasks that has printed one, as text that follows how they ended."""
+    return next((f": {errors[name]}" for name in names if name in errors), "")
 
 
 def _became(code: int) -> str:

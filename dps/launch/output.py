@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -13,7 +14,8 @@ Print = Callable[[str, str], None]
 
 
 class Output:
-    """Lines of all tasks, each with its task's name in front; in colour on a terminal."""
+    """Lines of all tasks, each with its task's name in front; in colour on a terminal. What cannot be written, because
+    the terminal or the reader of a pipe has gone, is dropped."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = sys.stdout if stream is None else stream
@@ -22,7 +24,7 @@ class Output:
 
     def line(self, name: str, text: str) -> None:
         prefix = f"[{name}]"
-        with self._writing:
+        with self._writing, contextlib.suppress(OSError):
             if self.stream.isatty():
                 colour = self._colours.setdefault(name, COLOURS[len(self._colours) % len(COLOURS)])
                 prefix = f"\x1b[{colour}m{prefix}\x1b[0m"

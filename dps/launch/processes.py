@@ -12,11 +12,12 @@ from typing import Any
 
 from dps import update
 from dps.errors import TaskLost
-from dps.launch.child import Child
+from dps.launch.engines.engine import Started
 from dps.launch.failures import Failure, failure_of
 from dps.launch.functions import path_of, sources
 from dps.launch.outcome import describe
 from dps.launch.output import Output
+from dps.launch.plan import small_plan
 from dps.launch.progress import aside
 from dps.launch.run import LocalRun
 from dps.launch.supervisor import Supervisor
@@ -29,7 +30,8 @@ class Processes:
     def __init__(self, ps: int, workers: int, wanted: update.Update | str | None, pin: bool) -> None:
         mode = wanted if wanted is None or isinstance(wanted, str) else update.as_text(wanted)
         self._workers, self._output = workers, Output(sys.stdout)
-        self.supervisor = Supervisor(ps, workers, mode, owned=True, line=self._line, pin=pin)
+        plan = small_plan(ps, workers, update=mode or "", owned=True, pin=pin)
+        self.supervisor = Supervisor(plan, self._line)
         try:
             self.supervisor.start()
         except BaseException:
@@ -86,7 +88,9 @@ class Processes:
         given = child, task, order, orders_in, reports_out, run
         threading.Thread(target=self._listen, args=given, name=f"reports of worker:{task}", daemon=True).start()
 
-    def _listen(self, child: Child, task: int, order: dict[str, Any], orders: int, reports: int, run: LocalRun) -> None:
+    def _listen(
+        self, child: Started, task: int, order: dict[str, Any], orders: int, reports: int, run: LocalRun
+    ) -> None:
         """Send a worker its order, and pass the worker's reports to the run until it ends."""
         with contextlib.suppress(BrokenPipeError):
             send(orders, order)
@@ -108,9 +112,9 @@ class Processes:
         except Exception as error:  # otherwise the run would wait for this worker for ever
             heard, failure = True, failure_of(error)
         os.close(reports)
-        code = child.process.wait()
+        child.wait(None)
         if not heard:
-            failure = Failure(f"its process ended without a result ({describe(code)})")
+            failure = Failure(f"its process ended without a result ({describe(child.code or 0)})")
         run.ended(task, result, failure)
 
     def ask_to_stop(self, task: int) -> None:

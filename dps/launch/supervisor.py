@@ -8,17 +8,20 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shlex
 import signal
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from dps import descriptors
 from dps.config import allowed_cpus, deal_cpus, format_cpus
 from dps.errors import DeadlineExceeded, DpsError, TaskLost
-from dps.launch.child import Child, runs_program
+from dps.launch.engines.engine import Engine, Order, Started
+from dps.launch.engines.local import LocalEngine
 from dps.launch.interrupts import Interrupts
 from dps.launch.outcome import describe, outcome
 from dps.launch.output import Output, Print
+from dps.launch.plan import EVALUATOR, STDIN, Plan, host_of, runs_program
+from dps.launch.tails import Tails
 from dps.transport.clock import now
 
 START_S = 30.0
@@ -27,7 +30,9 @@ ALONE_S = 0.5
 ASKS, ASK_S = 5, 0.2
 """How often the chief is asked while it runs, and the timeout of each request."""
 END_S = 6.0
-"""How long ps and chief may take to end by themselves when all workers have ended."""
+"""How long ps and chief may take to end by themselves when all workers have ended, and workers when a ps is lost."""
+CHIEFLESS_S = 1.0
+"""How long workers may take to end by themselves when the chief is lost for good."""
 EVALUATE_S = 120.0
 """How long an evaluator may take to end when the run has ended: it evaluates the last checkpoint."""
 SAVE_S = 120.0
@@ -37,37 +42,38 @@ TOLD_S = 2.0
 """How long the chief may take to end itself and the ps after it was told to."""
 SAY_S = 5.0
 """How long the evaluator may take until a line says that it is waited for."""
-EVALUATOR = "evaluator:0"
-STDIN = "-"
-"""Stands for the chief's address if it comes on stdin."""
+PINNED = ("ps:", "worker:")
+"""Tasks that keep to processors of their own. The chief has none, because it has little work."""
+NEVER_AGAIN = (0, 2, 3)
+"""Exit codes after which a task is not started again: it is done, was started wrongly, or the run is over."""
+
+
+class Watch(Protocol):
+    """Is told of the tasks of a supervisor, on its thread."""
+
+    def started(self, name: str, pid: int) -> None:
+        """A task runs, for the first time or again."""
+
+    def ended(self, name: str, code: int) -> None:
+        """A task has ended, with this exit code or by this signal (negative)."""
 
 
 class Supervisor:
-    """Chief, ps and workers. `start` blocks until the chief listens; `finish` until the run is over.
+    """Starts the tasks of a plan. `start` blocks until the chief listens; `finish` until the run is over.
 
-    A ps or chief that died (by a signal or a crash, not with exit code 0, 2 or 3) is started again, `restarts` times
-    each. Workers are not restarted.
+    A ps or chief that died (by a signal or a crash, not with exit code 0, 2 or 3) is started again as often as its
+    `restarts` say, and so is a worker that a signal ended.
     """
 
     def __init__(
-        self,
-        ps: int,
-        workers: int,
-        update: str | None = None,
-        owned: bool = False,
-        restarts: int = 1,
-        line: Print | None = None,
-        extra: Mapping[str, str] | None = None,
-        pin: bool = False,
-        ps_flags: Sequence[str] = (),
+        self, plan: Plan, line: Print | None = None, watch: Watch | None = None, engine: Engine | None = None
     ) -> None:
-        """`extra`: variables of each task's environment; `DPS_BIND` is the chief's. `pin`: each ps and worker keeps to
-        processors of its own; raises ConfigError if that is impossible.
-        `ps_flags`: more flags of each ps's role, such as --threads."""
-        self.ps, self.workers, self.update, self.owned = ps, workers, update, owned
-        self.children: dict[str, Child] = {}
+        """Raises ConfigError if tasks are to be pinned to processors and that is impossible."""
+        self.plan = plan
+        self.children: dict[str, Started] = {}
         self.states: dict[str, str] = {}
         self.target = ""
+        self._engine = engine or LocalEngine()
         self._crashed: dict[str, int] = {}
         """Exit codes of ps and chief that died before the run had ended; the latest last."""
         self._reason = ""
@@ -78,42 +84,30 @@ class Supervisor:
         """Workers of whose end the chief has not been told yet: task, how it ended, exit code."""
         self._interrupts, self._heeded = Interrupts(), 0
         self._killed = False
-        self._restarts = restarts
         self._left: dict[str, int] = {}
+        """How often each task may still be started again."""
         self._print = line or Output().line
-        keys = {"DPS_KEYS": os.environ["DPS_KEYS"]} if os.environ.get("DPS_KEYS") else {}
-        self._extra, self._ps_flags = {**keys, **(extra or {})}, list(ps_flags)
-        self._bind = self._extra.get("DPS_BIND", "127.0.0.1:0")
-        """Where the chief listens. The other tasks listen on the same host, on ports of their own."""
-        self._advertise = self._extra.get("DPS_ADVERTISE", "")
-        hosts = {"DPS_BIND": f"{host_of(self._bind)}:0", "DPS_ADVERTISE": host_of(self._advertise)}
-        self._extra |= {name: value for name, value in hosts.items() if name in self._extra}
-        tasks = [*(f"ps:{task}" for task in range(ps)), *(f"worker:{task}" for task in range(workers))]
-        self.cpus = deal_cpus(tasks, allowed_cpus()) if pin else {}
-        self._events: queue.Queue[Child] = queue.Queue()
+        self._watch = watch
+        self._tails = Tails()
+        self.cpus = deal_cpus([n for n in plan.tasks() if n.startswith(PINNED)], allowed_cpus()) if plan.pin else {}
+        self._events: queue.Queue[Started] = queue.Queue()
         self._ready: queue.Queue[str] = queue.Queue()
         self._ending = False
 
     # -- starting ---------------------------------------------------------------------------------------------
 
-    def start(self, program: str | None = None, arguments: Sequence[str] = (), evaluator: str | None = None) -> None:
-        """Start chief and ps and, if there are programs, workers and evaluator, all at once: they load their modules
-        while the chief starts, and then get its address. `evaluator`: a program and its arguments, as a shell splits
-        them; nobody waits for it while the training goes on.
+    def start(self) -> None:
+        """Start chief and ps and all tasks that have a program, all at once: they load their modules while the chief
+        starts, and then get its address. Nobody waits for an evaluator while the training goes on.
 
         Raises DeadlineExceeded or TaskLost if the chief does not start, and ConfigError if the system lets processes
-        open too few files.
+        open too few files, or a task wants more than there is.
         """
-        descriptors.check("each task of this run", descriptors.needed_to_launch(self.ps, self.workers))
-        self._spawn("chief", self._chief_arguments(self._bind))
-        for task in range(self.ps):
-            self._spawn(f"ps:{task}", self._ps_arguments(task, STDIN), waits=True)
-        for task in range(self.workers if program is not None else 0):
-            assert program is not None
-            self._spawn(f"worker:{task}", self._worker_arguments(task, program, arguments, STDIN), waits=True)
-        if evaluator is not None:
-            evaluates, *rest = shlex.split(evaluator)
-            self._spawn(EVALUATOR, self._program_arguments("evaluator", 0, evaluates, rest, STDIN), waits=True)
+        descriptors.check("each task of this run", descriptors.needed_to_launch(self.plan.ps, self.plan.workers))
+        self._engine.check(self.plan)
+        for name in self.plan.tasks():
+            if not runs_program(name) or self.plan.job(name).run:
+                self._spawn(name, self._flags(name, STDIN), waits=name != "chief")
         try:
             self.target = self._ready.get(timeout=START_S)
         except queue.Empty:
@@ -130,40 +124,29 @@ class Supervisor:
     def start_worker(
         self, task: int, program: str, arguments: Sequence[str] = (), extra: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
-    ) -> Child:  # fmt: skip
+    ) -> Started:  # fmt: skip
         """Start a worker that runs a program as its task."""
-        flags = self._worker_arguments(task, program, arguments, self.target)
-        return self._spawn(f"worker:{task}", flags, extra, pass_fds)
+        name = f"worker:{task}"
+        return self._spawn(name, self._flags(name, self.target, (program, *arguments)), extra, pass_fds)
 
-    def _worker_arguments(self, task: int, program: str, arguments: Sequence[str], chief: str) -> list[str]:
-        return self._program_arguments("worker", task, program, arguments, chief)
-
-    def _program_arguments(self, job: str, task: int, program: str, arguments: Sequence[str], chief: str) -> list[str]:
-        flags = ["--job", job, "--task", str(task), "--chief", chief, *self._pinned(f"{job}:{task}")]
-        flags += ["--ps", str(self.ps), "--workers", str(self.workers)]  # for the program's TF_CONFIG
-        return [*flags, "--program", program, "--", *arguments]
-
-    def _ps_arguments(self, task: int, chief: str) -> list[str]:
-        flags = ["--job", "ps", "--task", str(task), "--chief", chief, *self._pinned(f"ps:{task}")]
-        return [*flags, *self._ps_flags]
-
-    def _pinned(self, name: str) -> list[str]:
-        """The flags that keep a task on its processors. The chief has none, because it has little work."""
-        return ["--cpus", format_cpus(self.cpus[name])] if name in self.cpus else []
-
-    def _chief_arguments(self, bind: str) -> list[str]:
-        flags = ["--job", "chief", "--bind", bind, "--ps", str(self.ps), "--workers", str(self.workers)]
-        flags += ["--update", self.update] if self.update else []
-        flags += ["--advertise", self._advertise] if self._advertise else []
-        return flags + (["--owned"] if self.owned else [])
+    def _flags(self, name: str, chief: str, run: Sequence[str] = ()) -> list[str]:
+        if name == "chief":
+            return self.plan.chief_flags(self.plan.bind)
+        pinned = ["--cpus", format_cpus(self.cpus[name])] if name in self.cpus else []
+        return [*pinned, *self.plan.flags(name, chief, run)]
 
     def _spawn(
         self, name: str, arguments: list[str], extra: Mapping[str, str] | None = None, pass_fds: Sequence[int] = (),
         waits: bool = False,
-    ) -> Child:  # fmt: skip
-        child = Child(name, arguments, self._line, self._events.put, {**self._extra, **(extra or {})}, pass_fds, waits)
+    ) -> Started:  # fmt: skip
+        keys = {"DPS_KEYS": os.environ["DPS_KEYS"]} if os.environ.get("DPS_KEYS") else {}
+        env = {**keys, **self.plan.environment(name), **(extra or {})}
+        order = Order(name, arguments, env, self.plan.folder, waits, pass_fds)
+        child = self._engine.start(order, self._line, self._events.put)
         self.children[name] = child
         self.states[name] = "running"
+        if self._watch is not None:
+            self._watch.started(name, child.pid)
         return child
 
     def _line(self, name: str, text: str) -> None:
@@ -173,6 +156,8 @@ class Supervisor:
             return
         if text.startswith("dps: ") and name == "chief":
             self._reason = text.removeprefix("dps: ")
+        if runs_program(name):
+            self._tails.note(name, text)
         if not text.startswith(f"dps {name} at "):
             self._print(name, text.removeprefix(f"{name}: "))  # the task's log also begins with its name
 
@@ -194,30 +179,44 @@ class Supervisor:
         if self.children.get(name) is not child:
             return
         self.states[name] = "done" if code == 0 else f"failed ({describe(code)})"
+        if self._watch is not None:
+            self._watch.ended(name, code)
         if name == "chief":
             self._listening = False
             if not self.target:
                 self._ready.put("")
+        if not (self._ending or runs_program(name) or code in NEVER_AGAIN):
+            self._crashed.pop(name, None)
+            self._crashed[name] = code
+        if self._may_start_again(name, code):
+            self._start_again(name, code)
+            return
         self._note_end(name, code)
         if name == EVALUATOR and code and not self._ending:
             self.say(f"{name} ended with {describe(code)}; the training goes on")
-        if runs_program(name) or code in (0, 2, 3) or self._ending:
-            return
-        self._crashed.pop(name, None)
-        self._crashed[name] = code
-        if self._left.setdefault(name, self._restarts) > 0 and (self.owned or self.workers_alive()):
-            self._left[name] -= 1
-            self.say(f"{name} ended with {describe(code)}; it is started again")
-            if name == "chief":
-                bind = f"{host_of(self._bind)}:{self.target.rpartition(':')[2]}"
-                arguments = [*self._chief_arguments(bind), "--restarted"]
-            else:
-                arguments = self._ps_arguments(int(name.partition(":")[2]), self.target)
-            self._spawn(name, arguments)
+
+    def _may_start_again(self, name: str, code: int) -> bool:
+        """Whether a task that has ended is started again. A program that has failed by itself is not."""
+        if self._ending or code in NEVER_AGAIN or self._left.setdefault(name, self.plan.job(name).restarts) < 1:
+            return False
+        if runs_program(name):
+            return code < 0 and not self._heeded and not self.lost()
+        return self.plan.owned or bool(self.workers_alive())
+
+    def _start_again(self, name: str, code: int) -> None:
+        self._left[name] -= 1
+        self.say(f"{name} ended with {describe(code)}; it is started again")
+        flags = self._flags(name, self.target)
+        if name == "chief":
+            bind = f"{host_of(self.plan.bind)}:{self.target.rpartition(':')[2]}"
+            flags = [*self.plan.chief_flags(bind), "--restarted"]
+        self._spawn(name, flags)
 
     def _note_end(self, name: str, code: int) -> None:
         """Have the chief told how a worker's process ended, unless its session or its role has reported a good end."""
-        told = code == 0 or (self.owned and code > 0)  # the next worker of an owned cluster may have started already
+        told = code == 0 or (
+            self.plan.owned and code > 0
+        )  # the next worker of an owned cluster may have started already
         if name.startswith("worker") and not told and not self._ending:
             how = f"ended with {describe(code)}" if code > 0 else f"was killed ({describe(code)})"
             self._untold.append((int(name.partition(":")[2]), how, code))
@@ -247,8 +246,9 @@ class Supervisor:
             self._heed()
             if not self._ending and self.lost():
                 why = self._reason or f"{self.lost()} is lost for good"
-                self.say(f"{why}; the workers have {END_S:.0f} s to end")
-                self._give_up(END_S)
+                patience_s = CHIEFLESS_S if self.lost() == "chief" else END_S
+                self.say(f"{why}; the workers have {patience_s:.0f} s to end")
+                self._give_up(patience_s)
         return self._teardown()
 
     def lost(self) -> str:
@@ -291,7 +291,7 @@ class Supervisor:
                 child.signal(signal.SIGKILL)
 
     def _teardown(self) -> int:
-        if not self.owned:
+        if not self.plan.owned:
             self._let_end(ALONE_S)
             self._let_end(self._patience_s())
             self._let_evaluator_end()
@@ -321,7 +321,7 @@ class Supervisor:
 
     def _patience_s(self) -> float:
         """How long ps and chief may take when no worker is left. This depends on the chief's answer."""
-        if not self.servers_alive():
+        if not self.servers_alive() or self.lost() == "chief":
             return 0.0
         from dps.actors.caller import Caller
         from dps.actors.ref import Ref
@@ -345,7 +345,7 @@ class Supervisor:
         if self._killed:
             return 130
         codes = {n: c.code or 0 for n, c in self.children.items() if n not in late}
-        code, why = outcome(codes, self._crashed, self._reason)
+        code, why = outcome(codes, self._crashed, self._reason, self._tails.found)
         if why:
             self.say(why)
         return code
@@ -366,26 +366,3 @@ class Supervisor:
             child.tell_to_end()
         for child in self.children.values():
             child.end(KILL_S)
-
-
-def host_of(address: str) -> str:
-    """The host of "HOST" or "HOST:PORT"."""
-    return address if address.endswith("]") else address.rpartition(":")[0] or address
-
-
-def launch(
-    ps: int, workers: int, program: str, arguments: Sequence[str], update: str | None = None, restarts: int = 1,
-    pin: bool = False, ps_flags: Sequence[str] = (), evaluator: str | None = None,
-    extra: Mapping[str, str] | None = None,
-) -> int:  # fmt: skip
-    """`dps launch`: run a program on every worker of a cluster on this machine; returns the exit code. Blocks."""
-    supervisor = Supervisor(ps, workers, update, restarts=restarts, extra=extra, pin=pin, ps_flags=ps_flags)
-    with Interrupts() as interrupts:
-        try:
-            supervisor.start(os.fspath(program), arguments, evaluator)
-            supervisor.say(
-                f"chief at {supervisor.target}; look at the run with: dps status --chief {supervisor.target}"
-            )
-            return supervisor.wait(interrupts)
-        finally:
-            supervisor.stop()

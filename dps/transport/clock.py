@@ -8,3 +8,13 @@ import time
 def now() -> float:
     """Seconds on the clock of `Runtime.now` outside a simulation."""
     return time.monotonic()
+
+
+def wall() -> float:
+    """Seconds since 1970, as `Runtime.wall` outside a simulation."""
+    return time.time()
+
+
+def pause(seconds: float) -> None:
+    """Sleep, as `Runtime.sleep` outside a simulation. Blocks."""
+    time.sleep(seconds)

@@ -10,6 +10,7 @@ import pytest
 
 from dps.launch import leaving, supervisor
 from dps.launch.interrupts import Interrupts
+from dps.launch.plan import small_plan
 from dps.launch.processes import Processes
 from dps.launch.run import LocalRun
 from dps.launch.supervisor import Supervisor
@@ -20,7 +21,7 @@ class Task:
     """Stands for a process: it ends by SIGKILL, or when the test says so."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.code, self.process = name, None, self
+        self.name, self.code = name, None
         self.pid = 0
 
     @property
@@ -31,8 +32,8 @@ class Task:
         if number == signal.SIGKILL and self.alive:
             self.code: int | None = -signal.SIGKILL
 
-    def wait(self, patience_s: float = 0.0) -> int:
-        return self.code or 0
+    def wait(self, patience_s: float | None = 0.0) -> bool:
+        return not self.alive
 
     def tell(self, chief: str) -> None: ...
 
@@ -47,7 +48,7 @@ class Launched(Supervisor):
 
     def __init__(self, workers: int = 2, owned: bool = False) -> None:
         self.said: list[str] = []
-        super().__init__(1, workers, owned=owned, line=lambda name, text: self.said.append(f"{name} {text}"))
+        super().__init__(small_plan(1, workers, owned=owned), lambda name, text: self.said.append(f"{name} {text}"))
         for name in ("chief", "ps:0", *(f"worker:{task}" for task in range(workers))):
             self._spawn(name, [])
         self.target = "127.0.0.1:1"

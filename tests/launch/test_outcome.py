@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dps.launch.outcome import outcome
+from dps.launch.tails import Tails
 
 SERVERS = {"chief": 0, "ps:0": 0}
 
@@ -72,3 +73,19 @@ def test_a_run_whose_task_was_lost_ends_with_the_chiefs_reason(
 ) -> None:
     tasks = SERVERS | {"chief": 3, "ps:1": 3, "worker:0": 3} | codes
     assert outcome(tasks, crashed, reason) == (3, line or f"the run is over: {reason}")
+
+
+def test_a_failed_worker_is_named_with_the_end_of_its_traceback() -> None:
+    tails = Tails()
+    lines = (
+        "before", "Traceback (most recent call last):", '  File "/a/train.py", line 3, in <module>', "    load()",
+        '  File "/a/data.py", line 2, in load', "    raise RuntimeError('no data')", "RuntimeError: no data", "after",
+    )  # fmt: skip
+    for line in lines:
+        tails.note("worker:1", line)
+    codes = SERVERS | {"worker:0": 5, "worker:1": 1, "worker:2": 1}
+    assert outcome(codes, {}, "", tails.found) == (
+        5,
+        "the run failed: worker:0 ended with exit code 5; "
+        "worker:1, worker:2 ended with exit code 1: RuntimeError: no data (data.py, line 2)",
+    )

@@ -222,8 +222,8 @@ def test_a_traceback_shows_the_lines_of_code_that_is_in_no_file() -> None:
 
 def test_a_worker_whose_reports_cannot_be_read_has_failed_and_holds_up_nobody() -> None:
     class Gone:
-        class process:
-            wait = staticmethod(lambda: 0)
+        code = 0
+        wait = staticmethod(lambda patience_s: True)
 
     run, _ = run_of(1)
     (orders_out, orders), (reports, reports_in) = os.pipe(), os.pipe()

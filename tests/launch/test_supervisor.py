@@ -12,11 +12,12 @@ import pytest
 
 from dps import cli
 from dps.config import THREADS, environment
-from dps.errors import DeadlineExceeded
-from dps.launch import supervisor
+from dps.launch import launching
 from dps.launch.interrupts import Interrupts
 from dps.launch.outcome import describe
 from dps.launch.output import Output
+from dps.launch.plan import Plan, small_plan
+from dps.launch.runs import keeping
 from dps.launch.supervisor import Supervisor
 from tests.launch.test_local import until
 
@@ -45,7 +46,7 @@ class Run:
         self.lines: list[str] = []
         path = folder / "program.py"
         path.write_text(program)
-        self.supervisor = Supervisor(1, workers, line=lambda name, text: self.lines.append(f"{name} {text}"))
+        self.supervisor = Supervisor(small_plan(1, workers), lambda name, text: self.lines.append(f"{name} {text}"))
         self.supervisor.start()
         for task in range(workers):
             self.supervisor.start_worker(task, str(path), arguments)
@@ -98,17 +99,6 @@ def test_tasks_get_one_thread_where_nothing_else_is_said_and_no_cluster(monkeypa
     assert (made["DPS_LAUNCHED"], made["DPS_LAUNCHER"], made["DPS_RUN_FDS"]) == ("1", str(os.getpid()), "3,4")
 
 
-def test_what_a_ps_is_told_more_the_other_tasks_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: dict[str, list[str]] = {}
-    monkeypatch.setattr(supervisor, "START_S", 0.0)
-    monkeypatch.setattr(supervisor.Supervisor, "_spawn", lambda self, name, flags, **_: told.update({name: flags}))
-    with pytest.raises(DeadlineExceeded):
-        supervisor.launch(2, 1, "program.py", [], ps_flags=["--threads=2", "--device=gpu:1"])
-    assert {name: flags[-2:] == ["--threads=2", "--device=gpu:1"] for name, flags in told.items()} == {
-        "chief": False, "ps:0": True, "ps:1": True, "worker:0": False,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("given", "told"),
     [([], []), (["--threads", "3"], ["--threads=3"]), (["--device", "gpu:1", "--threads", "auto"], None)],
@@ -116,10 +106,13 @@ def test_what_a_ps_is_told_more_the_other_tasks_are_not(monkeypatch: pytest.Monk
 def test_launch_passes_on_what_only_the_ps_use(
     given: list[str], told: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[list[str]] = []
-    monkeypatch.setattr(supervisor, "launch", lambda *arguments, **_: heard.append(arguments[-1]) or 0)
+    plans: list[Plan] = []
+    monkeypatch.setattr(launching, "begin", lambda wanted: plans.append(wanted.plan("0")) or "")
+    monkeypatch.setattr(keeping, "keep", lambda *_: 0)
     assert cli.main(["launch", *given, __file__]) == 0
-    assert heard == [["--threads=auto", "--device=gpu:1"] if told is None else told]
+    wanted = ["--threads=auto", "--device=gpu:1"] if told is None else told
+    assert plans[0].flags("ps:0", "-")[6:] == wanted and plans[0].flags("worker:0", "-")[6:8] == ["--ps", "1"]
+    assert plans[0].chief_flags("")[-2:] == ["--workers", "1"]
 
 
 def test_an_exit_code_for_people() -> None:

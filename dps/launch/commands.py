@@ -1,0 +1,206 @@
+"""The commands about runs: `dps list`, `status`, `logs`, `monitor`, `kill` and `init`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from dps.errors import ConfigError, DeadlineExceeded
+from dps.launch.interrupts import GRACE_S
+from dps.transport.clock import now, pause, wall
+
+SHOWN = 20
+"""How many runs `dps list` shows."""
+FOLLOW_S = 0.2
+KILL_S = 30.0
+"""How long a run may take, after its grace, until it is over."""
+MONITOR_S = 2.0
+CLEAR = "\x1b[H\x1b[2J"
+
+
+def add(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the commands about runs to those of `dps`."""
+    listing = commands.add_parser("list", help="list runs of dps launch", epilog="example: dps list")
+    listing.add_argument("--all", action="store_true", help=f"all runs, not only the {SHOWN} newest")
+    listing.set_defaults(run=run_list)
+    logs = commands.add_parser("logs", help="print what the tasks of a run have printed", epilog=LOGS_EXAMPLE)
+    logs.add_argument("id", help="the run's number, as dps list shows it")
+    logs.add_argument("--task", action="append", help="only this task, such as worker.1 or chief; may be repeated")
+    logs.add_argument("--follow", action="store_true", help="go on until the run is over")
+    logs.add_argument("--since", default="", help="only lines since then: 90s, 10m, 2h, 1d ago, or a time")
+    logs.set_defaults(run=run_logs)
+    monitor = commands.add_parser("monitor", help="show what each task of a run does and uses", epilog=MONITOR_EXAMPLE)
+    monitor.add_argument("id", help="the run's number, as dps list shows it")
+    monitor.add_argument("--once", action="store_true", help="print one table; the default where stdout is no terminal")
+    monitor.set_defaults(run=run_monitor)
+    kill = commands.add_parser("kill", help="end runs: in order, and by force after a grace", epilog=KILL_EXAMPLE)
+    kill.add_argument("ids", nargs="+", metavar="ID", help="the runs' numbers, as dps list shows them")
+    kill.add_argument("--grace", type=float, default=GRACE_S, help=f"seconds until force is used (default {GRACE_S:g})")
+    kill.set_defaults(run=run_kill)
+    init = commands.add_parser("init", help="write an experiment file with comments", epilog="example: dps init")
+    init.add_argument("file", nargs="?", default="experiment.yaml", help="its name (default experiment.yaml)")
+    init.set_defaults(run=run_init)
+    for command in (listing, monitor):
+        add_json(command)
+
+
+LOGS_EXAMPLE = "example: dps logs 4 --task worker.1 --since 10m --follow"
+MONITOR_EXAMPLE = "example: dps monitor 4"
+KILL_EXAMPLE = "example: dps kill 4"
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """The flag of commands that print a table."""
+    command.add_argument("--json", action="store_true", help="print JSON, not a table")
+
+
+def print_json(values: object) -> None:
+    """Print plain values as JSON."""
+    import json
+
+    print(json.dumps(values, indent=1))
+
+
+def run_list(args: argparse.Namespace) -> int:
+    from dps.launch.runs import folder, table
+    from dps.launch.runs.view import look
+
+    where, at = folder.root(), wall()
+    numbers = folder.numbers(where)
+    views = [look(os.path.join(where, str(number)), at) for number in (numbers if args.all else numbers[-SHOWN:])]
+    if args.json:
+        print_json([view.as_dict() for view in views])
+    elif not views:
+        print(f"no runs in {where}; dps launch makes one")
+    else:
+        print(table.text(table.RUN_COLUMNS, [table.run_row(view, at) for view in views]))
+        if len(views) < len(numbers):
+            print(f"and {len(numbers) - len(views)} older runs: dps list --all")
+    return 0
+
+
+def run_status(run: str, as_json: bool) -> int:
+    """`dps status ID`: a run and its tasks."""
+    from dps.launch.runs import folder, table
+    from dps.launch.runs.times import local
+    from dps.launch.runs.view import look
+
+    at = wall()
+    view = look(folder.find(run), at)
+    if as_json:
+        print_json(view.as_dict())
+        return 0
+    asked, values = view.asked, view.values
+    print(f"run {view.id} {asked.get('name', '')}: {view.state} since {local(values['since'])}")
+    given = ", ".join(f"{name}={value}" for name, value in (asked.get("values") or {}).items())
+    told = {
+        "command": asked.get("command"), "values": given,
+        "resumes": asked.get("resumes"), "chief": values["chief"], "output": asked.get("output"), "folder": view.path,
+        "exit code": values["exit_code"], "reason": values["reason"],
+    }  # fmt: skip
+    for name, value in told.items():
+        if value not in (None, ""):
+            print(f"{name}: {value}")
+    print(table.text(table.TASK_COLUMNS, [table.task_row(view, name) for name in view.tasks]))
+    return 0
+
+
+def run_logs(args: argparse.Namespace) -> int:
+    from dps.launch.output import Output
+    from dps.launch.runs import folder
+    from dps.launch.runs.keeping import full_name
+    from dps.launch.runs.logs import Reader, task_name, tasks_with_logs
+    from dps.launch.runs.states import LOST
+    from dps.launch.runs.times import since, utc
+    from dps.launch.runs.view import look
+
+    path, run, output = folder.find(args.id), args.id, Output()
+    logs = os.path.join(path, "logs")
+    tasks = [task_name(text) for text in args.task] if args.task else None
+    known = {*look(path, wall()).tasks, *tasks_with_logs(logs)}
+    if tasks is not None and (wrong := [task for task in tasks if task not in known]):
+        raise ConfigError(f"run {run} has no task {wrong[0]!r}; it has {', '.join(sorted(known))}")
+    reader = Reader(logs, tasks, utc(since(args.since, wall())) if args.since else "")
+    while True:
+        view = look(path, wall())  # before the lines: those that come before its end are read after it
+        for entry in reader.new():
+            output.line(full_name(run, entry.task), entry.text)
+        if view.over or not args.follow:
+            break
+        pause(FOLLOW_S)
+    if view.state == LOST:
+        for task in tasks or ["dps"]:
+            output.line(full_name(run, task), f"the log ends here: {view.values['reason']}")
+    return 0
+
+
+def run_monitor(args: argparse.Namespace) -> int:
+    from dps.launch.runs import folder, table
+    from dps.launch.runs.keeper import use_keys
+    from dps.launch.runs.monitor import COLUMNS, Monitor
+    from dps.launch.runs.view import look
+
+    path = folder.find(args.id)
+    live = sys.stdout.isatty() and not args.once and not args.json
+    use_keys(look(path, wall()).asked.get("plan", {}).get("env", {}))
+    monitor = Monitor()
+    try:
+        view = look(path, wall())
+        if not view.over:
+            monitor.rows(view)  # rates need two readings
+            pause(min(1.0, MONITOR_S))
+        while True:
+            view = look(path, wall())
+            rows = monitor.rows(view)
+            if args.json:
+                print_json({"id": view.id, "state": view.state, "tasks": rows})
+            else:
+                head = f"run {view.id} {view.asked.get('name', '')}: {view.state}"
+                print(f"{CLEAR if live else ''}{head}\n{table.text(COLUMNS, rows)}", flush=True)
+            if not live or view.over:
+                return 0
+            pause(MONITOR_S)
+    finally:
+        monitor.close()
+
+
+def run_kill(args: argparse.Namespace) -> int:
+    from dps.launch.runs import folder
+    from dps.launch.runs.ending import ask_to_end, wait_for_end
+
+    if args.grace < 0:
+        raise ConfigError(f"got --grace {args.grace:g}; wanted seconds from 0")
+    paths = [folder.find(run) for run in args.ids]
+    for path in paths:
+        ask_to_end(path, args.grace)
+    for path in paths:
+        view = wait_for_end(path, now() + args.grace + KILL_S)
+        if not view.over:
+            raise DeadlineExceeded(
+                f"run {view.id} is not over {args.grace + KILL_S:g} s after it was told to end; its keeper is process "
+                f"{view.values['keeper']['pid']} on {view.values['keeper']['host']}"
+            )
+        print(f"run {view.id}: {view.state}")
+    return 0
+
+
+def run_init(args: argparse.Namespace) -> int:
+    from dps.launch.experiment.template import PROGRAM, TEMPLATE
+
+    program = os.path.join(os.path.dirname(args.file), "train.py")
+    try:
+        with open(args.file, "x", encoding="utf-8") as file:
+            file.write(TEMPLATE)
+        made = [args.file]
+        if not os.path.exists(program):
+            with open(program, "x", encoding="utf-8") as file:
+                file.write(PROGRAM)
+            made.append(program)
+    except FileExistsError:
+        raise ConfigError(f"{args.file} is there already; give another name: dps init NAME.yaml") from None
+    except OSError as error:
+        raise ConfigError(f"{args.file} cannot be written: {error.strerror}") from None
+    print(f"wrote {' and '.join(made)}; start the experiment with: dps launch {args.file}")
+    return 0

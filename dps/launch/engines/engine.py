@@ -1,0 +1,72 @@
+"""What an engine is: it starts the tasks of a run somewhere, and hands over their output, their ends and their stop.
+
+dps's own supervision stays in charge: it says which task is started when, and an engine fills the places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from dps.launch.plan import Plan
+from dps.record import made, record
+
+
+@record
+class Order:
+    """One task to start: `python -m dps.role ARGUMENTS`. `waits`: it reads the chief's address from stdin; `tell` of
+    what was started writes it. `pass_fds`: descriptors of this process that the task inherits."""
+
+    name: str
+    arguments: Sequence[str]
+    env: Mapping[str, str] = made(default_factory=dict)
+    folder: str = ""
+    waits: bool = False
+    pass_fds: Sequence[int] = ()
+
+
+class Started(Protocol):
+    """A task that an engine has started."""
+
+    name: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; negative: the signal that ended it; None while it runs."""
+
+    @property
+    def pid(self) -> int:
+        """The process, on the machine where it runs."""
+
+    def tell(self, chief: str) -> None:
+        """Give a waiting task the chief's address; "" ends it. Does nothing for others, or a second time."""
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it."""
+
+    def wait(self, patience_s: float | None) -> bool:
+        """Wait for its end, None: without a limit; returns whether it has ended."""
+
+    def tell_to_end(self) -> None:
+        """Ask it to end: a chief or ps ends at once, a program's loop after its step."""
+
+    def end(self, patience_s: float) -> None:
+        """Ask it to end, and kill it after `patience_s`. Blocks until it has ended."""
+
+
+Line = Callable[[str, str], None]
+"""Gets a line of a task's output: the task's name and the text. Called on any thread."""
+
+
+class Engine(Protocol):
+    """Starts tasks."""
+
+    def check(self, plan: Plan) -> None:
+        """Raise ConfigError if the tasks of a plan cannot get what they ask for. Starts nothing."""
+
+    def start(self, order: Order, line: Line, ended: Callable[[Started], None]) -> Started:
+        """Start a task. `ended` is called on any thread after its last line. Blocks until it is started."""

@@ -1,0 +1,227 @@
+"""An experiment file, checked: what it asks for, and the plan of a run for given values of its parameters."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import itertools
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dps.config import parse_threads
+from dps.errors import ConfigError
+from dps.launch.experiment import schema
+from dps.launch.experiment.nodes import Node, nearest, read
+from dps.launch.experiment.words import check_names, fill, split
+from dps.launch.plan import Job, Plan, Resources, runs_program
+from dps.record import record
+from dps.update import parse
+
+KEYS = ("auto", "trusted-network")
+OWN_NAMES = ("id", "name")
+"""Names with a value that are no parameters."""
+
+
+@record
+class Experiment:
+    """A checked file. `jobs` and `env` still have `{{ name }}` in their texts; `at` fills in the values.
+
+    `elsewhere`: what only some engines use, by key: hosts, sync, image, volumes."""
+
+    name: str
+    output: str
+    parameters: Mapping[str, tuple[str, ...]]
+    parallel: int
+    update: str
+    keys: str
+    env: Mapping[str, str]
+    jobs: Mapping[str, Job]
+    elsewhere: Mapping[str, Any]
+    folder: str
+
+    def points(self) -> list[dict[str, str]]:
+        """The values of the parameters for each experiment: one, or all combinations of the lists."""
+        names = list(self.parameters)
+        return [dict(zip(names, values, strict=True)) for values in itertools.product(*self.parameters.values())]
+
+    def at(self, values: Mapping[str, str], run: str) -> Plan:
+        """The plan of the run with this id and these values."""
+        known = {**values, "id": run, "name": self.name}
+        jobs = {}
+        for role, job in self.jobs.items():
+            env = {name: fill(text, known) for name, text in job.env.items()}
+            words = tuple(fill(word, known) for word in job.run)
+            jobs[role] = Job(job.count, words, env, job.flags, job.restarts, job.resources)
+        env = {name: fill(text, known) for name, text in self.env.items()}
+        if self.output:
+            env["OUTPUT_DIR"] = os.path.join(self.folder, os.path.expanduser(fill(self.output, known)))
+        return Plan(jobs, self.update, env, folder=self.folder)
+
+
+def load(file: str, given: Sequence[str] = ()) -> Experiment:
+    """The experiment in a file. `given`: what --set says, NAME=VALUE; a name that is given several times is a list.
+
+    Raises ConfigError, with file, line and column, for whatever cannot be started.
+    """
+    root, text = read(file)
+    return Loading(file, root, text, given).experiment()
+
+
+class Loading:
+    """Reads one file."""
+
+    def __init__(self, file: str, root: Node, text: str, given: Sequence[str]) -> None:
+        self._root, self._text = root, text
+        self._top = schema.keys(root, schema.TOP, "key")
+        self._folder = os.path.dirname(os.path.abspath(file))
+        self._stem = os.path.splitext(os.path.basename(file))[0]
+        parameters = self._top.get("parameters")
+        self._parameters = {} if parameters is None else schema.parameters(parameters)
+        self._set(given)
+
+    def _set(self, given: Sequence[str]) -> None:
+        """Replace values by those of --set."""
+        replaced: dict[str, tuple[str, ...]] = {}
+        for text in given:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise ConfigError(f"got --set {text}, wanted --set NAME=VALUE")
+            if name not in self._parameters:
+                raise ConfigError(
+                    f"--set {text}: the file has no parameter {name!r}; {nearest(name, self._parameters)}"
+                )
+            replaced[name] = (*replaced.get(name, ()), value)
+        self._parameters = self._parameters | replaced
+
+    def experiment(self) -> Experiment:
+        """Check and read all of the file."""
+        top = self._top
+        output = self._named("output")
+        made = Experiment(
+            name=schema.text(top["name"]) if "name" in top else self._stem,
+            output=output,
+            parameters=self._parameters,
+            parallel=schema.whole(top["parallel"], 1) if "parallel" in top else 1,
+            update=self._update(),
+            keys=schema.chosen(top["keys"], KEYS, "; a directory of keys is not there yet")
+            if "keys" in top
+            else "auto",
+            env=self._variables(top.get("env")),
+            jobs=self._jobs(),
+            elsewhere=self._elsewhere(),
+            folder=self._folder,
+        )
+        if "durability" in top:
+            schema.chosen(top["durability"], ("none",), "; other levels are not there yet")
+        self._check_programs(made)
+        return made
+
+    def _known(self) -> list[str]:
+        return [*self._parameters, *OWN_NAMES]
+
+    def _named(self, key: str) -> str:
+        """A text that may have names in it."""
+        if key not in self._top:
+            return ""
+        check_names(self._top[key], self._text, self._known())
+        return schema.text(self._top[key])
+
+    def _variables(self, node: Node | None) -> dict[str, str]:
+        if node is None:
+            return {}
+        check_names(node, self._text, self._known())
+        return schema.variables(node)
+
+    def _update(self) -> str:
+        node = self._top.get("update")
+        if node is None:
+            return ""
+        try:
+            parse(schema.text(node), repr(node.text))
+        except ValueError as error:
+            node.fail(str(error))
+        return node.text
+
+    def _elsewhere(self) -> dict[str, Any]:
+        top, found = self._top, dict[str, Any]()
+        for key in ("hosts", "volumes"):
+            if key in top:
+                found[key] = schema.texts(top[key])
+        if "image" in top:
+            found["image"] = schema.text(top["image"])
+        if "sync" in top:
+            found["sync"] = schema.switch(top["sync"])
+        return found
+
+    def _jobs(self) -> dict[str, Job]:
+        if "roles" not in self._top:
+            self._root.fail("no roles; wanted at least: roles: {worker: {run: PROGRAM}}")
+        node = self._top["roles"]
+        roles = schema.keys(node, schema.ROLES, "role")
+        if "worker" not in roles:
+            node.fail("no worker; wanted a worker with run: PROGRAM")
+        default = schema.resources(self._top.get("resources"), Resources())
+        restarts = schema.whole(self._top["restarts"], 0) if "restarts" in self._top else 1
+        jobs = {"chief": Job(restarts=restarts, resources=default), "ps": Job(restarts=restarts, resources=default)}
+        for role in (role for role in schema.ROLES if role in roles):
+            jobs[role] = self._job(role, roles[role], default, 0 if runs_program(f"{role}:") else restarts)
+        return jobs
+
+    def _job(self, role: str, node: Node, default: Resources, restarts: int) -> Job:
+        found = schema.keys(node, schema.ROLE, "key")
+        count = schema.whole(found["count"], 1) if "count" in found else 1
+        if count > 1 and role in ("chief", "evaluator"):
+            found["count"].fail(f"got {count}, wanted 1: a run has one {role}")
+        words: tuple[str, ...] = ()
+        if runs_program(f"{role}:"):
+            if "run" not in found:
+                node.fail("no run; wanted run: PROGRAM ARGUMENTS")
+            check_names(found["run"], self._text, self._known())
+            words = split(found["run"])
+        elif "run" in found:
+            found["run"].fail(f"a {role} runs no program; wanted run under worker or evaluator")
+        restarts = schema.whole(found["restarts"], 0) if "restarts" in found else restarts
+        resources = schema.resources(found.get("resources"), default)
+        flags = self._ps_flags(role, found)
+        return Job(count, words, self._variables(found.get("env")), flags, restarts, resources)
+
+    def _ps_flags(self, role: str, found: Mapping[str, Node]) -> tuple[str, ...]:
+        """The flags of a ps for its threads and its device."""
+        flags = []
+        for key in ("threads", "device"):
+            if key not in found:
+                continue
+            node = found[key]
+            if role != "ps":
+                node.fail(f"only ps have a key {key!r}")
+            if key == "threads":
+                try:
+                    parse_threads(schema.text(node))
+                except ValueError as error:
+                    node.fail(str(error))
+            flags.append(f"--{key}={schema.text(node)}")
+        return tuple(flags)
+
+    def _check_programs(self, made: Experiment) -> None:
+        """Raise the error for a program that is not there, with any of the values."""
+        roles: dict[str, Node] = self._top["roles"].value
+        for role, job in made.jobs.items():
+            for values in made.points() if job.run else ():
+                program = fill(job.run[0], {**values, "id": "0", "name": made.name})
+                if why := missing(program, self._folder):
+                    roles[role].value["run"].fail(why)
+
+
+def missing(program: str, folder: str) -> str:
+    """Why a program cannot be run by tasks in a folder; "" if it is there. Imports nothing."""
+    if program in ("python", "python3"):
+        return f"got {program}; wanted the program itself, because tasks run it with the Python of dps"
+    target, colon, name = program.rpartition(":")
+    file = target if colon and name.isidentifier() else program
+    if file.endswith(".py") or os.sep in file:
+        return "" if os.path.isfile(os.path.join(folder, file)) else f"no file {file!r} in {folder}"
+    top = file.partition(".")[0]
+    if not top.isidentifier() or importlib.machinery.PathFinder.find_spec(top, [folder, *sys.path]) is None:
+        return f"no program {program!r}; wanted FILE, package.module, or either:function"
+    return ""

@@ -1,0 +1,165 @@
+"""`dps launch`: makes runs from a program, an experiment file or an earlier run, and keeps them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dps.config import allowed_cpus, parse_threads
+from dps.errors import ConfigError
+from dps.launch.engines.local import LocalEngine
+from dps.launch.plan import Job, Plan, plan_from, small_plan
+from dps.launch.runs import folder, keeper, keeping
+from dps.launch.runs.view import look
+from dps.record import record
+from dps.transport.clock import wall
+
+FILES = (".yaml", ".yml", ".json")
+"""Endings of experiment files."""
+IN_THE_FILE = ("ps", "workers", "update", "restarts", "threads", "device", "evaluator")
+"""Flags for what an experiment file says itself."""
+OF_A_FILE = ("set", "metric")
+
+
+@record
+class Wanted:
+    """A run to be made. `plan`: its plan, for its id; `asked`: what people see of it later."""
+
+    plan: Callable[[str], Plan]
+    asked: dict[str, Any]
+
+
+def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Start what the arguments of `dps launch` say, and keep it to its end; returns the exit code. `env`: where tasks
+    listen. Blocks, except with --detach for the time that the first run needs to begin."""
+    if args.on != "local":
+        raise ConfigError(f"--on {args.on}: this engine is not there yet; wanted local")
+    if args.metric:
+        from dps.launch.runs.results import parse_metric
+
+        parse_metric(args.metric)
+    parallel = 1
+    if args.resume:
+        wanted = [resumed(args)]
+    elif args.program is None:
+        raise ConfigError("no program was given; wanted dps launch PROGRAM, dps launch FILE.yaml, or --resume ID")
+    elif args.program.endswith(FILES):
+        wanted, parallel = of_file(args, env)
+    else:
+        wanted = [of_flags(args, env)]
+    for each in wanted:
+        plan = each.plan("0")
+        LocalEngine().check(plan)
+        if plan.pin:
+            allowed_cpus()
+    paths = [begin(each) for each in wanted]
+    if args.detach:
+        return in_background(paths, parallel)
+    code = keeping.keep(paths, parallel, None if args.json else keeping.shown(paths[0], False))
+    if len(paths) > 1 or args.json:
+        from dps.launch.runs.results import report
+
+        report(paths, args.metric, args.json)
+    return code
+
+
+def begin(wanted: Wanted) -> str:
+    """Make a run; returns its folder."""
+    path = folder.create(folder.root())
+    try:
+        keeper.make(path, wanted.plan(os.path.basename(path)), wanted.asked)
+    except OSError as error:
+        shutil.rmtree(path)
+        raise ConfigError(f"the run cannot be made: {error}") from None
+    return path
+
+
+def in_background(paths: Sequence[str], parallel: int) -> int:
+    """Keep runs in the background, and say how they are reached. Returns the first one's exit code if it is over."""
+    view = keeping.detach(paths, parallel)
+    ids = " ".join(os.path.basename(path) for path in paths)
+    if view.over and view.values["exit_code"]:
+        print(f"dps: run {view.id}: {view.values['reason']}", file=sys.stderr)
+        return int(view.values["exit_code"])
+    print(
+        f"run {ids}: {view.state}; look at it with: dps status {view.id}, dps logs {view.id} --follow, dps kill {ids}"
+    )
+    return 0
+
+
+def of_file(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[list[Wanted], int]:
+    """The runs of an experiment file, and how many of them run at one time."""
+    from dps.launch.experiment.experiment import load
+
+    if given := [name for name in IN_THE_FILE if getattr(args, name) not in (None, "")]:
+        raise ConfigError(f"got --{given[0]} with an experiment file, which says that itself; change {args.program}")
+    if args.arguments:
+        raise ConfigError(f"got arguments after --; those of an experiment are in its file, {args.program}, under run")
+    experiment = load(args.program, args.set)
+
+    def wanted(values: dict[str, str]) -> Wanted:
+        def plan(run: str) -> Plan:
+            made = experiment.at(values, run)
+            return Plan(made.jobs, made.update, {**env, **made.env}, made.owned, args.pin, made.folder)
+
+        file = os.path.abspath(args.program)
+        return Wanted(plan, {"name": experiment.name, "command": f"dps launch {file}", "values": values})
+
+    return [wanted(values) for values in experiment.points()], experiment.parallel
+
+
+def of_flags(args: argparse.Namespace, env: Mapping[str, str]) -> Wanted:
+    """The run of a program."""
+    if given := [name for name in OF_A_FILE if getattr(args, name)]:
+        raise ConfigError(f"--{given[0]} is for experiment files; got the program {args.program}")
+    ps, workers = (1 if count is None else count for count in (args.ps, args.workers))
+    check_flags(args, ps, workers)
+    restarts = 1 if args.restarts is None else args.restarts
+    plan = small_plan(
+        ps, workers, (args.program, *args.arguments), restarts, update=args.update or "", env=env, pin=args.pin
+    )
+    flags = [f"--{name}={value}" for name in ("threads", "device") if (value := getattr(args, name))]
+    jobs = {**plan.jobs, "ps": Job(ps, flags=tuple(flags), restarts=restarts)}
+    if args.evaluator is not None:
+        jobs["evaluator"] = Job(run=tuple(shlex.split(args.evaluator)))
+    plan = Plan(jobs, plan.update, plan.env, pin=plan.pin)
+    name = os.path.splitext(os.path.basename(args.program))[0]
+    command = shlex.join(["dps", "launch", args.program, *(["--", *args.arguments] if args.arguments else [])])
+    return Wanted(lambda run: plan, {"name": name, "command": command, "values": {}})
+
+
+def check_flags(args: argparse.Namespace, ps: int, workers: int) -> None:
+    """Raise ConfigError for flags that a run cannot be started with."""
+    if ps < 1 or workers < 1:
+        raise ConfigError(f"got --ps {ps} --workers {workers}; wanted at least one of each")
+    for program in (args.program, *shlex.split(args.evaluator or "")[:1]):
+        file = program.rpartition(":")[0] or program
+        if file.endswith(".py") and not os.path.exists(file):
+            raise ConfigError(f"{file}: no such file; wanted a program, FILE or package.module")
+    if args.evaluator is not None and not args.evaluator.strip():
+        raise ConfigError("got an empty --evaluator; wanted FILE, or 'FILE ARGUMENTS'")
+    if args.update:
+        from dps.update import parse_flag
+
+        parse_flag(args.update)
+    if args.threads:
+        parse_threads(args.threads)
+
+
+def resumed(args: argparse.Namespace) -> Wanted:
+    """The run that goes on from the checkpoint of an earlier one: the same plan and the same OUTPUT_DIR."""
+    if args.program is not None or args.arguments:
+        raise ConfigError("got --resume and a program; a run goes on with its own program")
+    view = look(folder.find(args.resume), wall())
+    if not view.over:
+        raise ConfigError(f"run {view.id} goes on: it is {view.state}; dps kill {view.id} ends it")
+    if "plan" not in view.asked:
+        raise ConfigError(f"run {view.id} has no plan: it was never begun")
+    plan = plan_from(view.asked["plan"])
+    told = {name: view.asked[name] for name in ("name", "command", "values")}
+    return Wanted(lambda run: plan, told | {"resumes": view.id})

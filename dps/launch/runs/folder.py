@@ -1,0 +1,90 @@
+"""Where runs are kept: a folder for each, by its number. Each file has one writer, and is replaced as a whole.
+
+run.json       what was asked for: name, command, plan; written once, before the keeper starts
+state.json     states, times, exit codes; written by the keeper
+heartbeat      the time of the keeper's last sign of life
+orders/        what others ask of the keeper: a file for each, which its writer makes
+logs/          a file for each task, and the files before it
+output/        OUTPUT_DIR, if the run has none of its own
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dps.errors import ConfigError
+
+FORMAT = 1
+
+
+def root(environ: Mapping[str, str] | None = None) -> str:
+    """The folder of all runs: DPS_RUNS, else dps/runs in the user's state folder."""
+    env = os.environ if environ is None else environ
+    if chosen := env.get("DPS_RUNS"):
+        return os.path.abspath(chosen)
+    state = env.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "dps", "runs")
+
+
+def create(folder: str) -> str:
+    """Make the folder of a new run in the folder of all runs; returns its path. Its name is the next free number."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        number = max(numbers(folder), default=0)
+        while True:
+            number += 1
+            made = os.path.join(folder, str(number))
+            with contextlib.suppress(FileExistsError):  # somebody else has taken it
+                os.mkdir(made)
+                break
+        for part in ("logs", "orders"):
+            os.mkdir(os.path.join(made, part))
+    except OSError as error:
+        raise ConfigError(f"no run can be kept in {folder}: {error.strerror}; set DPS_RUNS to another folder") from None
+    return made
+
+
+def numbers(folder: str) -> list[int]:
+    """The numbers of all runs, in rising order."""
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
+    return []
+
+
+def find(run: str, folder: str | None = None) -> str:
+    """The folder of a run by its number. ConfigError if there is none."""
+    folder = root() if folder is None else folder
+    path = os.path.join(folder, run)
+    if run.isdecimal() and os.path.isdir(path):
+        return path
+    known = numbers(folder)
+    there = f"the newest is {known[-1]}" if known else "there are none"
+    raise ConfigError(f"no run {run!r} in {folder}; {there}; dps list shows them")
+
+
+def write(path: str, values: object) -> None:
+    """Replace a file by these plain values as JSON, so that a reader sees the old file or the new one."""
+    import json
+
+    replace(path, json.dumps(values, indent=1) + "\n")
+
+
+def replace(path: str, text: str) -> None:
+    """Replace a file as a whole."""
+    made = f"{path}.{os.getpid()}.new"
+    with open(made, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(made, path)
+
+
+def read(path: str) -> dict[str, Any]:
+    """The values in a file; {} if it is not there (yet)."""
+    import json
+
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+        found: dict[str, Any] = json.load(file)
+        return found
+    return {}

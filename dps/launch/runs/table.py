@@ -1,0 +1,61 @@
+"""Tables of plain text for people, and the rows that they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dps.launch.runs.keeping import full_name
+from dps.launch.runs.times import age, local, seconds
+from dps.launch.runs.view import View
+
+Row = Mapping[str, Any]
+
+
+def text(columns: Sequence[str], rows: Sequence[Row]) -> str:
+    """A table with a head. Columns are as wide as they need to be; None is shown as "-"."""
+    cells = [[column.upper() for column in columns], *([_cell(row.get(column)) for column in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
+    )
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None or value == "" else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+RUN_COLUMNS = ("id", "name", "state", "since", "took", "tasks", "exit code")
+
+
+def run_row(view: View, at: float) -> dict[str, Any]:
+    """A run in a list of runs."""
+    living = sum(task["state"] == "RUNNING" for task in view.tasks.values())
+    return {
+        "id": view.id, "name": view.asked.get("name"), "state": view.state, "since": local(view.values["since"]),
+        "took": age(took_s(view, at)), "tasks": f"{living}/{len(view.tasks)}", "exit code": view.values["exit_code"],
+    }  # fmt: skip
+
+
+TASK_COLUMNS = ("task", "state", "since", "pid", "restarts", "exit code")
+
+
+def task_row(view: View, name: str) -> dict[str, Any]:
+    """A task in the list of a run's tasks."""
+    task = view.tasks[name]
+    return {
+        "task": full_name(view.id, name), "state": task["state"], "since": local(task["since"]),
+        "pid": task["pid"], "restarts": task["restarts"], "exit code": task["exit_code"],
+    }  # fmt: skip
+
+
+def took_s(view: View, at: float) -> float:
+    """How long a run has run, or ran."""
+    entered = dict(reversed(view.values.get("history", [])))
+    begin = entered.get("PENDING", entered.get("CREATED", ""))
+    if not begin:
+        return 0.0
+    end = seconds(view.values["since"]) if view.state in entered and view.over else at
+    if view.over and view.state not in entered:  # its keeper has gone
+        end -= view.silent_s or 0.0
+    return end - seconds(begin)

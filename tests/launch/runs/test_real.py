@@ -1,0 +1,222 @@
+"""Runs with real processes, as a user in several terminals sees them; nothing of them is left, however they end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dps.launch.runs.view import View, look
+from dps.transport.clock import now, wall
+from tests.chaos.cluster import MARK, marked
+from tests.launch.test_local import until
+
+TRAINER = """
+import os, sys, time
+import numpy as np, dps
+with dps.Server.from_env() as server, dps.Session(
+    server, {"w": np.zeros(1000, np.float32)}, optimizer=dps.optim.SGD(0.1), timeout=30,
+    hooks=[dps.StopAtStep(last_step=int(sys.argv[1])), dps.CheckpointSaver(steps=20)],
+    checkpoint_dir=os.environ["OUTPUT_DIR"],
+) as session:
+    print("begins at", session.global_step, flush=True)
+    while not session.should_stop():
+        session.push({"w": session.pull()["w"] - 1})
+        time.sleep(0.01)
+    print("ends at", session.global_step, "loss", 1 / session.global_step, flush=True)
+"""
+EXPERIMENT = """
+name: long
+parameters: {steps: 100000}
+roles:
+  chief: {}
+  ps: {count: 2}
+  worker: {count: 3, restarts: 1, run: "train.py {{ steps }}"}
+"""
+
+
+class Terminal:
+    """A user's terminals, all in one folder: `dps` commands with a pseudo-terminal as their output."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.mark = folder, f"{os.getpid()}-{folder.name}"
+        (folder / "temporary").mkdir()
+        self.environ = os.environ | {
+            "DPS_RUNS": str(folder / "runs"), MARK: self.mark, "TMPDIR": str(folder / "temporary"),
+        }  # fmt: skip
+
+    def dps(self, *argv: str, code: int = 0) -> str:
+        """What a command prints, without colours. Blocks until it ends."""
+        process, terminal = self.start(*argv)
+        said = self.rest(terminal)
+        assert process.wait(30) == code, said
+        return said
+
+    def start(self, *argv: str) -> tuple[subprocess.Popen[bytes], int]:
+        """A command that runs, as the leader of a terminal, and the other end of that terminal."""
+        own, theirs = pty.openpty()
+        command = ["setsid", "--ctty", sys.executable, "-m", "dps.cli", *argv]
+        process = subprocess.Popen(
+            command, cwd=self.folder, env=self.environ, stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+        return process, own
+
+    def until(self, terminal: int, words: str) -> str:
+        """Read a terminal until these words are there. Blocks."""
+        said = ""
+        while words not in said:
+            said += os.read(terminal, 4096).decode()
+        return said
+
+    def rest(self, terminal: int) -> str:
+        """What comes until the last process of a terminal has ended."""
+        said = b""
+        with contextlib.suppress(OSError):  # how the end of a terminal reads
+            while data := os.read(terminal, 4096):
+                said += data
+        os.close(terminal)
+        return re.sub(r"\x1b\[[\dHJ;]*m?", "", said.decode()).replace("\r\n", "\n")
+
+    def view(self, run: str = "1") -> View:
+        return look(str(self.folder / "runs" / run), wall())
+
+    def living(self) -> list[int]:
+        return marked(self.mark)
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[Terminal]:
+    (tmp_path / "train.py").write_text(TRAINER)
+    (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
+    made = Terminal(tmp_path)
+    before = set(Path("/dev/shm").glob("*dps*"))
+    yield made
+    try:
+        until(lambda: not made.living(), 10.0)
+    finally:
+        for pid in made.living():
+            os.kill(pid, signal.SIGKILL)
+    assert not list((tmp_path / "temporary").rglob("*")) and set(Path("/dev/shm").glob("*dps*")) == before
+
+
+def states(view: View) -> set[Any]:
+    return {task["state"] for task in view.tasks.values()}
+
+
+def test_a_run_in_the_background_is_listed_watched_read_and_ended_from_other_terminals(user: Terminal) -> None:
+    assert user.dps("launch", "--detach", "experiment.yaml").startswith("run 1: RUNNING; look at it with: dps status 1")
+    assert re.search(r"^1 +long +RUNNING +\d{4}-\S+ \S+ +\d+ s +6/6 +-$", user.dps("list"), re.M)
+    following, terminal = user.start("logs", "1", "--follow", "--task", "worker.1", "--task", "worker:2")
+    user.until(terminal, "begins at")
+    status = user.dps("status", "1")
+    assert status.startswith("run 1 long: RUNNING since ") and "values: steps=100000" in status
+    assert re.search(r"^1\.worker\.2 +RUNNING .* +0 +-$", status, re.M)
+    monitor = user.dps("monitor", "1", "--once")
+    assert re.search(r"^1\.ps\.0 +RUNNING +\d+ +[\d.]+ +[\d.]+ +- +\d+ +\d+ +(N/A|\d+) +0$", monitor, re.M), monitor
+    assert user.dps("kill", "1") == "run 1: KILLED\n"
+    followed = user.rest(terminal)
+    assert following.wait(10) == 0 and "[1.worker.1] ends at" in followed and "[1.worker.2] ends at" in followed
+    assert "1.ps" not in followed and "KILLED" in user.dps("status", "1")
+    assert "[1.chief] saved" in user.dps("logs", "1")
+    assert user.dps("kill", "1") == "run 1: KILLED\n"
+
+
+def test_a_run_whose_terminal_is_closed_ends_in_order(user: Terminal) -> None:
+    process, terminal = user.start("launch", "train.py", "--", "100000")
+    user.until(terminal, "begins at")
+    os.close(terminal)
+    assert process.wait(10) == 0
+    assert user.view().state == "KILLED" and "ends at" in user.dps("logs", "1", "--task", "worker.0")
+
+
+@pytest.mark.slow
+def test_a_run_whose_keeper_is_killed_is_lost_and_goes_on_from_its_checkpoint(user: Terminal) -> None:
+    user.dps("launch", "--detach", "experiment.yaml")
+    until(lambda: user.dps("logs", "1", "--task", "chief").count("saved") > 2)
+    os.kill(user.view().values["keeper"]["pid"], signal.SIGKILL)
+    until(lambda: not user.living(), 10.0)
+    assert user.view().state == "LOST" and states(user.view()) == {"LOST"}
+    assert "[1.worker.1] the log ends here: its keeper has gone" in user.dps("logs", "1", "--task", "worker.1")
+    user.dps("launch", "--resume", "1", "--detach")
+    begun = until(lambda: re.search(r"\[2\.worker\.0\] begins at (\d+)", user.dps("logs", "2")))
+    assert int(begun[1]) >= 20 and "resumes: 1" in user.dps("status", "2")
+    user.dps("kill", "2")
+
+
+@pytest.mark.slow
+def test_a_program_that_does_not_end_is_ended_after_the_grace(user: Terminal) -> None:
+    (user.folder / "deaf.py").write_text("import time\nprint('begins', flush=True)\nwhile True: time.sleep(1)\n")
+    user.dps("launch", "--detach", "deaf.py")
+    until(lambda: "begins" in user.dps("logs", "1"))
+    began = now()
+    assert user.dps("kill", "1", "--grace", "0.5") == "run 1: KILLED\n" and now() - began < 8.0
+    assert user.view().values["exit_code"] == 130
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_killed_is_started_again_where_its_role_says_so(user: Terminal) -> None:
+    user.dps("launch", "--detach", "experiment.yaml")
+    until(lambda: "begins" in user.dps("logs", "1", "--task", "worker.1"))
+    os.kill(user.view().tasks["worker:1"]["pid"], signal.SIGKILL)
+    until(lambda: user.dps("logs", "1", "--task", "worker.1").count("begins at") == 2)
+    task = user.view().tasks["worker:1"]
+    assert (task["state"], task["restarts"]) == ("RUNNING", 1)
+    user.dps("kill", "1")
+
+
+@pytest.mark.slow
+def test_a_chief_that_is_lost_for_good_ends_everything_within_5_s(user: Terminal) -> None:
+    process, terminal = user.start("launch", "--restarts", "0", "--workers", "2", "train.py", "--", "100000")
+    user.until(terminal, "begins at")
+    os.kill(user.view().tasks["chief"]["pid"], signal.SIGKILL)
+    began = now()
+    said = user.rest(terminal)
+    assert process.wait(10) == 3 and now() - began < 5.0
+    assert said.splitlines()[-1].endswith("the run is over: chief was lost (SIGKILL)")
+    assert user.view().state == "FAILED" and user.view().tasks["chief"]["state"] == "FAILED"
+
+
+@pytest.mark.slow
+def test_a_grid_of_four_runs_two_at_a_time_and_prints_its_table(user: Terminal) -> None:
+    (user.folder / "grid.yaml").write_text(
+        "parameters: {steps: [20, 60], twice: [1, 2]}\nparallel: 2\n"
+        'roles: {worker: {run: "train.py {{ steps }} {{ twice }}"}}\n'
+    )
+    said = user.dps("launch", "grid.yaml", "--metric", "loss")
+    *_, head, first, second, third, fourth = said.splitlines()
+    assert head.split() == ["ID", "STEPS", "TWICE", "STATE", "EXIT", "CODE", "TOOK", "LOSS"]
+    assert [row.split()[1:4:2] for row in (first, second, third, fourth)] == [
+        ["60", "SUCCEEDED"], ["60", "SUCCEEDED"], ["20", "SUCCEEDED"], ["20", "SUCCEEDED"],
+    ]  # fmt: skip
+    began = [user.view(run).values["history"][1][1] for run in "1234"]
+    ended = [user.view(run).values["since"] for run in "1234"]
+    assert min(ended[:2]) <= min(began[2:]), "at most two at one time"
+    assert json.loads(user.dps("list", "--json"))[3]["values"] == {"steps": "60", "twice": "2"}
+
+
+@pytest.mark.slow
+def test_a_grid_in_the_background_can_be_ended_before_all_of_it_has_begun(user: Terminal) -> None:
+    (user.folder / "grid.yaml").write_text(EXPERIMENT.replace("100000", "[100000, 100001, 100002]"))
+    assert user.dps("launch", "--detach", "grid.yaml").startswith("run 1 2 3: RUNNING")
+    assert [user.view(run).state for run in "123"] == ["RUNNING", "CREATED", "CREATED"]
+    assert user.dps("kill", "3", "2", "1") == "run 3: KILLED\nrun 2: KILLED\nrun 1: KILLED\n"
+
+
+@pytest.mark.slow
+def test_a_failed_task_is_named_in_the_last_line_with_the_end_of_its_traceback(user: Terminal) -> None:
+    (user.folder / "bad.py").write_text("def load():\n    raise RuntimeError('no data here')\n\nload()\n")
+    said = user.dps("launch", "bad.py", code=1)
+    last = "the run failed: worker:0 ended with exit code 1: RuntimeError: no data here (bad.py, line 2)"
+    assert said.splitlines()[-1].endswith(last)
+    assert user.view().state == "FAILED" and user.view().values["reason"] == last
