@@ -184,7 +184,7 @@ def test_the_loop_of_the_readme_prints_what_stands_below_it(capsys: pytest.Captu
 def test_every_block_says_what_language_it_is_and_why_it_is_skipped() -> None:
     for page in RUN[:-1]:
         for block in blocks(page):
-            assert block.language in ("python", "bash", ""), f"{name_of(page)}:{block.line} is {block.language}"
+            assert block.language in ("python", "bash", "yaml", ""), f"{name_of(page)}:{block.line} is {block.language}"
             assert not block.note.startswith("skip: ") or len(block.note) > 15, f"{name_of(page)}:{block.line}: why?"
 
 

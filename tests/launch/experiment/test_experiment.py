@@ -225,3 +225,12 @@ def test_a_task_that_wants_more_than_this_machine_has_is_refused(
         assert words in capsys.readouterr().err
     assert cli.main(["launch", written(tmp_path, "resources: {gpus: 1}\n" + SMALL)]) == 2
     assert "want more GPUs than this machine has (2)" in capsys.readouterr().err
+
+
+def test_the_file_on_the_guides_page_is_right(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    (tmp_path / "examples").symlink_to(root / "examples")
+    text = (root / "docs" / "guide" / "experiment-file.md").read_text()
+    (tmp_path / "mnist.yaml").write_text(text.split("```yaml\n")[1].split("```")[0])
+    made = load(str(tmp_path / "mnist.yaml"))
+    assert made.at({"rate": "0.2", "steps": "400"}, "3").env["OUTPUT_DIR"] == str(tmp_path / "runs/mnist-3")
