@@ -18,7 +18,6 @@ from dps.launch.plan import Job, Plan, Resources, runs_program
 from dps.record import record
 from dps.update import parse
 
-KEYS = ("auto", "trusted-network")
 OWN_NAMES = ("id", "name")
 """Names with a value that are no parameters."""
 
@@ -34,7 +33,6 @@ class Experiment:
     parameters: Mapping[str, tuple[str, ...]]
     parallel: int
     update: str
-    keys: str
     env: Mapping[str, str]
     jobs: Mapping[str, Job]
     elsewhere: Mapping[str, Any]
@@ -104,10 +102,7 @@ class Loading:
             parameters=self._parameters,
             parallel=schema.whole(top["parallel"], 1) if "parallel" in top else 1,
             update=self._update(),
-            keys=schema.chosen(top["keys"], KEYS, "; a directory of keys is not there yet")
-            if "keys" in top
-            else "auto",
-            env=self._variables(top.get("env")),
+            env={**self._keys(), **self._variables(top.get("env"))},
             jobs=self._jobs(),
             elsewhere=self._elsewhere(),
             folder=self._folder,
@@ -142,6 +137,18 @@ class Loading:
         except ValueError as error:
             node.fail(str(error))
         return node.text
+
+    def _keys(self) -> dict[str, str]:
+        """The variables for the keys of the tasks; "auto" leaves the choice to the environment."""
+        node = self._top.get("keys")
+        if node is None or schema.text(node) == "auto":
+            return {}
+        if node.text == "trusted-network":
+            return {"DPS_TRUSTED_NETWORK": "1"}
+        path = os.path.join(self._folder, os.path.expanduser(node.text))
+        if not os.path.isdir(path):
+            node.fail(f"got {node.text!r}, wanted auto, trusted-network, or a folder of keys (dps keys new)")
+        return {"DPS_KEYS": path}
 
     def _elsewhere(self) -> dict[str, Any]:
         top, found = self._top, dict[str, Any]()
