@@ -72,7 +72,7 @@ def test_a_step_that_does_not_wait_for_a_worker_that_has_not_come_yet_is_caught(
 
     set_members: Callable[..., Any] = quorum.Quorum.set_members
     monkeypatch.setattr(quorum.Quorum, "set_members", of_those_there)
-    caught("sync", "is below the quota", 30)
+    caught("sync", "is below the quota", 35)
 
 
 def test_a_standstill_that_makes_a_smaller_step_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,12 +114,12 @@ def test_a_missing_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_lease_is_caught_where_pushes_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.Store, "leases_on", False)
-    caught("at once", "differ", 40)
+    caught("at once", "differ", 145)
 
 
 def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft.Draft, "holds", True)
-    caught("async", "differ", 40)
+    caught("async", "differ", 65)
 
 
 def test_a_session_that_waits_for_the_step_ps_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_a_rollback_that_restores_nothing_is_caught(monkeypatch: pytest.MonkeyPa
         store.step = manifest.step
 
     monkeypatch.setattr(server, "restore", only_the_step)
-    caught("async", "cells", 30)
+    caught("async", "cells", 95)
 
 
 def test_a_push_that_is_said_to_have_survived_a_rollback_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_a_push_that_is_said_to_have_survived_a_rollback_is_caught(monkeypatch: 
 
     settle: Callable[..., Push] = pushing.PushOp.settle
     monkeypatch.setattr(pushing.PushOp, "settle", accepted)
-    caught("async", "was acknowledged and is not on", 30)
+    caught("async", "was acknowledged and is not on", 95)
 
 
 def test_a_checkpoint_that_is_cut_at_different_steps_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_a_checkpoint_that_is_cut_at_different_steps_is_caught(monkeypatch: pyte
     monkeypatch.setattr(sync.SyncMode, "cut", at_once)
     tuned = scenarios.tuned
     monkeypatch.setattr(scenarios, "tuned", lambda chosen: tuned(chosen).where(serving__kept_saves=4))
-    caught("sync", "was copied at step", 40)
+    caught("sync", "was copied at step", 45)
 
 
 def test_a_reader_that_is_let_in_one_step_too_far_ahead_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def test_a_push_at_once_ahead_of_others_that_are_staged_is_caught(monkeypatch: p
             return at_once(self, push, ledger, sender)
 
     monkeypatch.setattr(modes.AsyncMode, "at_once", hasty)
-    caught("at once", "applied twice", 100)
+    caught("at once", "applied twice", 105)
 
 
 def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
