@@ -298,6 +298,10 @@ class Server:
         self._node.stop()
         self._node.join(STOP_S)
         _open.discard(self)
+        if self._folder:
+            from dps.transport.private import remove
+
+            remove(self._folder)
 
     def end_in_order(self, why: str) -> None:
         """Make this task end in order. Returns at once; `join` returns when it has ended.
@@ -420,7 +424,7 @@ class Server:
 
     @staticmethod
     def create_local_server(update: update_modes.Update | str | None = None) -> Server:
-        """Make a chief, one ps and one worker in this process, on free ports.
+        """Make a chief, one ps and one worker in this process, which only this user can reach.
 
         Args:
             update: The run's update mode, as in `Server`.
@@ -435,13 +439,22 @@ class Server:
             'worker:0'
             ```
         """
-        chief = Server(None, "chief", 0, bind="127.0.0.1:0", ps=1, workers=1, update=update, owned=True)
-        ps = Server(None, "ps", 0, chief=chief.address)
-        worker = Server(None, "worker", 0, chief=chief.address)
-        worker._beside = (chief, ps)
+        from dps.transport import private
+
+        folder, bind = ("", "127.0.0.1:0") if runtime().simulated else private.private_chief()
+        try:
+            chief = Server(None, "chief", 0, bind=bind, ps=1, workers=1, update=update, owned=True)
+            ps = Server(None, "ps", 0, chief=chief.address)
+            worker = Server(None, "worker", 0, chief=chief.address)
+        except BaseException:
+            private.remove(folder)
+            raise
+        worker._beside, worker._folder = (chief, ps), folder
         return worker
 
     _beside: tuple[Server, ...] = ()
+    _folder = ""
+    """The folder of the sockets of a local server."""
 
     def __enter__(self) -> Server:
         return self

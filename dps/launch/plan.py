@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def bind(self) -> str:
-        """Where the chief listens."""
+        """Where the chief listens, if the run uses a network."""
         return self.env.get("DPS_BIND", LOOPBACK)
 
     def tasks(self) -> list[str]:

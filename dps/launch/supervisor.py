@@ -23,6 +23,7 @@ from dps.launch.output import Output, Print
 from dps.launch.plan import EVALUATOR, STDIN, Plan, host_of, runs_program
 from dps.launch.tails import Tails
 from dps.transport.clock import now
+from dps.transport.private import private_chief, remove
 
 START_S = 30.0
 ALONE_S = 0.5
@@ -42,6 +43,8 @@ TOLD_S = 2.0
 """How long the chief may take to end itself and the ps after it was told to."""
 SAY_S = 5.0
 """How long the evaluator may take until a line says that it is waited for."""
+NETWORK = {"DPS_BIND", "DPS_ADVERTISE", "DPS_PORTS", "DPS_KEYS", "DPS_TRUSTED_NETWORK"}
+"""Variables of the environment that say how tasks use a network."""
 PINNED = ("ps:", "worker:")
 """Tasks that keep to processors of their own. The chief has none, because it has little work."""
 NEVER_AGAIN = (0, 2, 3)
@@ -74,6 +77,9 @@ class Supervisor:
         self.states: dict[str, str] = {}
         self.target = ""
         self._engine = engine or LocalEngine()
+        self._keys = {"DPS_KEYS": os.environ["DPS_KEYS"]} if os.environ.get("DPS_KEYS") else {}
+        self._folder, self._bind = "", plan.bind
+        """The folder of all tasks' sockets, if nothing says that they use a network; where the chief listens."""
         self._crashed: dict[str, int] = {}
         """Exit codes of ps and chief that died before the run had ended; the latest last."""
         self._reason = ""
@@ -105,6 +111,8 @@ class Supervisor:
         """
         descriptors.check("each task of this run", descriptors.needed_to_launch(self.plan.ps, self.plan.workers))
         self._engine.check(self.plan)
+        if not {**self._keys, **self.plan.env}.keys() & NETWORK:
+            self._folder, self._bind = private_chief()
         for name in self.plan.tasks():
             if not runs_program(name) or self.plan.job(name).run:
                 self._spawn(name, self._flags(name, STDIN), waits=name != "chief")
@@ -131,7 +139,7 @@ class Supervisor:
 
     def _flags(self, name: str, chief: str, run: Sequence[str] = ()) -> list[str]:
         if name == "chief":
-            return self.plan.chief_flags(self.plan.bind)
+            return self.plan.chief_flags(self._bind)
         pinned = ["--cpus", format_cpus(self.cpus[name])] if name in self.cpus else []
         return [*pinned, *self.plan.flags(name, chief, run)]
 
@@ -139,8 +147,7 @@ class Supervisor:
         self, name: str, arguments: list[str], extra: Mapping[str, str] | None = None, pass_fds: Sequence[int] = (),
         waits: bool = False,
     ) -> Started:  # fmt: skip
-        keys = {"DPS_KEYS": os.environ["DPS_KEYS"]} if os.environ.get("DPS_KEYS") else {}
-        env = {**keys, **self.plan.environment(name), **(extra or {})}
+        env = {**self._keys, **self.plan.environment(name), **(extra or {})}
         order = Order(name, arguments, env, self.plan.folder, waits, pass_fds)
         child = self._engine.start(order, self._line, self._events.put)
         self.children[name] = child
@@ -208,7 +215,7 @@ class Supervisor:
         self.say(f"{name} ended with {describe(code)}; it is started again")
         flags = self._flags(name, self.target)
         if name == "chief":
-            bind = f"{host_of(self.plan.bind)}:{self.target.rpartition(':')[2]}"
+            bind = self._bind if self._folder else f"{host_of(self._bind)}:{self.target.rpartition(':')[2]}"
             flags = [*self.plan.chief_flags(bind), "--restarted"]
         self._spawn(name, flags)
 
@@ -366,3 +373,5 @@ class Supervisor:
             child.tell_to_end()
         for child in self.children.values():
             child.end(KILL_S)
+        if self._folder:
+            remove(self._folder)

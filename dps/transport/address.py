@@ -179,7 +179,7 @@ class Binding:
 
     address: str = ""
     """Where to listen: an address, a host name, an interface or a wildcard, with a port or without, and all other forms
-    of `Address`. "": the interface that reaches `towards`."""
+    of `Address`. "": the interface that reaches `towards`, or a new socket in its folder."""
     advertise: str = ""
     """HOST[:PORT] that others are told; "": `address`, or for a wildcard the interface that reaches `towards`."""
     ports: str = ""
@@ -198,6 +198,10 @@ class Binding:
         """Where to listen, with a numeric host if an interface was named or none. The port may be 0. May query DNS.
 
         Raises ConfigError if it is malformed, and Unavailable if no interface reaches `towards`."""
+        if not self.address and self.towards.startswith("ipc://"):
+            from dps.transport.private import neighbour
+
+            return parse(f"ipc://{neighbour(parse(self.towards).path)}")
         if not self.address:
             host = self._facing()
             return Address("tcp", "127.0.0.1" if host is None else host)

@@ -268,7 +268,7 @@ def test_launch_prefixes_lines_and_ends_with_zero_soon_after_its_workers_and_lea
     assert not [p for p in tasks if p.is_running()]
     assert {*program.rglob("*"), *Path("/dev/shm").glob("*dps*")} == before
     assert "[worker:0] ends at 20" in text and "[worker:1] ends at 20" in text
-    assert text.startswith("[dps] chief at 127.0.0.1:")
+    assert text.startswith("[dps] chief at ipc:///")
 
 
 def test_launch_ends_with_three_when_a_ps_is_lost_for_good(program: Path) -> None:

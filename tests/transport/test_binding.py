@@ -91,6 +91,12 @@ def test_listening_beyond_loopback_is_refused_unless_the_network_is_trusted(text
     assert Binding(text, trusted=True).check_trusted(parse(text))
 
 
+def test_next_to_a_socket_in_a_folder_a_node_listens_there() -> None:
+    first, second = (str(Binding(towards="ipc:///run/dps-1/chief").asked()) for _ in range(2))
+    assert first.startswith("ipc:///run/dps-1/node-") and first != second
+    assert str(Binding("127.0.0.1:0", towards="ipc:///run/dps-1/chief").asked()) == "127.0.0.1:0"
+
+
 @pytest.mark.parametrize("text", ["localhost:1", "127.0.0.9:1", "[::1]:1", "ipc:///tmp/x", "inproc://x"])
 def test_listening_on_loopback_needs_no_trust(text: str) -> None:
     assert not Binding(text).check_trusted(parse(text))
