@@ -31,6 +31,7 @@ _NAMES = {
 _MODULES = {
     "optim": "dps.optim",
     "layers": "dps.layers",
+    "nn": "dps.nn",
     "compress": "dps.compress",
     "data": "dps.data",
     "cluster": "dps.cluster",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from dps import compress as compress
     from dps import data as data
     from dps import layers as layers
+    from dps import nn as nn
     from dps import optim as optim
     from dps import strategy as strategy
     from dps.client.session import FOREVER as FOREVER

@@ -23,15 +23,34 @@ def dense_forward(out: Array, x: Array, w: Array, b: Array, activation: str, str
     """out = activation(x @ w + b), with shapes (batch, n_out), (batch, n_in), (n_in, n_out), (n_out,)."""
     np.matmul(x, w, out=out)
     out += b
+    activate(out, out, activation)
+
+
+def activate(out: Array, x: Array, activation: str, stream: Any = None) -> None:
+    """out = activation(x), of any shape; `out` may be `x`. The identity copies."""
     if activation == "relu":
-        np.maximum(out, 0, out=out)
+        np.maximum(x, 0, out=out)
     elif activation == "tanh":
-        np.tanh(out, out=out)
+        np.tanh(x, out=out)
     elif activation == "sigmoid":
         with np.errstate(over="ignore"):  # exp(-x) is inf for a very small x, and the sigmoid 0
-            np.exp(np.negative(out, out=out), out=out)
+            np.exp(np.negative(x, out=out), out=out)
         out += 1
         np.reciprocal(out, out=out)
+    elif out is not x:
+        out[...] = x
+
+
+def activate_backward(dx: Array, dout: Array, out: Array, activation: str, stream: Any = None) -> None:
+    """dx = dout * activation'(x), from the result `out` of `activate`, of any shape; `dx` may be `dout`."""
+    if activation == "relu":
+        np.multiply(dout, out > 0, out=dx)
+    elif activation == "tanh":
+        np.multiply(dout, 1 - out * out, out=dx)
+    elif activation == "sigmoid":
+        np.multiply(dout, out * (1 - out), out=dx)
+    elif dx is not dout:
+        dx[...] = dout
 
 
 def dense_backward(
@@ -43,12 +62,7 @@ def dense_backward(
     dz = dout * activation'(out); db = sum of dz over the batch; dw = x.T @ dz; dx = dz @ w.T, left out when dx is
     None. `dout` is overwritten with dz.
     """
-    if activation == "relu":
-        dout *= out > 0
-    elif activation == "tanh":
-        dout *= 1 - out * out
-    elif activation == "sigmoid":
-        dout *= out * (1 - out)
+    activate_backward(dout, dout, out, activation)
     np.sum(dout, axis=0, out=db)
     np.matmul(x.T, dout, out=dw)
     if dx is not None:
@@ -99,3 +113,23 @@ def mean(out: Array, x: Array, stream: Any = None) -> None:
 def zero(out: Array, stream: Any = None) -> None:
     """out = 0, of any shape."""
     out[...] = 0
+
+
+def add(out: Array, a: Array, b: Array, stream: Any = None) -> None:
+    """out = a + b, of one shape."""
+    np.add(a, b, out=out)
+
+
+def multiply(out: Array, a: Array, b: Array, stream: Any = None) -> None:
+    """out = a * b, element by element, of one shape."""
+    np.multiply(a, b, out=out)
+
+
+def put_columns(out: Array, x: Array, start: int, stream: Any = None) -> None:
+    """out[:, start : start + n] = x, with shapes (rows, columns), (rows, n)."""
+    out[:, start : start + x.shape[1]] = x
+
+
+def take_columns(out: Array, x: Array, start: int, stream: Any = None) -> None:
+    """out = x[:, start : start + n], with shapes (rows, n), (rows, columns)."""
+    out[...] = x[:, start : start + out.shape[1]]

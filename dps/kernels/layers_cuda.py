@@ -98,6 +98,93 @@ def _column_kernel(columns: int, lanes: int, dtype: str) -> Any:
     return column_sums
 
 
+# ---- elements ----
+
+
+def activate(out: Array, x: Array, activation: str, stream: Any = None) -> None:
+    """out = activation(x), of any shape, C-contiguous."""
+    _each(_activation_kernels(_name(x))[0], out.size, stream, _flat(out), _flat(x), CODES[activation])
+
+
+def activate_backward(dx: Array, dout: Array, out: Array, activation: str, stream: Any = None) -> None:
+    """dx = dout * activation'(x), from the result `out` of `activate`, of any shape, C-contiguous."""
+    kernel, code = _activation_kernels(_name(dout))[1], CODES[activation]
+    _each(kernel, dx.size, stream, _flat(dx), _flat(dout), _flat(out), code)
+
+
+@cache
+def _activation_kernels(dtype: str) -> tuple[Any, Any]:
+    activated, derived = activations(dtype)
+
+    @gpu_kernel
+    def forward(out: Array, x: Array, activation: int) -> None:
+        n = cuda.grid(1)
+        if n < out.size:
+            out[n] = activated(x[n], activation)
+
+    @gpu_kernel
+    def backward(dx: Array, dout: Array, out: Array, activation: int) -> None:
+        n = cuda.grid(1)
+        if n < dx.size:
+            dx[n] = derived(dout[n], out[n], activation)
+
+    return forward, backward
+
+
+def add(out: Array, a: Array, b: Array, stream: Any = None) -> None:
+    """out = a + b, of one shape, C-contiguous."""
+    _each(_add, out.size, stream, _flat(out), _flat(a), _flat(b))
+
+
+@gpu_kernel
+def _add(out: Array, a: Array, b: Array) -> None:
+    n = cuda.grid(1)
+    if n < out.size:
+        out[n] = a[n] + b[n]
+
+
+def multiply(out: Array, a: Array, b: Array, stream: Any = None) -> None:
+    """out = a * b, element by element, of one shape, C-contiguous."""
+    _each(_multiply, out.size, stream, _flat(out), _flat(a), _flat(b))
+
+
+@gpu_kernel
+def _multiply(out: Array, a: Array, b: Array) -> None:
+    n = cuda.grid(1)
+    if n < out.size:
+        out[n] = a[n] * b[n]
+
+
+def put_columns(out: Array, x: Array, start: int, stream: Any = None) -> None:
+    """out[:, start : start + n] = x, with shapes (rows, columns), (rows, n)."""
+    _each(_put_columns, x.size, stream, out, x, start)
+
+
+@gpu_kernel
+def _put_columns(out: Array, x: Array, start: int) -> None:
+    n = cuda.grid(1)
+    columns = x.shape[1]
+    if n < x.size:
+        out[n // columns, start + n % columns] = x[n // columns, n % columns]
+
+
+def take_columns(out: Array, x: Array, start: int, stream: Any = None) -> None:
+    """out = x[:, start : start + n], with shapes (rows, n), (rows, columns)."""
+    _each(_take_columns, out.size, stream, out, x, start)
+
+
+@gpu_kernel
+def _take_columns(out: Array, x: Array, start: int) -> None:
+    n = cuda.grid(1)
+    columns = out.shape[1]
+    if n < out.size:
+        out[n // columns, n % columns] = x[n // columns, start + n % columns]
+
+
+def _flat(array: Array) -> Array:
+    return array.reshape(array.size)
+
+
 # ---- loss ----
 
 
@@ -236,7 +323,7 @@ def _scatter_add(dtable: Array, rows: Array, order: Array, starts: Array, dout: 
 
 def zero(out: Array, stream: Any = None) -> None:
     """out = 0, of any shape, C-contiguous."""
-    _each(_zero, out.size, stream, out.reshape(out.size))
+    _each(_zero, out.size, stream, _flat(out))
 
 
 @gpu_kernel

@@ -35,6 +35,10 @@ class Place(Protocol):
         """An array to compute into; `finish` copies it to the C-contiguous host array `out`."""
         ...
 
+    def fetch(self, array: Any) -> Any:
+        """What an array of this step holds now, as a host array that belongs to the caller. Waits for the kernels."""
+        ...
+
     def finish(self) -> None:
         """Waits for all kernels and for the results."""
         ...
@@ -65,6 +69,9 @@ class CpuPlace:
 
     def result(self, out: Any) -> Any:
         return out
+
+    def fetch(self, array: Any) -> Any:
+        return array.copy()
 
     def finish(self) -> None:
         pass
@@ -116,6 +123,12 @@ class GpuPlace:
         target = self.pool.take(out.shape, out.dtype)
         self._results.append((target, out))
         return target
+
+    def fetch(self, array: Any) -> Any:
+        staged = self.staging.take(array.shape, array.dtype)
+        self._device.to_host(array, staged, self.stream)
+        self.stream.synchronize()
+        return np.array(staged)
 
     def finish(self) -> None:
         staged = [self.staging.take(out.shape, out.dtype) for _, out in self._results]

@@ -55,9 +55,15 @@ class Local(Strategy):
         super().__init__([None], settings.get("timeout", 60.0))
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise ConfigError(f"Local: steps: got {steps!r}, wanted a whole number from 1")
-        self._server, self._steps, self._settings = server, steps, settings
+        self.server, self._steps, self._settings = server, steps, settings
         self._outer = SGD(1.0) if outer is None else outer
         self._made: LocalVariables | None = None
+
+    @property
+    def checkpoint_dir(self) -> str | None:
+        """The folder of the run's checkpoints, where this strategy was given one."""
+        found = self._settings.get("checkpoint_dir")
+        return None if found is None else str(found)
 
     def __repr__(self) -> str:
         return f"dps.strategy.Local(steps={self._steps}, outer={self._outer!r})"
@@ -67,7 +73,7 @@ class Local(Strategy):
             raise ConfigError(
                 "variables: called a second time; under Local one call holds all trained values: nest them"
             )
-        session = Session(self._server, params, optimizer=self._outer, update=SyncReplicas(), **self._settings)
+        session = Session(self.server, params, optimizer=self._outer, update=SyncReplicas(), **self._settings)
         self._made = LocalVariables(self, params, optimizer, session, self._steps)
         return self._made
 
@@ -91,9 +97,9 @@ class LocalVariables(MirroredVariables):
         """The values that all workers have begun from."""
         self._set(dict(leaves(self._common)))
 
-    def apply_gradients(self, grads: Any) -> Push:
+    def apply_gradients(self, grads: Any, loss: Any = None) -> Push:
         """As Variables.apply_gradients; every so many steps it waits for the other workers."""
-        push = super().apply_gradients(grads)
+        push = super().apply_gradients(grads, loss)
         self._alone += 1
         if self._alone == self._steps:
             self.average()

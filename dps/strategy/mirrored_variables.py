@@ -91,7 +91,7 @@ class MirroredVariables(Variables):
 
     # -- gradients ------------------------------------------------------------------------------------------------
 
-    def apply_gradients(self, grads: Any) -> Push:
+    def apply_gradients(self, grads: Any, loss: Any = None) -> Push:
         """As Variables.apply_gradients."""
         replica = self._replica("apply_gradients")
         if replica is not None:

@@ -50,12 +50,18 @@ class ParameterServer(Strategy):
 
     def __init__(self, server: Server | str, update: Update | str | None = None, **settings: Any) -> None:
         super().__init__([None], settings.get("timeout", 60.0))
-        self._server, self._settings = server, settings
+        self.server, self._settings = server, settings
         self._update = parse(update) if isinstance(update, str) else update
         if isinstance(self._update, SyncReplicas):
             self._update = replace(self._update, reduction="sum")
         self._workers = workers_in_sync(server, self._update)
         self._session: Session | None = None
+
+    @property
+    def checkpoint_dir(self) -> str | None:
+        """The folder of the run's checkpoints, where this strategy was given one."""
+        found = self._settings.get("checkpoint_dir")
+        return None if found is None else str(found)
 
     def __repr__(self) -> str:
         return f"dps.strategy.{type(self).__name__}(update={self._update!r})"
@@ -68,13 +74,13 @@ class ParameterServer(Strategy):
     @property
     def first_replica(self) -> int:
         """The place of this worker among those in sync."""
-        if self._workers == 1 or isinstance(self._server, str):
+        if self._workers == 1 or isinstance(self.server, str):
             return 0
-        known = self._server.cluster
+        known = self.server.cluster
         tasks = list(known.task_indices("worker")) if "worker" in known.jobs else list(range(self._workers))
-        if self._server.task not in tasks:
-            raise ConfigError(f"{self._server.name} is none of the workers {tasks} that are in sync")
-        return tasks.index(self._server.task)
+        if self.server.task not in tasks:
+            raise ConfigError(f"{self.server.name} is none of the workers {tasks} that are in sync")
+        return tasks.index(self.server.task)
 
     def check_all_replicas_are_here(self, what: str) -> None:
         """ConfigError where replicas in sync are in other processes."""
@@ -90,7 +96,7 @@ class ParameterServer(Strategy):
                 "variables: called a second time; under ParameterServer one call holds all trained values: "
                 'nest them, as strategy.variables({"generator": ..., "discriminator": ...})'
             )
-        session = Session(self._server, params, optimizer=optimizer, update=self._update, **self._settings)
+        session = Session(self.server, params, optimizer=optimizer, update=self._update, **self._settings)
         if self._update is None and isinstance(session.update, SyncReplicas):
             session.close()
             raise ConfigError(

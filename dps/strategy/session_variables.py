@@ -30,10 +30,10 @@ class SessionVariables(Variables):
                 value.flags.writeable = False
         return self._read
 
-    def apply_gradients(self, grads: Any) -> Push:
+    def apply_gradients(self, grads: Any, loss: Any = None) -> Push:
         """As Variables.apply_gradients: a push. A synchronous ps sums those of all workers."""
         self._replica("apply_gradients")
-        push = self.session.push(grads)
+        push = self.session.push(grads, loss=loss)
         self._read = None
         return push
 

@@ -55,13 +55,14 @@ class Variables:
         """
         raise NotImplementedError
 
-    def apply_gradients(self, grads: Any) -> Push:
+    def apply_gradients(self, grads: Any, loss: Any = None) -> Push:
         """Sum the gradients of all replicas, and make one step with the sum.
 
         Args:
             grads: This replica's gradients in the nesting of params, of the variables' shapes and dtypes. A missing
                 key, or None, is no gradient; `dps.Rows` is one of some rows. Outside of replicas: the sum, or
                 PerReplica values.
+            loss: This replica's loss, which the hooks of a session are told.
 
         Returns:
             The step after the update, and whether it was accepted.

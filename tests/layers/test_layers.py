@@ -270,3 +270,26 @@ def test_an_embeddings_gradient_agrees_with_pytorch(twin: Twin) -> None:
     torch.nn.functional.embedding(torch.tensor(rows), wanted).backward(torch.tensor(dout))
     (found,) = twin("embedding_scatter_add", [np.zeros((6, 3))], *row_order(rows), dout)
     np.testing.assert_allclose(found, wanted.grad.numpy(), rtol=1e-14)
+
+
+# ---- elements ----
+
+
+@pytest.mark.parametrize("activation", ["identity", "relu", "tanh", "sigmoid"])
+def test_an_activation_alone_is_that_of_a_dense_layer(twin: Twin, activation: str) -> None:
+    x, dout = random(3, 5), random(3, 5, seed=2)
+    values = {"identity": x, "relu": np.maximum(x, 0), "tanh": np.tanh(x), "sigmoid": 1 / (1 + np.exp(-x))}[activation]
+    derived = {"identity": np.ones_like(x), "relu": x > 0, "tanh": 1 - values**2, "sigmoid": values * (1 - values)}
+    (out,) = twin("activate", [rubbish(3, 5)], x, activation)
+    np.testing.assert_allclose(out, values, rtol=1e-13)
+    (dx,) = twin("activate_backward", [rubbish(3, 5)], dout, out, activation)
+    np.testing.assert_allclose(dx, dout * derived[activation], rtol=1e-12)
+
+
+def test_sums_products_and_columns(twin: Twin) -> None:
+    a, b, narrow = random(3, 5), random(3, 5, seed=2), random(3, 2)
+    np.testing.assert_array_equal(twin("add", [rubbish(3, 5)], a, b)[0], a + b)
+    np.testing.assert_array_equal(twin("multiply", [rubbish(3, 5)], a, b)[0], a * b)
+    np.testing.assert_array_equal(twin("take_columns", [rubbish(3, 2)], a, 3)[0], a[:, 3:])
+    (out,) = twin("put_columns", [a], narrow, 1)
+    np.testing.assert_array_equal(out, np.concatenate([a[:, :1], narrow, a[:, 3:]], axis=1))

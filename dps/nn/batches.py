@@ -1,0 +1,175 @@
+"""What fit, evaluate and predict are given, as batches: arrays, datasets, or any iterable of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dps.errors import ConfigError, DataError
+from dps.strategy.values import array_of
+
+
+class Batch(NamedTuple):
+    """A batch: the arrays of the model's inputs in their order, and the targets; None for a prediction."""
+
+    xs: list[Any]
+    y: Any
+
+    @property
+    def size(self) -> int:
+        """How many examples it has."""
+        return len(self.xs[0])
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of one example of each input."""
+        return [x.shape[1:] for x in self.xs]
+
+
+class Batches:
+    """The batches of a call of the model. `what` names it in messages: "fit", "validation_data" and so on."""
+
+    def __init__(self, what: str, x: Any, y: Any = None, batch_size: int | None = None, targets: bool = True) -> None:
+        """`targets`: whether there must be a y. Raises ConfigError and DataError."""
+        self.what, self._targets, self._names = what, targets, _names(x)
+        self._source: Iterable[Any] | None = None
+        self._whole: Batch | None = None
+        self._pass: Iterator[Any] | None = None
+        """Of an iterator, which is read once over all epochs."""
+        if y is None and targets and _is_arrays(x, targets):
+            raise DataError(f"{what}: got x without y; wanted the targets, too, or batches (x, y)")
+        if y is not None or _is_arrays(x, targets):
+            self._whole = self._batch((x, y) if targets else x, f"{what}: x")
+            self._size = whole_from_1(32 if batch_size is None else batch_size, f"{what}: batch_size")
+            if not self._whole.size:
+                raise DataError(f"{what}: got no examples")
+        elif not hasattr(x, "__iter__"):
+            raise ConfigError(f"{what}: got {type(x).__name__}, wanted arrays, or an iterable of batches (x, y)")
+        elif batch_size is not None:
+            raise ConfigError(f"{what}: got batch_size={batch_size!r} with batches that are made already; leave it out")
+        else:
+            self._source = x
+            self._pass = x if iter(x) is x else None
+
+    @property
+    def steps(self) -> int | None:
+        """How many batches an epoch has; None where it is not known before its end."""
+        if self._whole is not None:
+            return -(-self._whole.size // self._size)
+        return len(self._source) if hasattr(self._source, "__len__") else None  # type: ignore[arg-type]
+
+    @property
+    def names(self) -> list[str] | None:
+        """The names of the inputs, where they come as a dict."""
+        return self._names
+
+    def goes_on(self, steps: int) -> None:
+        """Epochs are of so many batches: those of an iterable go on where the last one ended."""
+        if self._source is not None and self._pass is None:
+            self._pass = iter(self._source)
+
+    def first(self) -> Batch:
+        """The first batch, to build a model for. Of an iterator it is not lost."""
+        if self._whole is not None:
+            return self._whole
+        found = next(self._read(), None)
+        if found is None:
+            raise DataError(f"{self.what}: got no batches")
+        if self._pass is not None:
+            self._pass = _after(found, self._pass)
+        return self._batch(found, f"{self.what}: the first batch")
+
+    def epoch(self, number: int = 0, seed: int | None = None) -> Iterator[Batch]:
+        """One pass. `seed`: shuffles arrays, in another order in each epoch; None: in their order."""
+        if self._whole is not None:
+            yield from self._cut(self._whole, number, seed)
+            return
+        for index, found in enumerate(self._read(), 1):
+            yield self._batch(found, f"{self.what}: batch {index}")
+
+    def _read(self) -> Iterator[Any]:
+        if self._pass is None:
+            assert self._source is not None
+            yield from self._source
+            return
+        while (found := next(self._pass, None)) is not None:
+            yield found
+
+    def _cut(self, whole: Batch, number: int, seed: int | None) -> Iterator[Batch]:
+        order = None if seed is None else np.random.default_rng([seed, number]).permutation(whole.size)
+        for start in range(0, whole.size, self._size):
+            rows = slice(start, start + self._size) if order is None else order[start : start + self._size]
+            yield Batch([x[rows] for x in whole.xs], None if whole.y is None else whole.y[rows])
+
+    def _batch(self, found: Any, where: str) -> Batch:
+        x, y = found, None
+        if isinstance(found, tuple | list) and len(found) == 2 and self._targets:
+            x, y = found
+        elif self._targets:
+            raise DataError(f"{where}: got {_said(found)}, wanted (x, y)")
+        elif isinstance(found, tuple) and len(found) == 2 and self._source is not None:
+            x = found[0]  # a dataset of (x, y) that a model predicts for
+        if isinstance(x, Mapping) and self._names is None:
+            self._names = _names(x)
+        xs = [_array(value, where) for value in _values(x, self._names, where)]
+        ys = [] if y is None else [_array(y, f"{where}: y")]
+        sizes = [len(array) for array in (*xs, *ys)]
+        if len(set(sizes)) > 1:
+            raise DataError(f"{where} has arrays of {' and '.join(map(str, sizes))} examples, wanted as many in each")
+        return Batch(xs, ys[0] if ys else None)
+
+
+def whole_from_1(value: Any, what: str) -> int:
+    """A whole number from 1. ConfigError for anything else."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+        raise ConfigError(f"{what}: got {value!r:.40}, wanted a whole number from 1")
+    return int(value)
+
+
+def _after(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+def _is_arrays(x: Any, targets: bool) -> bool:
+    """Whether this is the input itself, and no iterable of batches."""
+    if hasattr(x, "shape"):
+        return True
+    if isinstance(x, Mapping):
+        return True
+    return not targets and isinstance(x, list | tuple) and bool(len(x)) and not isinstance(x[0], tuple | Mapping)
+
+
+def _names(x: Any) -> list[str] | None:
+    return list(x) if isinstance(x, Mapping) else None
+
+
+def _values(x: Any, names: list[str] | None, where: str) -> list[Any]:
+    """The inputs of a model in their order."""
+    if isinstance(x, Mapping):
+        if list(x) != names:
+            raise DataError(f"{where} has the inputs {list(x)}, wanted {names}")
+        return list(x.values())
+    if isinstance(x, list | tuple) and len(x) and all(hasattr(value, "shape") and value.shape for value in x):
+        return list(x)
+    return [x]
+
+
+def _array(value: Any, where: str) -> Any:
+    try:
+        array = array_of(value)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
+    if not array.ndim or array.dtype.kind not in "fiub":
+        raise DataError(f"{where}: got {_said(value)}, wanted an array of numbers with an example in each row")
+    return array
+
+
+def _said(value: Any) -> str:
+    if hasattr(value, "shape"):
+        return f"an array of shape {tuple(value.shape)} and {getattr(value, 'dtype', 'no dtype')}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{type(value).__name__} {value!r:.40}"

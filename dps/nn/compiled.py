@@ -1,0 +1,54 @@
+"""What `compile` is told: optimizer, loss and metrics; and what they say of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dps import optim
+from dps.errors import ConfigError
+from dps.nn.losses import Loss, loss_of
+from dps.nn.metrics import Metric, measured, metrics_of
+
+OPTIMIZERS: dict[str, optim.Optimizer] = {
+    "sgd": optim.SGD(0.01), "momentum": optim.Momentum(0.01), "adagrad": optim.Adagrad(0.001),
+    "rmsprop": optim.RMSProp(0.001), "adam": optim.Adam(0.001), "adamw": optim.AdamW(0.001), "ftrl": optim.Ftrl(0.001),
+}  # fmt: skip
+"""By the names and with the rates that Keras users know."""
+
+
+class Compiled:
+    """The settings of `compile`, checked."""
+
+    def __init__(self, optimizer: Any, loss: Any, metrics: Sequence[Any]) -> None:
+        """Raises ConfigError for unknown ones."""
+        self.optimizer = _optimizer(optimizer)
+        self.loss: Loss = loss_of(loss)
+        self.metrics: dict[str, Metric] = metrics_of(metrics, self.loss)
+
+    def sums(self, y: Any, out: Any, losses: Any) -> Any:
+        """Of a batch: the number of examples, the sum of the losses, and those of the metrics."""
+        found = [float(len(out)), float(np.sum(losses, dtype=np.float64))]
+        return np.array(found + [measured(metric, name, y, out) for name, metric in self.metrics.items()])
+
+    def nothing(self) -> Any:
+        """The sums of no examples."""
+        return np.zeros(2 + len(self.metrics))
+
+    def logs(self, sums: Any) -> dict[str, float]:
+        """Loss and metrics by name: the means over the examples."""
+        if not sums[0]:
+            return {}
+        return {name: float(total / sums[0]) for name, total in zip(["loss", *self.metrics], sums[1:], strict=True)}
+
+
+def _optimizer(optimizer: Any) -> optim.Optimizer:
+    if isinstance(optimizer, optim.Optimizer):
+        return optimizer
+    name = optimizer.lower() if isinstance(optimizer, str) else None
+    if name not in OPTIMIZERS:
+        known = ", ".join(map(repr, OPTIMIZERS))
+        raise ConfigError(f"compile: got optimizer={optimizer!r:.60}, wanted one of dps.optim, or {known}")
+    return OPTIMIZERS[name]

@@ -1,0 +1,51 @@
+"""What hooks see of a training without a session: the steps of a strategy that keeps its variables in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dps import config
+from dps.errors import ConfigError
+from dps.hooks.scalars import Scalars
+from dps.strategy.variables import Variables
+from dps.transport.current import runtime
+from dps.transport.endpoint import Runtime
+
+
+class LocalLoop:
+    """As much of `dps.Session` as there is without a ps; see `dps.hooks.loop.Loop`."""
+
+    name, checkpoint_dir, is_chief = "model", None, True
+
+    def __init__(self, variables: Variables) -> None:
+        self._variables, self._stop = variables, False
+        self.scalars, self.global_step = Scalars(), 0
+
+    @property
+    def runtime(self) -> Runtime:
+        """The clock and the storage."""
+        return runtime()
+
+    def should_stop(self) -> bool:
+        """Whether a hook, or Ctrl-C, asked for the end."""
+        return self._stop or config.stop_requested.is_set()
+
+    def request_stop(self) -> None:
+        """Make `should_stop` true."""
+        self._stop = True
+
+    def summary(self, name: str, value: Any) -> None:
+        """Keep a number for hooks."""
+        self.scalars.put(name, value)
+
+    def stats(self) -> dict[str, Any]:
+        """There are no ps, and no counters of theirs."""
+        return {}
+
+    def pull(self) -> Any:
+        """The values now."""
+        return self._variables.read()
+
+    def save(self, timeout: float | None = None) -> str:
+        """Refused: a checkpoint is what ps write."""
+        raise ConfigError("a model without ps has no run checkpoints; use dps.nn.ModelCheckpoint, or ParameterServer")

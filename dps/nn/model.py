@@ -1,0 +1,230 @@
+"""The model: compile, fit, evaluate and predict, under the strategy in whose scope it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dps.errors import ConfigError
+from dps.hooks.hook import Hook
+from dps.nn.batches import Batch, Batches, whole_from_1
+from dps.nn.callbacks import Callback, History
+from dps.nn.compiled import Compiled
+from dps.nn.layered import LayeredModel
+from dps.nn.network import Network
+from dps.strategy.default import get_strategy, has_strategy
+from dps.strategy.values import PerReplica
+from dps.transport.current import runtime
+
+
+class Model(LayeredModel):
+    """A model of layers: functional, from `inputs` to `outputs`; or subclassed, with a `call` that composes layers.
+
+    The layers compute on the device of the caller, or of each replica, with the kernels of `dps.layers`. The strategy
+    in whose scope the model is made keeps its parameters and distributes its steps: global batches are split between
+    the replicas in sync, losses are divided by the size of the global batch, and gradients are summed.
+
+    Args:
+        inputs: Of a functional model: what `dps.nn.Input` returned, or a list or dict of such.
+        outputs: Of a functional model: what its last layer returned.
+        name: Its name in `summary`. None: that of its class.
+        dtype: "float32" or "float64", for inputs, parameters and gradients.
+        seed: Chooses the first values and the zeros of `Dropout`; the same on all workers.
+
+    Raises:
+        ConfigError: Another dtype, or inputs without outputs.
+
+    Example:
+        ```pycon
+        >>> class TwoLayers(dps.nn.Model):
+        ...     def __init__(self):
+        ...         super().__init__(seed=1)
+        ...         self.hidden = dps.nn.Dense(8, activation="tanh")
+        ...         self.out = dps.nn.Dense(3)
+        ...     def call(self, inputs):
+        ...         return self.out(self.hidden(inputs))
+        >>> model = TwoLayers()
+        >>> model.compile(dps.optim.SGD(0.5), "sparse_categorical_crossentropy", ["accuracy"])
+        >>> x, y = np.eye(3), np.arange(3)
+        >>> history = model.fit(x, y, epochs=20, verbose=0)
+        >>> model.evaluate(x, y, verbose=0, return_dict=True)["accuracy"]
+        1.0
+        ```
+    """
+
+    def compile(self, optimizer: Any = "sgd", loss: Any = "mse", metrics: Sequence[Any] = ()) -> None:
+        """Say how the model is trained.
+
+        Args:
+            optimizer: One of `dps.optim`, or "sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw" or "ftrl".
+            loss: "mse", "mae", "binary_crossentropy", "categorical_crossentropy" or "sparse_categorical_crossentropy",
+                the last three of scores (logits); or a function of (y, out) that returns the losses (batch,) and the
+                gradient of each example's loss by `out`.
+            metrics: "accuracy", which is that of the loss, "sparse_categorical_accuracy", "categorical_accuracy",
+                "binary_accuracy", or losses; or functions of (y, out) that return a number for each example.
+
+        Raises:
+            ConfigError: Something unknown, another strategy's scope around, or the model is trained already.
+        """
+        if has_strategy() and get_strategy() is not self.strategy:
+            raise ConfigError(
+                f"compile: in the scope of {get_strategy()!r}, the model was made under {self.strategy!r}"
+            )
+        if self._variables is not None:
+            raise ConfigError(
+                "compile: the model is trained already, and its strategy keeps the slots; make another one"
+            )
+        self._compiled = Compiled(optimizer, loss, metrics)
+
+    def fit(
+        self, x: Any, y: Any = None, *, epochs: int = 1, batch_size: int | None = None, validation_data: Any = None,
+        callbacks: Sequence[Callback | Hook] = (), shuffle: bool = True, seed: int | None = None, verbose: int = 1,
+        steps_per_epoch: int | None = None, initial_epoch: int = 0,
+    ) -> History:  # fmt: skip
+        """Train. Blocks.
+
+        Args:
+            x: The inputs: an array, or a dict or list of arrays where the model has several; without `y` an iterable
+                of global batches (x, y), such as a dataset of `dps.data`, which is read anew in each epoch.
+            y: The targets, an array.
+            epochs: The number of the last epoch.
+            batch_size: Examples of a global batch. None: 32.
+            validation_data: (x, y), or batches, that the model is evaluated on after each epoch.
+            callbacks: Instances of `Callback`, and hooks.
+            shuffle: Whether arrays are shuffled, in another order in each epoch.
+            seed: Chooses the orders, which have to be the same on all workers in sync. None: the model's.
+            verbose: 0: nothing is printed; 1: a bar for each epoch; 2: a line for each epoch.
+            steps_per_epoch: How many batches are an epoch. Epochs of an iterable then go on where the last one ended.
+            initial_epoch: The number of the first epoch, from 0.
+
+        Returns:
+            The numbers of each epoch, in `history`.
+
+        Raises:
+            ConfigError: `compile` was not called, or an argument is wrong.
+            DataError: Inputs or targets that do not fit the model, or data that ends early.
+        """
+        compiled = self._ready("fit")
+        batches, validation = Batches("fit", x, y, batch_size), self._validation(validation_data, batch_size)
+        if steps_per_epoch is not None:
+            batches.goes_on(whole_from_1(steps_per_epoch, "fit: steps_per_epoch"))
+        epochs = whole_from_1(epochs, "fit: epochs")
+        network = self.build_for(batches)
+        network.check(batches.first().xs, "fit: x")
+        if validation is not None:
+            network.check(validation.first().xs, "validation_data: x")
+        history = History()
+        own, hooks = _callbacks(callbacks)
+        own = [history, *own, *self._progress(verbose, epochs, steps_per_epoch or batches.steps)]
+        self.stop_training = False
+        for callback in own:
+            callback.set_model(self)
+        from dps.nn.training import Training
+
+        order = self.seed if seed is None else seed
+        training = Training(network, compiled, self.strategy, self._kept(), own, hooks)
+        training.run(
+            batches, range(initial_epoch, epochs), steps_per_epoch, order if shuffle else None,
+            lambda: {f"val_{name}": value for name, value in self._evaluated(validation).items()},
+            lambda: self.stop_training,
+        )  # fmt: skip
+        return history
+
+    def evaluate(
+        self, x: Any, y: Any = None, *, batch_size: int | None = None, verbose: int = 1, return_dict: bool = False
+    ) -> Any:  # fmt: skip
+        """Loss and metrics of data. Blocks. Each worker evaluates all that it is given.
+
+        Args:
+            x: As of `fit`.
+            y: As of `fit`.
+            batch_size: As of `fit`.
+            verbose: 0: nothing is printed; else a line.
+            return_dict: Whether a dict by name is returned.
+
+        Returns:
+            The loss; with metrics a list of loss and metrics.
+
+        Raises:
+            ConfigError: `compile` was not called, or an argument is wrong.
+            DataError: Data that does not fit the model.
+        """
+        self._ready("evaluate")
+        batches = Batches("evaluate", x, y, batch_size)
+        self.build_for(batches).check(batches.first().xs, "evaluate: x")
+        since, seen = runtime().now(), [0]
+        logs = self._evaluated(batches, seen)
+        if verbose and self.leads:
+            from dps.nn.progress import line
+
+            print(line(seen[0], seen[0], runtime().now() - since, logs, verbose == 1), flush=True)
+        if return_dict:
+            return logs
+        return logs["loss"] if len(logs) == 1 else list(logs.values())
+
+    def predict(self, x: Any, *, batch_size: int | None = None) -> Any:
+        """The model's outputs. Blocks. It works before `compile`, too.
+
+        Args:
+            x: The inputs: as of `fit`, or an iterable of batches of inputs.
+            batch_size: How many examples at a time; it makes no difference but for memory. None: 32.
+
+        Returns:
+            An array (examples, ...).
+
+        Raises:
+            DataError: Inputs that do not fit the model.
+        """
+        batches = Batches("predict", x, batch_size=batch_size, targets=False)
+        network = self.build_for(batches)
+        network.check(batches.first().xs, "predict: x")
+        values = self._values()
+        return np.concatenate([self._outputs(network, values, batch) for batch in batches.epoch()])
+
+    def _validation(self, data: Any, batch_size: int | None) -> Batches | None:
+        if data is None:
+            return None
+        x, y = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
+        return Batches("validation_data", x, y, batch_size if y is not None else None)
+
+    def _progress(self, verbose: int, epochs: int, steps: int | None) -> list[Callback]:
+        if not verbose or self.strategy.first_replica:
+            return []
+        from dps.nn.progress import Progress
+
+        return [Progress(verbose, epochs, steps)]
+
+    def _evaluated(self, batches: Batches | None, seen: list[int] | None = None) -> dict[str, float]:
+        """Loss and metrics over batches; none without batches. `seen`: gets the number of batches."""
+        if batches is None:
+            return {}
+        network, compiled, values = self._built, self._ready("evaluate"), self._values()
+        sums = compiled.nothing()
+        for number, batch in enumerate(batches.epoch(), 1):
+            network.check(batch.xs, f"{batches.what}: batch {number}")
+            out = self._outputs(network, values, batch)
+            sums += compiled.sums(batch.y, out, compiled.loss(batch.y, out)[0])
+            if seen is not None:
+                seen[0] = number
+        return compiled.logs(sums)
+
+    def _outputs(self, network: Network, values: Any, batch: Batch) -> Any:
+        """The outputs of a batch, each replica of this process having computed its part."""
+        from dps.nn.training import parts_of
+
+        strategy = self.strategy
+        parts = PerReplica(parts_of(batch, strategy.local_replicas))
+        found = strategy.run(lambda part: network.outputs(values, part.xs), args=(parts,))
+        return np.concatenate(strategy.local_results(found))
+
+
+def _callbacks(callbacks: Sequence[Any]) -> tuple[list[Callback], list[Hook]]:
+    if isinstance(callbacks, Callback | Hook):
+        callbacks = [callbacks]
+    for callback in callbacks:
+        if not isinstance(callback, Callback | Hook):
+            raise ConfigError(f"fit: callbacks: got {callback!r:.60}, wanted instances of dps.nn.Callback or dps.Hook")
+    hooks = [callback for callback in callbacks if isinstance(callback, Hook)]
+    return [callback for callback in callbacks if isinstance(callback, Callback)], hooks
