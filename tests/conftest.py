@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -28,8 +29,13 @@ CLUSTER_VARIABLES = ("TF_CONFIG", "DPS_", "SLURM_")
 
 
 @pytest.fixture(autouse=True)
-def no_cluster_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test run from within a Slurm job or a dps task is not that task."""
+def no_cluster_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test run from within a Slurm job or a dps task is not that task, and no test leaves a cluster to the next one:
+    commands that tests call, such as `dps status --keys DIR`, set variables of this process."""
     for name in list(os.environ):
         if name.startswith(CLUSTER_VARIABLES):
             monkeypatch.delenv(name)
+    yield
+    for name in list(os.environ):
+        if name.startswith(CLUSTER_VARIABLES):
+            del os.environ[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -116,11 +117,11 @@ def session_addresses(caller: Caller, chief: str) -> list[str]:
 
 
 def test_an_operator_asks_how_the_run_does_and_may_not_touch_it(
-    worker: dps.Server, folders: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    worker: dps.Server, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["status", "--chief", worker.target, "--keys", folders["all"]]) == 0
     assert "run epoch 1" in capsys.readouterr().out
-    monkeypatch.delenv("DPS_KEYS")
+    del os.environ["DPS_KEYS"]  # the command has set it, and monkeypatch would bring it back for later tests
     caller = Caller(runtime(), "operator", credentials(folders["all"], "operator"))
     try:
         with pytest.raises(dps.PermissionDenied, match="got Restore of operator; wanted it of worker"):
