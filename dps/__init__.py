@@ -19,6 +19,7 @@ _NAMES = {
     "CheckpointSaverListener": "dps.hooks", "FinalOps": "dps.hooks", "GlobalStepWaiter": "dps.hooks",
     "Profiler": "dps.hooks",
     "SummaryWriter": "dps.hooks", "follow": "dps.following",
+    "Coordinator": "dps.coordinator.coordinator", "RemoteValue": "dps.coordinator.remote_value",
     "LocalCluster": "dps.launch.local", "simulate": "dps.launch.simulate",
     "DpsError": "dps.errors", "DeadlineExceeded": "dps.errors", "TaskLost": "dps.errors",
     "Unavailable": "dps.errors", "Aborted": "dps.errors", "Cancelled": "dps.errors", "ProtocolError": "dps.errors",
@@ -42,8 +43,6 @@ _MODULES = {
 }
 _LATER = {
     "Local": "local updates are not there yet; wanted dps.Async(), dps.SyncReplicas() or dps.Bounded(S)",
-    "Coordinator": "the coordinator is not there yet; give each worker a program, with `dps launch` or LocalCluster",
-    "RemoteValue": "the coordinator is not there yet; give each worker a program, with `dps launch` or LocalCluster",
 }
 
 __all__ = [*_NAMES, *_MODULES]  # noqa: PLE0604
@@ -67,6 +66,8 @@ if TYPE_CHECKING:
     from dps.cluster.resolve import resolve as resolve
     from dps.cluster.setter import replica_device_setter as replica_device_setter
     from dps.cluster.spec import ClusterSpec as ClusterSpec
+    from dps.coordinator.coordinator import Coordinator as Coordinator
+    from dps.coordinator.remote_value import RemoteValue as RemoteValue
     from dps.errors import Aborted as Aborted
     from dps.errors import Cancelled as Cancelled
     from dps.errors import CheckpointError as CheckpointError

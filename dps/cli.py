@@ -113,6 +113,11 @@ def add_launch(commands: argparse._SubParsersAction[Parser]) -> None:
     add("--threads", default="", help="threads that share an update on each ps, or auto (the default)")
     add("--device", default="", help="where each ps keeps its variables by default: cpu, or for example gpu:0")
     add_addresses(launch)
+    add(
+        "--serve", action="append", default=[], metavar="MODULE",
+        help="have the workers run functions of this module for others; the program, if there is one, runs once and "
+        "schedules them",
+    )  # fmt: skip
     evaluator = add("--evaluator", help="FILE of a program that evaluates beside the training, or 'FILE ARGUMENTS'")
     evaluator.complete = FILES  # type: ignore[attr-defined]
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the experiment file")
@@ -240,7 +245,7 @@ def run_warm(args: argparse.Namespace) -> int:
 
 
 def run_simulate(args: argparse.Namespace) -> int:
-    from dps.launch.functions import load
+    from dps.functions import load
     from dps.launch.simulate import simulate
     from dps.transport.sim import Compute
 

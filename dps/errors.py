@@ -18,13 +18,15 @@
     ├── DataError          a dataset's function raised, or its examples do not fit together (also a ValueError)
     ├── HookError          a hook raised; names hook and method, the hook's own error is its `__cause__`
     ├── NotFinite          a loss is NaN or infinite (also a ValueError); raised by NanGuard
-    └── RemoteError        a handler on another task failed; carries its task and its traceback
+    └── RemoteError        a handler or a function on another task failed; carries its task and its traceback
 
 Bad arguments of a call raise plain ValueError and TypeError. Every message says what was got, what was wanted and what
 to try.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 CANCELLED = 130
 """The exit code of a task that was stopped from outside: by a second Ctrl-C, or at the end of a grace period."""
@@ -137,7 +139,9 @@ class NotFinite(DpsError, ValueError):
 
 
 class RemoteError(DpsError):
-    """A handler on another task raised.
+    """A handler, or a function that was sent there, raised on another task.
+
+    The error of a function is of its own class, too, where that is one of dps or a usual one of Python.
 
     Args:
         text: The message.
@@ -149,6 +153,9 @@ class RemoteError(DpsError):
         super().__init__(text)
         self.task = task
         self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""  # a KeyError would quote it
 
 
 _BY_NAME: dict[str, type[Exception]] = {
@@ -177,3 +184,31 @@ def wire_name(error: BaseException) -> str:
         if _BY_NAME.get(cls.__name__) is cls:
             return cls.__name__
     return type(error).__name__
+
+
+_USUAL: dict[str, type[Exception]] = _BY_NAME | {
+    cls.__name__: cls
+    for cls in (
+        ArithmeticError, AssertionError, AttributeError, FileNotFoundError, FloatingPointError, ImportError, IndexError,
+        KeyError, LookupError, MemoryError, NameError, NotImplementedError, OSError, OverflowError, PermissionError,
+        RuntimeError, TimeoutError, ZeroDivisionError,
+    )
+}  # fmt: skip
+"""The classes that an error of a function on another task keeps."""
+_remote: dict[str, Any] = {}
+
+
+def usual_name(error: BaseException) -> str:
+    """The name of the nearest class that `remote_error` knows; "" if it knows none."""
+    return next((cls.__name__ for cls in type(error).__mro__ if _USUAL.get(cls.__name__) is cls), "")
+
+
+def remote_error(name: str, text: str, task: str, traceback: str) -> RemoteError:
+    """The error of a function on another task: a RemoteError that is also of the class `name`, of `usual_name`."""
+    cls = _USUAL.get(name)
+    if cls is not None and not issubclass(RemoteError, cls) and name not in _remote:
+        _remote[name] = type(f"Remote{name}", (RemoteError, cls), {"__doc__": cls.__doc__})
+    error: RemoteError = _remote.get(name, RemoteError)(text, task, traceback)
+    if traceback:
+        error.add_note(f"the traceback on {task}:\n{traceback}")
+    return error

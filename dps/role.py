@@ -93,6 +93,11 @@ def parser() -> Parser:
         help="a worker's or evaluator's program: FILE, package.module, or either with :function; then -- and its "
         "arguments. Of a dataset task, FILE:NAME or package.module:NAME: a dataset, or a function that returns one",
     )
+    add(
+        "--serve", action="append", default=[], metavar="MODULE",
+        help="on a worker without a program: run functions of this module (package.module, FILE, or either:function) "
+        "for sessions and coordinators; may be given several times",
+    )  # fmt: skip
     add("--owned", action="store_true", help="on the chief: stay when the workers have left, until told to end")
     add("--restarted", action="store_true", help="on the chief: continue the run of a chief that died at this address")
     add("--verbose", action="store_true", help="show tracebacks of dps's own errors, and debug logs")
@@ -193,12 +198,11 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
         return serve(environ, args)
     if not args.program and job == "evaluator":
         raise ConfigError("an evaluator runs a program that follows the run, as dps.follow does; give it a --program")
-    if not args.program:
-        raise ConfigError("a worker that serves a coordinator is not there yet; give it a --program to run")
+    check_serves(args, environ)
     os.environ.pop("TF_CONFIG", None)
     os.environ.update(environ | tf_config_of(environ))
     drain_on_signal()
-    code = run_program(args.program, rest, args.verbose)
+    code = run_program(args.program, rest, args.verbose) if args.program else serve_functions(args.serve)
     if job == "worker" and not config.session_opened.is_set():
         tell_the_chief(environ, code)
     return code
@@ -298,7 +302,7 @@ def from_engine(args: argparse.Namespace) -> tuple[ClusterSpec, Task | None]:
 def load_dataset(program: str | None) -> Dataset:
     """What a dataset task serves. ConfigError where the program names no dataset."""
     from dps.data.dataset import Dataset
-    from dps.launch.functions import find
+    from dps.functions import find
 
     if not program or ":" not in program:
         got = f"--program {program}" if program else "no --program"
@@ -342,6 +346,33 @@ def serve(environ: dict[str, str], args: argparse.Namespace, dataset: Dataset | 
         print(f"dps: {serving.error}", file=sys.stderr)
         return code or 1
     return code or 0
+
+
+def check_serves(args: argparse.Namespace, environ: dict[str, str]) -> None:
+    """Raise ConfigError for a worker that is to do nothing, two things, or to serve other machines."""
+    if bool(args.program) == bool(args.serve):
+        got = "got both" if args.program else "got neither"
+        raise ConfigError(
+            f"a worker runs a --program, or serves others the functions of a module (--serve MODULE); {got}"
+        )
+    if args.serve and environ.get("DPS_TRUSTED_NETWORK", "0") not in ("", "0"):
+        raise ConfigError("got --serve on a trusted network: without keys, a worker serves on its own machine only")
+
+
+def serve_functions(entries: list[str]) -> int:
+    """Run functions for others, as the task that the environment names, until the run ends or a signal ends it."""
+    with config.loading():
+        from dps.calls.functions import Served
+        from dps.coordinator.worker import Worker
+        from dps.server import Server
+
+        served = Served(entries)
+        with Server.from_env() as server:
+            print(f"dps {server.name} serves {', '.join(entries)} at {server.address}\n", end="", flush=True)
+            Worker(server, served).run()
+    if server.exit_code and server.reason:
+        print(f"dps: {server.reason}", file=sys.stderr)
+    return server.exit_code or 0
 
 
 def end(server: Server, signals: list[int]) -> None:

@@ -137,6 +137,18 @@ class Stats(Message, kind=48, roles=ANSWER):
     values: dict[str, Any]
 
 
+class AskRun(Message, kind=53, roles=NODES):
+    """Asks the agent of a task in which run it takes part."""
+
+
+class RunIs(Message, kind=54, roles=ANSWER):
+    """The address of the run's chief, and the task that was asked."""
+
+    chief: str
+    job: str
+    task: int
+
+
 # -- to the chief -----------------------------------------------------------------------------------------
 
 

@@ -207,7 +207,7 @@ class Server:
         from dps.cluster.command import chief_command
         from dps.worker.agent import Agent, Told  # here: `import dps` stays quick
 
-        told = Told(self._seen_epoch, self._has_joined, self._end, self._drain)
+        told = Told(self._seen_epoch, self._has_joined, self._end, self._drain, self._led)
         who = self.job, self.task, self._chief, self._node.incarnation
         self._agent = Agent(*who, update, told, chief_command(self.cluster, self._chief, self._network_flags()))
         self._node.host(AGENT, self._agent)
@@ -222,6 +222,10 @@ class Server:
             self.task = task
             self._node.name = self.name
         self._standing.join()
+
+    def _led(self, chief: str, job: str, task: int) -> None:
+        """This client was given the address of another task, which has told it the chief's."""
+        self._chief, self._named = chief, task if job == "worker" else -1
 
     def _drain(self, reason: str) -> None:
         """The run should end: make `should_stop` true in this task's sessions."""
@@ -334,6 +338,7 @@ class Server:
 
     def host(self, name: str, actor: Actor) -> None:
         """Give a further actor a name on this task's node, which runs already."""
+        actor.node = self._node  # it may be posted to at once
 
         def begin() -> None:
             self._node.host(name, actor)
@@ -362,7 +367,7 @@ class Server:
         who = self.runtime, self.name, self.job, self.task, self.address, self._node.incarnation
         calls = (self.job,) if self.job in ("worker", "evaluator", "dataset") else CLIENTS["client"]
         keys = None if self._keys is None else self._keys.as_role(*calls)
-        return Home(*who, self._chief, self._standing.how, self._standing.session_joined, keys)
+        return Home(*who, self._chief, self._standing.how, self._standing.session_joined, keys, self._named)
 
     # -- other ways to make one -------------------------------------------------------------------------------
 
@@ -455,6 +460,7 @@ class Server:
     _beside: tuple[Server, ...] = ()
     _folder = ""
     """The folder of the sockets of a local server."""
+    _named = -1
 
     def __enter__(self) -> Server:
         return self

@@ -30,6 +30,8 @@ class Home(NamedTuple):
     """Is told each run epoch that a session takes part in."""
     keys: Credentials | None = None
     """What the session connects with."""
+    named: int = -1
+    """Of a client: the worker whose address it was given; -1: none."""
 
 
 class Standing:

@@ -197,7 +197,7 @@ def test_an_update_mode_that_is_not_known_is_told_before_anything_is_started() -
         dps.Server.create_local_server(update="synch")
 
 
-@pytest.mark.parametrize("name", ["Local", "Coordinator", "RemoteValue"])
+@pytest.mark.parametrize("name", ["Local"])
 def test_names_that_are_not_there_yet_say_so_however_they_are_reached(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -172,10 +172,17 @@ def run(where: str, language: str, code: str, names: dict[str, Any]) -> None:
 def test_the_example_runs(
     where: str, language: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `np` and `dps`; `server`, a local one; and `session`, open over "w", three zeros, and "table", 4 rows."""
+    """With `np` and `dps`; `server`, a local one; `session`, open over "w", three zeros, and "table", 4 rows; and
+    `coordinator`, of two workers that serve."""
     assert language in ("python", "pycon"), f"{where}: wanted ```python or ```pycon"
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"np": np, "dps": dps, "__name__": "__main__"}
+    if needs(code, "coordinator"):
+        served = ["operator:add", "operator:mul", "builtins:len", "collections:Counter"]
+        cluster = dps.LocalCluster(workers=2, processes=False, serve=served)
+        with cluster as local, dps.Coordinator(local.target) as coordinator:
+            run(where, language, code, names | {"coordinator": coordinator})
+        return
     if not (needs(code, "server") or needs(code, "session")):
         run(where, language, code, names)
         return

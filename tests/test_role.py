@@ -65,7 +65,7 @@ def line(process: subprocess.Popen[str]) -> str:
         (["--jobs", "ps=1"], "got --jobs without --resolver"),
         (["--resolver", "skypilot", "--jobs", "ps"], "jobs: got 'ps', wanted names with numbers"),
         (["--resolver", "skypilot"], "SkyPilot: got no SKYPILOT_NODE_IPS"),
-        (["--job", "worker", "--task", "0"], "not there yet"),
+        (["--job", "worker", "--task", "0"], "--serve MODULE); got neither"),
         (["--job", "worker", "--task", "-1", "--program", "x.py"], "got --task -1"),
         (["--job", "chief", "--workers", "-2"], "got --workers -2"),
         (["--job", "ps", "--program", "train.py"], "a ps runs no program"),

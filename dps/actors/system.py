@@ -116,11 +116,11 @@ class Node:
         """Send once, no answer wanted."""
         self._send(to.address, Envelope(message, to.actor, 0, self.name, self.incarnation))
 
-    def ask(self, to: Ref, message: Message, timeout_s: float, then: Then) -> Callable[[], None]:
+    def ask(
+        self, to: Ref, message: Message, timeout_s: float, then: Then, again: Message | None = None
+    ) -> Callable[[], None]:
         """Send a request until an answer comes; `then` gets it, or DeadlineExceeded, or the error that it carries.
-
-        Returns a function that drops the request.
-        """
+        `again` is sent while no answer has come; None: the message. Returns a function that drops the request."""
         now = self._time.now()
 
         def feed(answer: Message) -> bool:
@@ -133,7 +133,7 @@ class Node:
             error = DeadlineExceeded(f"{to} did not answer within {timeout_s:.1f} s ({type(message).__name__})")
             self._guard(lambda: then(error))
 
-        request = Question(feed, lambda: message, expired)
+        request = Question(feed, lambda: again or message, expired)
         self._requests.open(now, to, request, now + timeout_s)
         self._send(to.address, Envelope(message, to.actor, request.number, self.name, self.incarnation))
         return lambda: self._requests.close(request)

@@ -75,6 +75,11 @@ class Joining:
         self.join(deadline)
         self._values = {}
 
+    def take_part(self, deadline: float) -> None:
+        """Join again, as a session that trains: a reader takes the plan of the run as its own. Blocks."""
+        self._plan = self._connection.agreed.plan.to_wire()
+        self.join(deadline)
+
     def join(self, deadline: float) -> None:
         """Join the run; again if the run epoch ends meanwhile. Blocks."""
         connection = self._connection

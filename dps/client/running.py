@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dps import config
@@ -20,6 +21,7 @@ from dps.transport.endpoint import Runtime
 from dps.update import Update, from_wire
 
 if TYPE_CHECKING:
+    from dps.client.calling import Calling
     from dps.client.compressing import Traffic
 
 
@@ -35,6 +37,7 @@ class Running:
     _pulls: Pulls
     _pushes: Pushes
     _hooks: Chain
+    _calling: Calling | None = None
     scalars: Scalars
     """What `summary` was given; hooks read it."""
 
@@ -131,6 +134,46 @@ class Running:
             ```
         """
         self.scalars.put(name, value)
+
+    @one_at_a_time
+    def run(self, function: Callable[..., Any] | str, *args: Any, timeout: float | None = None) -> Any:
+        """Run a function on a worker that serves (`--serve MODULE`), and return its value. Blocks.
+
+        The worker is the one that a scope `dps.device("/job:worker/task:7")` around the call names; without a scope,
+        the one whose address the session was given, or the session's own. `dps.Coordinator` runs many calls at a time.
+
+        Args:
+            function: A function at the top of a module that the worker serves, or its path, "module:function".
+            args: Its arguments: numbers, text, bytes, arrays, in lists, tuples and dicts. A session arrives as the
+                worker's own session of the run, so that the function pulls and pushes.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            What the function returned: plain values and arrays, which are the caller's.
+
+        Raises:
+            RemoteError: The function raised; `remote_traceback` has the worker's traceback. The error is of the class
+                that was raised, too, where that is one of dps or a usual one of Python.
+            ConfigError: No worker is named, or it does not serve the function.
+            TypeError: An argument or the value cannot travel.
+            DeadlineExceeded: No value in time; the message names the worker, which may still run the function.
+            TaskLost: The run has ended.
+
+        Example:
+            ```python
+            with dps.LocalCluster(ps=1, workers=2, processes=False, serve=["operator:add"]) as local:
+                params = {"w": np.zeros(3)}
+                with local.session(params, optimizer=dps.optim.SGD(0.1)) as session:
+                    with dps.device("/job:worker/task:1"):
+                        assert session.run("operator:add", 1, 2) == 3
+            ```
+        """
+        self._waiter.check_open()
+        if self._calling is None:
+            from dps.client.calling import Calling
+
+            self._calling = Calling(self._connection, lambda leaf: isinstance(leaf, Running))
+        return self._calling.run(function, args, self._waiter.deadline(timeout))
 
     @one_at_a_time
     def save(self, timeout: float | None = None) -> str:

@@ -299,5 +299,16 @@ class Session(Writing):
         return True
 
 
+def join_run(server: Server, timeout: float = 60.0) -> Session:
+    """A session that trains with the variables of the run, and brings none. Blocks until the run has variables."""
+    session = Session(server, timeout=timeout)
+    try:
+        session._connection.joining.take_part(session._deadline(None))
+    except BaseException as error:
+        session._give_up(error)
+        raise
+    return session
+
+
 if TYPE_CHECKING:
     _: type[Loop] = Session

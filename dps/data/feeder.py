@@ -11,7 +11,6 @@ from dps.actors.messages import Waiting
 from dps.actors.patience import FIRST_S
 from dps.actors.ref import Ref, Sender
 from dps.data.feed import Feed, checked
-from dps.data.items import pack
 from dps.data.messages import (
     AskPosition,
     Batch,
@@ -26,6 +25,7 @@ from dps.data.prefetching import Handover
 from dps.errors import DataError
 from dps.queues.directory import ANNOUNCE_S, DIRECTORY, Announce
 from dps.queues.line import Action, Ended, Given
+from dps.variables.items import pack
 
 if TYPE_CHECKING:
     from dps.data.dataset import Dataset, Iterator

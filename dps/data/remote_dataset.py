@@ -8,12 +8,12 @@ from typing import Any, Self
 
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
-from dps.data.items import unpack
 from dps.data.messages import AskPosition, PositionIs, feed_name
 from dps.data.stream import Stream
 from dps.errors import Aborted, ConfigError, DeadlineExceeded, TaskLost
 from dps.queues.directory import DIRECTORY, Find, Found
 from dps.server import Server
+from dps.variables.items import unpack
 
 log = logging.getLogger("dps")
 

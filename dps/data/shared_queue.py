@@ -10,7 +10,6 @@ from dps.actors.caller import Caller
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
-from dps.data.items import pack, unpack
 from dps.errors import ConfigError, DeadlineExceeded, QueueClosed, TaskLost
 from dps.queues.messages import (
     QUEUES,
@@ -32,6 +31,7 @@ from dps.queues.messages import (
 )  # fmt: skip
 from dps.server import Server
 from dps.transport.message import Message
+from dps.variables.items import pack, unpack
 
 log = logging.getLogger("dps")
 

@@ -21,8 +21,10 @@ from dps.transport.clock import wall
 
 FILES = (".yaml", ".yml", ".json")
 """Endings of experiment files."""
-IN_THE_FILE = ("ps", "workers", "update", "restarts", "threads", "device", "evaluator")
+IN_THE_FILE = ("ps", "workers", "update", "restarts", "threads", "device", "evaluator", "serve")
 """Flags for what an experiment file says itself."""
+SERVING = "dps.launch.serving"
+"""Has the programs of a run whose workers serve."""
 OF_A_FILE = ("set", "metric")
 
 
@@ -46,9 +48,9 @@ def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     parallel = 1
     if args.resume:
         wanted = [resumed(args)]
-    elif args.program is None:
+    elif args.program is None and not args.serve:
         raise ConfigError("no program was given; wanted dps launch PROGRAM, dps launch FILE.yaml, or --resume ID")
-    elif args.program.endswith(FILES):
+    elif args.program is not None and args.program.endswith(FILES):
         wanted, parallel = of_file(args, env)
     else:
         wanted = [of_flags(args, env)]
@@ -96,7 +98,7 @@ def of_file(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[list[Want
     """The runs of an experiment file, and how many of them run at one time."""
     from dps.launch.experiment.experiment import load
 
-    if given := [name for name in IN_THE_FILE if getattr(args, name) not in (None, "")]:
+    if given := [name for name in IN_THE_FILE if getattr(args, name) not in (None, "", [])]:
         raise ConfigError(f"got --{given[0]} with an experiment file, which says that itself; change {args.program}")
     if args.arguments:
         raise ConfigError(f"got arguments after --; those of an experiment are in its file, {args.program}, under run")
@@ -120,16 +122,21 @@ def of_flags(args: argparse.Namespace, env: Mapping[str, str]) -> Wanted:
     ps, workers = (1 if count is None else count for count in (args.ps, args.workers))
     check_flags(args, ps, workers)
     restarts = 1 if args.restarts is None else args.restarts
-    plan = small_plan(
-        ps, workers, (args.program, *args.arguments), restarts, update=args.update or "", env=env, pin=args.pin
-    )
+    program = (args.program, *args.arguments) if args.program is not None else ()
+    plan = small_plan(ps, workers, program, restarts, update=args.update or "", env=env, pin=args.pin)
     flags = [f"--{name}={value}" for name in ("threads", "device") if (value := getattr(args, name))]
     jobs = {**plan.jobs, "ps": Job(ps, flags=tuple(flags), restarts=restarts)}
     if args.evaluator is not None:
         jobs["evaluator"] = Job(run=tuple(shlex.split(args.evaluator)))
+    if args.serve:
+        jobs["worker"] = Job(workers, (f"{SERVING}:main", *args.serve), restarts=restarts)
+        if program:  # it is outside of the training cluster, as an evaluator is
+            jobs["evaluator"] = Job(run=(f"{SERVING}:schedule", *program))
     plan = Plan(jobs, plan.update, plan.env, pin=plan.pin)
-    name = os.path.splitext(os.path.basename(args.program))[0]
-    command = shlex.join(["dps", "launch", args.program, *(["--", *args.arguments] if args.arguments else [])])
+    name = os.path.splitext(os.path.basename(args.program or args.serve[0]))[0]
+    serves = [word for module in args.serve for word in ("--serve", module)]
+    own = [args.program] if args.program is not None else []
+    command = shlex.join(["dps", "launch", *serves, *own, *(["--", *args.arguments] if args.arguments else [])])
     return Wanted(lambda run: plan, {"name": name, "command": command, "values": {}})
 
 
@@ -137,7 +144,9 @@ def check_flags(args: argparse.Namespace, ps: int, workers: int) -> None:
     """Raise ConfigError for flags that a run cannot be started with."""
     if ps < 1 or workers < 1:
         raise ConfigError(f"got --ps {ps} --workers {workers}; wanted at least one of each")
-    for program in (args.program, *shlex.split(args.evaluator or "")[:1]):
+    if args.serve:
+        check_serves(args)
+    for program in (args.program or "", *shlex.split(args.evaluator or "")[:1]):
         file = program.rpartition(":")[0] or program
         if file.endswith(".py") and not os.path.exists(file):
             raise ConfigError(f"{file}: no such file; wanted a program, FILE or package.module")
@@ -149,6 +158,14 @@ def check_flags(args: argparse.Namespace, ps: int, workers: int) -> None:
         parse_flag(args.update)
     if args.threads:
         parse_threads(args.threads)
+
+
+def check_serves(args: argparse.Namespace) -> None:
+    """Raise ConfigError for what does not go together with workers that serve."""
+    if args.evaluator is not None:
+        raise ConfigError("got --serve and --evaluator; start the evaluator by itself, with its --chief")
+    if args.trusted_network:
+        raise ConfigError("got --serve on a trusted network: without keys, workers serve on their own machine only")
 
 
 def resumed(args: argparse.Namespace) -> Wanted:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from dps import update
 from dps.client.session import Session
 from dps.errors import ConfigError, DeadlineExceeded, DpsError
+from dps.functions import loading
 from dps.launch.asking import has_variables
-from dps.launch.functions import loading
 from dps.launch.processes import Processes
 from dps.launch.run import LocalRun
 from dps.launch.supervisor import Supervisor
 from dps.launch.threads import Threads
 from dps.transport.current import runtime
 from dps.update import parse
+
+if TYPE_CHECKING:
+    from dps.launch.serving import Serving
 
 log = logging.getLogger("dps")
 
@@ -45,6 +48,8 @@ class LocalCluster:
             False: all tasks are in this process.
         update: The update mode; an instance, or "async", "sync", "sync:sum", "bounded:S". None: the sessions choose it.
         pin: Whether each ps and worker process keeps to processors of its own.
+        serve: Modules, files and functions that the workers run for `session.run` and `dps.Coordinator`, from the start
+            on; one, or a list. A notebook's functions need dps[notebook]. None: workers run what `run` gives them.
 
     Raises:
         ConfigError: Fewer than one ps or worker; or `pin`, and tasks cannot be pinned.
@@ -66,7 +71,7 @@ class LocalCluster:
 
     def __init__(
         self, ps: int = 1, workers: int = 2, processes: bool = True, update: update.Update | str | None = None,
-        pin: bool = False,
+        pin: bool = False, serve: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
     ) -> None:  # fmt: skip
         if ps < 1 or workers < 1:
             raise ConfigError(f"got ps={ps}, workers={workers}; wanted at least one of each")
@@ -76,6 +81,11 @@ class LocalCluster:
             parse(update)
         self.ps, self.workers, self.processes = ps, workers, processes
         self._update, self._pin = update, pin
+        self._serving: Serving | None = None
+        if serve is not None:
+            from dps.launch.serving import Serving
+
+            self._serving = Serving(serve)
         self._tasks: Processes | Threads | None = None
         self._run: LocalRun | None = None
         self._stopped = False
@@ -116,6 +126,8 @@ class LocalCluster:
         made = self.ps, self.workers, self._update
         self._tasks = Processes(*made, self._pin) if self.processes else Threads(*made)
         _running = self
+        if self._serving is not None:
+            self._serving.begin(self)
         return self
 
     @property

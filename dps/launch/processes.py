@@ -12,9 +12,9 @@ from typing import Any
 
 from dps import update
 from dps.errors import TaskLost
+from dps.functions import path_of, sources
 from dps.launch.engines.engine import Started
 from dps.launch.failures import Failure, failure_of
-from dps.launch.functions import path_of, sources
 from dps.launch.outcome import describe
 from dps.launch.output import Output
 from dps.launch.plan import small_plan

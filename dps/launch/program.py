@@ -16,7 +16,7 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
     try:
         target, _, function = program.rpartition(":")
         if target and function.isidentifier():
-            from dps.launch.functions import load
+            from dps.functions import load
 
             load(program)()
         elif program.endswith(".py") or os.path.exists(program):

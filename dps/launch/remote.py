@@ -10,8 +10,8 @@ from typing import Any
 
 from dps import telemetry
 from dps.errors import ConfigError, DpsError
+from dps.functions import load, show_sources
 from dps.launch.failures import Failure, failure_of
-from dps.launch.functions import load, show_sources
 from dps.launch.values import receive, send
 
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from dps.actors.actor import Actor
 from dps.actors.patience import FIRST_S, Patience
 from dps.actors.ref import Ref, Sender
-from dps.errors import DeadlineExceeded, DpsError
-from dps.run_protocol import CHIEF, Drain, Leave, Register, Registered, StopTask
+from dps.errors import DeadlineExceeded, DpsError, Unavailable
+from dps.run_protocol import AGENT, CHIEF, AskRun, Drain, Leave, Register, Registered, RunIs, StopTask
 from dps.transport.message import Message
 
 log = logging.getLogger("dps")
@@ -37,6 +37,8 @@ class Told(NamedTuple):
     """Gets the exit code and the reason, once."""
     drained: Callable[[str], None] = lambda reason: None
     """Gets the reason each time the chief asks this node's loop to stop after its step."""
+    led: Callable[[str, str, int], None] = lambda chief, job, task: None
+    """Gets the chief's address where this client was given that of another task, and which task that is."""
 
 
 class State(Enum):
@@ -70,6 +72,8 @@ class Agent(Actor):
         self._heard_at = 0.0
         self._start_the_chief, self._patience = start_the_chief, Patience()
         self._beats = 0
+        self._led = False
+        """Whether another task has told the chief's address."""
 
     def started(self) -> None:
         self._heard_at = self.node.now()
@@ -139,6 +143,8 @@ class Agent(Actor):
                 self._end(3, f"the chief at {self.chief.address} was silent for {now - self._heard_at:.0f} s")
             else:
                 self._register()
+        elif isinstance(answer, Unavailable) and self.job == "client" and not (self._led or self._beats > 1):
+            self._ask_for_the_chief(answer)
         else:
             assert isinstance(answer, Exception)
             self._end(getattr(answer, "exit_code", 1), str(answer))
@@ -147,6 +153,22 @@ class Agent(Actor):
         """The chief refuses the keys of this task, or this task those of the chief."""
         if address == self.chief.address:
             self._end(error.exit_code, str(error))
+
+    def _ask_for_the_chief(self, refusal: Unavailable) -> None:
+        """There is no chief at the address that this client was given: the task there knows the chief's."""
+
+        def answered(answer: Message | Exception) -> None:
+            if not isinstance(answer, RunIs):
+                self._end(refusal.exit_code, str(refusal))
+                return
+            self._led, self.chief = True, Ref(answer.chief, CHIEF)
+            self._told.led(answer.chief, answer.job, answer.task)
+            self._register()
+
+        self.node.ask(Ref(self.chief.address, AGENT), AskRun(), BEAT_S, answered)
+
+    def on_AskRun(self, message: AskRun, sender: Sender) -> None:
+        self.node.answer(sender, RunIs(self.chief.address, self.job, self.task))
 
     def on_StopTask(self, message: StopTask, sender: Sender) -> None:
         self.node.answer(sender)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dps
-from dps.data.items import pack, unpack
 from dps.transport.current import runtime
+from dps.variables.items import pack, unpack
 
 
 @pytest.fixture(scope="module")

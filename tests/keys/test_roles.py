@@ -14,7 +14,7 @@ from dps.transport.roles import ALL, ROLES
 
 @pytest.fixture(scope="module", autouse=True)
 def all_messages() -> None:
-    for package in ("actors", "chief", "ps", "worker", "queues", "data"):
+    for package in ("actors", "chief", "ps", "worker", "queues", "calls", "data"):
         found = importlib.import_module(f"dps.{package}")
         for module in pkgutil.walk_packages(found.__path__, f"dps.{package}."):
             importlib.import_module(module.name)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from dps.errors import DeadlineExceeded, DpsError, OutOfDescriptors
+from dps.functions import show_sources, sources
 from dps.launch import leaving, progress
 from dps.launch.failures import Failure, failure_of
-from dps.launch.functions import show_sources, sources
 from dps.launch.processes import Processes
 from dps.launch.run import LocalRun
 from dps.launch.values import send

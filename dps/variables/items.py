@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -17,16 +17,26 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 ARRAY, TUPLE = 1, 2
-"""Codes of msgpack's extensions: the number of an array, and the form of a list that is a tuple."""
+"""Codes of msgpack's extensions: the number of an array, and the form of a list that is a tuple. Higher codes belong to
+those who `pack` with `special`."""
+
+Special = Callable[[Any], "tuple[int, Any] | None"]
+"""Returns the code and the plain content by which a leaf travels; None for one that is not special."""
 
 
-def pack(value: Any) -> tuple[bytes, tuple[Array, ...]]:
+def _none(leaf: Any) -> None:
+    return None
+
+
+def pack(value: Any, special: Special = _none) -> tuple[bytes, tuple[Array, ...]]:
     """The form and the arrays of a value, which are not copied. TypeError names what cannot travel."""
     arrays: list[Array] = []
 
     def plain(leaf: Any) -> msgpack.ExtType:
         if isinstance(leaf, tuple):
             return msgpack.ExtType(TUPLE, packed(list(leaf)))
+        if (found := special(leaf)) is not None:
+            return msgpack.ExtType(found[0], packed(found[1]))
         if not (isinstance(leaf, np.ndarray | np.generic) or is_tensor(leaf)):
             raise TypeError(
                 f"a {type(leaf).__name__} cannot travel between tasks; wanted numbers, text, bytes, lists, tuples, "
@@ -42,12 +52,15 @@ def pack(value: Any) -> tuple[bytes, tuple[Array, ...]]:
     return packed(value), tuple(arrays)
 
 
-def unpack(form: bytes, arrays: Sequence[Array]) -> Any:
-    """The value again, with copies of the arrays. Raises ProtocolError for a form that does not fit them."""
+def unpack(form: bytes, arrays: Sequence[Array], special: Callable[[int, Any], Any] | None = None) -> Any:
+    """The value again, with copies of the arrays. `special` returns the leaf of a code and its content. Raises
+    ProtocolError for a form that does not fit the arrays."""
 
     def back(kind: int, data: bytes) -> Any:
         if kind == TUPLE:
             return tuple(unpacked(data))
+        if special is not None and kind > TUPLE:
+            return special(kind, unpacked(data))
         place = msgpack.unpackb(data) if kind == ARRAY else None
         if not isinstance(place, int) or not 0 <= place < len(arrays):
             raise ProtocolError(f"a value of {len(arrays)} arrays names what is none of them")
@@ -61,4 +74,6 @@ def unpack(form: bytes, arrays: Sequence[Array]) -> Any:
     except ProtocolError:
         raise
     except Exception as error:
+        if special is not None:
+            raise
         raise ProtocolError(f"the form of a value cannot be read: {type(error).__name__}") from None

@@ -33,12 +33,39 @@ def load(path: str) -> Callable[..., Any]:
 def find(path: str) -> Any:
     """What has this name in this module or file; None where nothing has, ConfigError for no such module or file."""
     target, _, name = path.rpartition(":")
-    _loading.append(path)
+    return getattr(module_of(target, path), name, None)
+
+
+def module_of(target: str, path: str = "") -> ModuleType:
+    """A module by its name, or that of a file. `path`: what errors call it. ConfigError for no such module or file."""
+    _loading.append(path or target)
     try:
-        module = _file(path, target) if target.endswith(".py") else _module(path, target)
+        return (_file if target.endswith(".py") else _module)(path or target, target)
     finally:
         _loading.pop()
-    return getattr(module, name, None)
+
+
+def import_path(function: Callable[..., Any] | str) -> str:
+    """The path of a function that a worker imports: "module:name"; "/folder/file.py:name" for one of the main script,
+    and "__main__:name" for a notebook's. ConfigError for a function without a path; text is checked only."""
+    if isinstance(function, str):
+        if not all(function.rpartition(":")):
+            raise ConfigError(f"got the function {function!r}; {_WANTED}")
+        return function
+    module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
+    if not callable(function) or not module or not name.isidentifier():
+        what = name or f"{function!r:.60}"
+        raise ConfigError(
+            f"{what} has no path by which a worker could import it; wanted a function at the top of a module, whose "
+            "arguments bring the rest"
+        )
+    main = sys.modules.get("__main__")
+    if module == "__main__" and getattr(main, "__spec__", None) is not None:  # python -m package.module
+        return f"{main.__spec__.name}:{name}"  # type: ignore[union-attr]
+    file = getattr(main, "__file__", None) or ""
+    if module == "__main__" and file.endswith(".py"):
+        return f"{os.path.abspath(file)}:{name}"
+    return f"{module}:{name}"
 
 
 _WANTED = "wanted package.module:function or folder/file.py:function"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dps.errors import ConfigError
-from dps.launch.functions import load, loading, path_of
+from dps.functions import load, loading, path_of
 from tests.launch import programs
 
 

@@ -1,0 +1,88 @@
+"""The messages by which clients have a worker run functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dps.transport.message import Message
+from dps.transport.roles import ANSWER, WORKERS
+from dps.transport.wire import Array
+
+CALLS = "calls"
+"""The name of the actor on the node of a worker that serves."""
+
+
+class Call(Message, kind=120, roles=WORKERS):
+    """Run a function. A client's numbers rise; a higher one ends its interest in those before. Answered with Returned
+    or Raised, with Waiting until then."""
+
+    client: int
+    name: str
+    """The client's task, for messages to people."""
+    address: str
+    """Its node: what it has asked for is forgotten when that node is lost."""
+    number: int
+    function: str
+    """Its path, "module:function" or "/folder/file.py:function"."""
+    form: bytes
+    """The arguments; see `dps.calls.arguments`."""
+    values: list[Any]
+    """[form, number of arrays] of each earlier call's result among the arguments. Their arrays are the last ones."""
+    arrays: tuple[Array, ...] = ()
+
+
+class AskCall(Message, kind=121, roles=WORKERS):
+    """Asks after a call that was sent before. Answered as Call, or with CallMissing."""
+
+    client: int
+    number: int
+
+
+class CallMissing(Message, kind=122, roles=ANSWER):
+    """The worker does not know the call: it never came, or the worker was started again. It must be sent again."""
+
+    number: int
+
+
+class Returned(Message, kind=123, roles=ANSWER):
+    """The function's value."""
+
+    number: int
+    form: bytes
+    arrays: tuple[Array, ...] = ()
+
+
+class Raised(Message, kind=124, roles=ANSWER):
+    """The function raised, or could not be run."""
+
+    number: int
+    error: str
+    """The name of its class."""
+    text: str
+    task: str
+    traceback: str
+    """From the function's own frame on; "" if it was not run."""
+    of_ps: bool
+    """Whether it was raised because a ps did not answer."""
+
+
+class LeaveCalls(Message, kind=125, roles=WORKERS):
+    """The client ends: what the worker keeps for it can go. Answered with Done."""
+
+    client: int
+
+
+class StopServing(Message, kind=128, roles=WORKERS):
+    """The program that scheduled calls has ended: the worker ends after its call. Answered with Done."""
+
+
+class AskServes(Message, kind=126, roles=WORKERS):
+    """Answered with Serves."""
+
+
+class Serves(Message, kind=127, roles=ANSWER):
+    """The worker that serves, and what it serves. `process` differs for each of its processes."""
+
+    task: str
+    process: int
+    served: list[Any]

@@ -1,0 +1,288 @@
+"""The coordinator: one program schedules calls of functions, and the workers that serve run them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from dps.actors.changes import Changes
+from dps.actors.patience import Patience
+from dps.calls.arguments import RESOURCE, SESSION, VALUE, pack_arguments
+from dps.client.session import Session
+from dps.coordinator.dispatcher import Dispatcher
+from dps.coordinator.remote_value import PerWorkerDataset, PerWorkerIterator, PerWorkerValue, RemoteValue
+from dps.coordinator.schedule import Schedule, ScheduledCall
+from dps.errors import ConfigError, DeadlineExceeded, TaskLost
+from dps.functions import import_path
+from dps.queues.directory import Announcer
+from dps.server import Server
+
+log = logging.getLogger("dps")
+
+QUEUE = 262_144
+LOOK_S = 0.5
+"""How often a wait looks whether the run has ended, and whether somebody should be told."""
+LEAVE_S = 0.2
+Function = Callable[..., Any] | str
+
+
+class Coordinator:
+    """Schedules calls of functions on the workers that serve (`--serve MODULE`), from one program elsewhere.
+
+    Any free worker runs a call, at least once: the call of a worker that is lost runs again on another one. A function
+    that pushes does so exactly once each time that it runs. Functions go by their import path; arguments and results
+    are plain values and arrays. A `dps.Session` among the arguments arrives as the worker's own session, a
+    `RemoteValue` as the value of that call. Threads may share a coordinator.
+
+    Args:
+        target: A server of this process, or the chief's address, such as `server.target`.
+        timeout: Seconds that `schedule`, `join` and `fetch` wait while no call ends.
+        queue_size: How many calls may wait for a worker. `schedule` blocks while there are as many.
+        ps_errors: How often a call that failed because a ps did not answer is run again.
+
+    Raises:
+        ConfigError: A malformed target.
+        DeadlineExceeded: The chief does not answer.
+
+    Example:
+        ```python
+        with dps.LocalCluster(ps=1, workers=2, processes=False, serve=["operator:add"]) as local:
+            with dps.Coordinator(local.target) as coordinator:
+                values = [coordinator.schedule("operator:add", args=(n, 1)) for n in range(5)]
+                coordinator.join()
+                assert coordinator.fetch(values) == [1, 2, 3, 4, 5]
+        ```
+    """
+
+    def __init__(
+        self, target: Server | str, *, timeout: float = 60.0, queue_size: int = QUEUE, ps_errors: int = 5
+    ) -> None:
+        if queue_size < 1:
+            raise ConfigError(f"queue_size: got {queue_size}, wanted 1 or more")
+        self._own_server = isinstance(target, str)
+        self._server = Server.client(target) if isinstance(target, str) else target
+        runtime = self._server.runtime
+        self._timeout, self._queue_size, self._closed = timeout, queue_size, False
+        self._lock, self._changes = threading.RLock(), Changes(runtime)
+        self._schedule = Schedule(ps_errors)
+        self._numbers = itertools.count(1)
+        self._dispatcher = Dispatcher(self._schedule, self._lock, self._changes.notify)
+        self._begin(runtime.random.getrandbits(61))
+
+    def _begin(self, client: int) -> None:
+        """Take part in the run, as a node that workers know by a number. Blocks until the chief answers."""
+        try:
+            self._server.wait_joined(self._server.runtime.now() + self._timeout)
+        except BaseException:
+            self._end_own_server()
+            raise
+        self._dispatcher.begin(client, self._server.target)
+        self._server.host(f"coordinator/{client}", self._dispatcher)
+        if self._own_server:  # so that it is told of the run's end
+            self._server.host("announcer", Announcer("coordinator", self._server.target))
+
+    # -- calls -------------------------------------------------------------------------------------------------
+
+    def schedule(
+        self, function: Function, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> RemoteValue:
+        """Have a free worker run a function. Returns at once; blocks only while the queue is full.
+
+        Args:
+            function: A function at the top of a module that the workers serve, or its path, "module:function".
+            args: Its arguments: numbers, text, bytes, arrays, in lists, tuples and dicts; remote values, what
+                `create_per_worker_value` and `create_per_worker_dataset` return, and sessions. Arrays are copied.
+            kwargs: Its arguments by name.
+
+        Returns:
+            The value to come.
+
+        Raises:
+            ConfigError: A function without a path.
+            TypeError: An argument that cannot travel.
+            DeadlineExceeded: The queue is full, and no call has ended for `timeout`. The message names who is waited
+                for.
+            TaskLost: The run has ended.
+        """
+        if self._closed:
+            raise ConfigError("schedule: the coordinator is closed; make a new one")
+        path = import_path(function)
+        needs: list[ScheduledCall] = []
+        packed = pack_arguments(path, tuple(args), dict(kwargs or {}), lambda leaf: self._mark(leaf, needs))
+        call = ScheduledCall(path, packed, needs)
+        self._wait(lambda: self._schedule.queued < self._queue_size, f"schedule of {path}: the queue is full", None)
+        with self._lock:
+            assigned = self._schedule.add(call)
+        if assigned:
+            self._post(lambda: self._dispatcher.carry_out(assigned))
+        return RemoteValue(self, call)
+
+    def _mark(self, leaf: Any, needs: list[ScheduledCall]) -> tuple[int, Any] | None:
+        """How an argument travels that is neither plain nor an array."""
+        if isinstance(leaf, RemoteValue):
+            if leaf._coordinator is not self:
+                raise ConfigError(f"{leaf!r} is of another coordinator; fetch it there, and pass what it returns")
+            needs.append(leaf._call)
+            return VALUE, len(needs) - 1
+        if isinstance(leaf, PerWorkerValue | PerWorkerDataset | PerWorkerIterator):
+            return RESOURCE, leaf._mark
+        if isinstance(leaf, Session):
+            return SESSION, None
+        return None
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self._dispatcher.node.post(call)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until all scheduled calls have ended. Blocks.
+
+        When a call has failed, calls that have not begun are cancelled, those that run are waited for, and the first
+        error is raised. It is raised once: afterwards everything works again.
+
+        Args:
+            timeout: Seconds. None: as long as calls end; without any for the coordinator's `timeout`, the wait is over.
+
+        Raises:
+            RemoteError: The error of the first call that failed, as of `RemoteValue.fetch`.
+            DeadlineExceeded: The message names the workers that have not ended their calls; they go on.
+            TaskLost: The run has ended.
+        """
+        with self._lock:
+            if self._schedule.error is not None:
+                self._schedule.cancel("another call had failed")
+        self._wait(lambda: not self._schedule.open, "join", timeout)
+        self._report()
+
+    def done(self) -> bool:
+        """Whether all scheduled calls have ended. Does not block.
+
+        Returns:
+            False while a call waits or runs.
+
+        Raises:
+            RemoteError: The error of the first call that failed, as `join` raises it.
+        """
+        self._report()
+        return not self._schedule.open
+
+    def _report(self) -> None:
+        """Raise the first error, once. Calls that no worker has are cancelled."""
+        with self._lock:
+            error, self._schedule.error = self._schedule.error, None
+            if error is not None:
+                self._schedule.cancel("another call had failed")
+        if error is not None:
+            self._changes.notify()
+            raise error()
+
+    def fetch(self, values: Any, timeout: float | None = None) -> Any:
+        """Wait for the values of remote values, in any nesting of dicts, lists and tuples. Blocks.
+
+        Args:
+            values: The nested remote values; everything else stays as it is.
+            timeout: As of `join`, for each.
+
+        Returns:
+            The values in the same nesting.
+
+        Raises:
+            RemoteError: As of `RemoteValue.fetch`.
+            DeadlineExceeded: As of `join`.
+        """
+        if isinstance(values, RemoteValue):
+            return values.fetch(timeout)
+        if isinstance(values, dict):
+            return {key: self.fetch(value, timeout) for key, value in values.items()}
+        if isinstance(values, list | tuple):
+            found = [self.fetch(value, timeout) for value in values]
+            return found if isinstance(values, list) else tuple(found)
+        return values
+
+    # -- what workers keep -------------------------------------------------------------------------------------
+
+    def create_per_worker_value(self, function: Function) -> PerWorkerValue:
+        """A value that each worker makes for itself, before the first of its calls that needs it, and keeps.
+
+        Args:
+            function: Makes it, without arguments or with one: the worker's number. As of `schedule`.
+
+        Returns:
+            What stands for it among the arguments of calls. A worker that was started again makes it anew.
+
+        Raises:
+            ConfigError: A function without a path.
+        """
+        return PerWorkerValue(next(self._numbers), import_path(function))
+
+    def create_per_worker_dataset(self, function: Function) -> PerWorkerDataset:
+        """A dataset that each worker makes for itself, before the first of its calls that needs it.
+
+        Args:
+            function: Returns the dataset, or anything else that `iter()` takes. As of `create_per_worker_value`.
+
+        Returns:
+            What stands for it among the arguments of calls; `iter()` of it stands for an iterator that each worker
+            keeps. A worker that was started again makes both anew.
+
+        Raises:
+            ConfigError: A function without a path.
+        """
+        return PerWorkerDataset(next(self._numbers), import_path(function), lambda: next(self._numbers))
+
+    # -- waiting -----------------------------------------------------------------------------------------------
+
+    def _wait(self, ready: Callable[[], bool], what: str, timeout: float | None) -> None:
+        """Wait until `ready()`. Raises DeadlineExceeded that says who is waited for, and TaskLost after the run."""
+        node, patience, limit_s = self._dispatcher, Patience(), self._timeout if timeout is None else timeout
+        began = self._server.runtime.now()
+        while not self._changes.wait(ready, max(0.0, min(LOOK_S, limit_s))):
+            if self._server.exit_code is not None:
+                raise TaskLost(f"{what}: {self._server.reason or 'the run has ended'}")
+            now = self._server.runtime.now()
+            waited_s = now - (began if timeout is not None else max(began, node.moved_at))
+            text = f"{what}: {self._text()}"
+            if waited_s >= limit_s:
+                raise DeadlineExceeded(f"{text}; waited {now - began:.1f} s")
+            if patience.due(now):
+                log.info("%s: %s; waits since %.0f s", self._server.name, text, now - began)
+
+    def _text(self) -> str:
+        """Who is waited for."""
+        dispatcher, queued = self._dispatcher, self._schedule.queued
+        text = [*dispatcher.doing(), *([f"{queued} calls wait for a worker"] if queued else [])]
+        if not dispatcher.names:
+            there = ", ".join(dispatcher.known) or "no workers"
+            text.append(
+                f"no worker serves (the chief at {self._server.target} knows of {there}); start one with "
+                "--job worker --serve MODULE"
+            )
+        return "; ".join(text) or "waits for an answer"
+
+    def close(self) -> None:
+        """End the coordinator: calls that have not begun are cancelled, and workers forget what they keep for it.
+
+        Does not wait for calls that run: `join` before. A second call does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with self._lock:
+            self._schedule.cancel("the coordinator was closed")
+        self._post(self._dispatcher.leave)
+        self._changes.notify()
+        self._server.runtime.sleep(LEAVE_S if self._own_server else 0.0)
+        self._end_own_server()
+
+    def _end_own_server(self) -> None:
+        if self._own_server:
+            self._server.stop()
+            self._server.join(2.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

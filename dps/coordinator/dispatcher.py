@@ -1,0 +1,172 @@
+"""The actor of a coordinator: it finds the workers that serve, sends them calls, and notices when one is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from dps.actors.actor import Actor
+from dps.actors.ref import Ref
+from dps.calls.messages import CALLS, AskCall, AskServes, Call, CallMissing, LeaveCalls, Raised, Returned, Serves
+from dps.coordinator.schedule import Assignment, Schedule, ScheduledCall
+from dps.errors import Unavailable, remote_error
+from dps.run_protocol import CHIEF, AskCluster, ClusterIs
+from dps.transport.message import Message
+
+LOOK_S = 1.0
+"""How often the chief is asked which workers there are."""
+ANSWER_S = 5.0
+GRACE_S = 1.0
+"""How long a worker may be disconnected before its call goes to another one."""
+FOREVER = float("inf")
+
+
+class Has(NamedTuple):
+    """What a worker has to run."""
+
+    call: ScheduledCall
+    since: float
+    """On the node's clock."""
+    drop: Callable[[], None]
+    """Forgets the request."""
+
+
+class Dispatcher(Actor):
+    """Carries out what the schedule decides. It runs on the node's thread; `lock` guards the schedule, which the
+    threads of the program use, too."""
+
+    def __init__(self, schedule: Schedule, lock: AbstractContextManager[object], changed: Callable[[], None]) -> None:
+        """`changed` is called after each event."""
+        self._schedule, self._lock, self._changed = schedule, lock, changed
+        self.names: dict[str, str] = {}
+        """The workers that serve: the task of each, by its address."""
+        self.known: list[str] = []
+        """All workers that the chief knows, by name."""
+        self.has: dict[str, Has] = {}
+        """What each worker has to run, by its address."""
+        self.moved_at = 0.0
+        """When a call ended, or a worker came, for the last time; on the runtime's clock."""
+        self._greeted: set[str] = set()
+        self._number = 0
+
+    def begin(self, client: int, chief: str) -> None:
+        """Called before the node hosts this actor. `client`: by which workers know this coordinator."""
+        self._client, self._chief = client, Ref(chief, CHIEF)
+
+    def started(self) -> None:
+        self.moved_at = self.node.runtime.now()
+        self._look()
+
+    # -- workers -----------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self.node.ask(self._chief, AskCluster(), ANSWER_S, self._found)
+
+    def _found(self, answer: Message | Exception) -> None:
+        if isinstance(answer, ClusterIs):
+            workers = answer.cluster.get("worker", {})
+            self.known = [f"worker:{task}" for task in workers]
+            for address in workers.values():
+                self._greet(address)
+        self.node.after(LOOK_S, self._look)
+
+    def _greet(self, address: str) -> None:
+        """Ask a worker whether it serves."""
+        if address in self._greeted:
+            return
+        self._greeted.add(address)
+        self.node.watch(address, GRACE_S)
+
+        def answered(answer: Message | Exception) -> None:
+            if isinstance(answer, Serves) and address in self._greeted:
+                self.names[address] = answer.task
+                self.moved_at = self.node.runtime.now()
+                self._event(lambda: self._schedule.joined(address))
+            else:
+                self._greeted.discard(address)  # it is asked again
+
+        self.node.ask(Ref(address, CALLS), AskServes(), ANSWER_S, answered)
+
+    def lost(self, address: str, silent_s: float) -> None:
+        """A worker is away. It is greeted again, as a new one, when it answers."""
+        if address not in self._greeted:
+            return
+        self._greeted.discard(address)
+        self.node.unwatch(address)
+        if self.names.pop(address, None) is not None:
+            self._drop(address)
+            self._event(lambda: self._schedule.lost(address))
+
+    def _drop(self, address: str) -> None:
+        had = self.has.pop(address, None)
+        if had is not None:
+            had.drop()
+
+    # -- calls -------------------------------------------------------------------------------------------------
+
+    def _event(self, event: Callable[[], list[Assignment]]) -> None:
+        with self._lock:
+            assigned = event()
+        self.carry_out(assigned)
+        self._changed()
+
+    def carry_out(self, assigned: Iterable[Assignment]) -> None:
+        """Send workers the calls that they have to run. Runs on the node's thread."""
+        for address, call in assigned:
+            if address in self.names and self._schedule.running.get(address) is call:  # it may be lost by now
+                self._send(address, call)
+
+    def _send(self, address: str, call: ScheduledCall) -> None:
+        self._number += 1
+        form, arrays = call.arguments
+        values = [need.value for need in call.needs if need.value is not None]
+        about = self._client, self.node.name, self.node.address, self._number, call.function, form
+        counts = [[value, len(own)] for value, own in values]
+        message = Call(*about, counts, (*arrays, *(array for _, own in values for array in own)))
+
+        def answered(answer: Message | Exception) -> None:
+            if isinstance(answer, CallMissing):
+                ask()
+            else:
+                self._ended(address, call, answer)
+
+        def ask() -> None:
+            drop = self.node.ask(Ref(address, CALLS), message, FOREVER, answered, AskCall(self._client, message.number))
+            self.has[address] = Has(call, self.node.now(), drop)
+
+        self._drop(address)
+        ask()
+
+    def _ended(self, address: str, call: ScheduledCall, answer: Message | Exception) -> None:
+        if isinstance(answer, Unavailable):  # its node is there, and the worker has ended
+            self.lost(address, 0.0)
+            return
+        self.has.pop(address, None)
+        self.moved_at = self.node.runtime.now()
+        schedule = self._schedule
+        if isinstance(answer, Returned):
+            value = answer.form, answer.arrays
+            self._event(lambda: schedule.returned(address, call, value))
+        elif isinstance(answer, Raised):
+            raised = answer.error, answer.text, answer.task, answer.traceback
+            of_ps = answer.of_ps
+            self._event(lambda: schedule.raised(address, call, lambda: remote_error(*raised), of_ps))
+        else:
+            name, text = type(answer).__name__, f"{type(answer).__name__}: {answer} (in {call.function})"
+            task = self.names.get(address, address)
+            self._event(lambda: schedule.raised(address, call, lambda: remote_error(name, text, task, ""), False))
+
+    def leave(self) -> None:
+        """The coordinator ends: workers may forget what they keep for it. Runs on the node's thread."""
+        for address in self.names:
+            self._drop(address)
+            self.node.tell(Ref(address, CALLS), LeaveCalls(self._client))
+
+    def doing(self) -> list[str]:
+        """What each worker runs, and since when, for people. Any thread may call it."""
+        now, has, names = self.node.now(), dict(self.has), dict(self.names)
+        return [
+            f"{names.get(address, address)} runs {what.call.function} since {now - what.since:.0f} s"
+            for address, what in has.items()
+        ]

@@ -1,0 +1,183 @@
+"""Which call runs on which worker, as a state machine: no clock, no sockets, no threads.
+
+    scheduled -> (WAITING for the values of its arguments ->) QUEUED -> RUNNING -> RETURNED or FAILED
+    WAITING or QUEUED -> CANCELLED, when another call has failed;  RUNNING -> QUEUED, when its worker is lost
+
+A call's outcome is set once. What comes from a worker that no longer has the call is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from dps.errors import Cancelled
+
+if TYPE_CHECKING:
+    from dps.calls.arguments import Packed
+
+MakeError = Callable[[], Exception]
+"""Makes the error of a call, anew for each who raises it."""
+
+
+class State(Enum):
+    """Of a call."""
+
+    WAITING = "waiting"
+    QUEUED = "queued"
+    RUNNING = "running"
+    RETURNED = "returned"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+OVER = (State.RETURNED, State.FAILED, State.CANCELLED)
+
+
+class ScheduledCall:
+    """A call of a function, until its outcome is there."""
+
+    def __init__(self, function: str, arguments: Packed, needs: Sequence[ScheduledCall] = ()) -> None:
+        """`needs`: the calls whose values are among the arguments, in the order of their marks."""
+        self.function, self.arguments, self.needs = function, arguments, list(needs)
+        self.dependents: list[ScheduledCall] = []
+        """Those that need this one's value."""
+        self.state = State.WAITING
+        self.ps_errors = 0
+        """How often it failed because a ps did not answer."""
+        self.value: Packed | None = None
+        self.error: MakeError | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the outcome is there."""
+        return self.state in OVER
+
+    def end(self, state: State, value: Packed | None = None, error: MakeError | None = None) -> list[ScheduledCall]:
+        """The outcome is there. Returns the calls that need the value; from now on nothing else is kept."""
+        dependents, self.dependents, self.needs, self.arguments = self.dependents, [], [], (b"", ())
+        self.state, self.value, self.error = state, value, error
+        return dependents
+
+
+Assignment = tuple[str, ScheduledCall]
+"""A worker, and the call that it has to run now."""
+
+
+class Schedule:
+    """The calls that are not over, and the workers. Each event returns the calls that workers have to begin now."""
+
+    def __init__(self, most_ps_errors: int = 5) -> None:
+        """`most_ps_errors`: a call is run again so often when a ps does not answer it."""
+        self._most_ps_errors = most_ps_errors
+        self.queue: deque[ScheduledCall] = deque()
+        self.waiting: dict[ScheduledCall, None] = {}
+        self.running: dict[str, ScheduledCall] = {}
+        self.free: deque[str] = deque()
+        """The workers without a call; the first has been free for longest."""
+        self.error: MakeError | None = None
+        """That of the first call that failed since an error was reported."""
+
+    @property
+    def queued(self) -> int:
+        """How many calls no worker has."""
+        return len(self.queue) + len(self.waiting)
+
+    @property
+    def open(self) -> int:
+        """How many calls are not over."""
+        return self.queued + len(self.running)
+
+    # -- calls -------------------------------------------------------------------------------------------------
+
+    def add(self, call: ScheduledCall) -> list[Assignment]:
+        """A call is scheduled."""
+        self.waiting[call] = None
+        for need in call.needs:
+            if not need.over:
+                need.dependents.append(call)
+        self._look_at_needs(call)
+        return self._assign()
+
+    def _look_at_needs(self, call: ScheduledCall) -> None:
+        lost = next((need for need in call.needs if need.over and need.state is not State.RETURNED), None)
+        if lost is not None:
+            why = f"{call.function} was not run: {lost.function}, whose value it needs, has none"
+            del self.waiting[call]
+            self._fail(call, lambda: Cancelled(why))
+        elif all(need.over for need in call.needs):
+            del self.waiting[call]
+            call.state = State.QUEUED
+            self.queue.append(call)
+
+    def returned(self, worker: str, call: ScheduledCall, value: Packed) -> list[Assignment]:
+        """A worker has the value of a call."""
+        if self._ends(worker, call):
+            for dependent in call.end(State.RETURNED, value):
+                if dependent in self.waiting:
+                    self._look_at_needs(dependent)
+        return self._assign()
+
+    def raised(self, worker: str, call: ScheduledCall, error: MakeError, of_ps: bool) -> list[Assignment]:
+        """A call has raised on a worker; `of_ps`: because a ps did not answer."""
+        if self._ends(worker, call):
+            call.ps_errors += of_ps
+            if of_ps and call.ps_errors <= self._most_ps_errors:
+                self._run_again(call)
+            else:
+                self._fail(call, error)
+        return self._assign()
+
+    def _ends(self, worker: str, call: ScheduledCall) -> bool:
+        """A worker has ended a call, and is free; False where the call was no longer the worker's."""
+        if self.running.get(worker) is not call:
+            return False
+        del self.running[worker]
+        self.free.append(worker)
+        return True
+
+    def _run_again(self, call: ScheduledCall) -> None:
+        call.state = State.QUEUED
+        self.queue.appendleft(call)
+
+    def _fail(self, call: ScheduledCall, error: MakeError) -> None:
+        call.end(State.FAILED, error=error)
+        if self.error is None:
+            self.error = error
+        self.cancel(f"{call.function} had failed: {error()}")
+
+    def cancel(self, why: str) -> None:
+        """End the calls that no worker has."""
+        cancelled = [*self.queue, *self.waiting]
+        self.queue.clear()
+        self.waiting.clear()
+        for call in cancelled:
+            text = f"{call.function} was cancelled before it ran, for {why}"
+            call.end(State.CANCELLED, error=lambda text=text: Cancelled(text))  # type: ignore[misc]
+
+    # -- workers -----------------------------------------------------------------------------------------------
+
+    def joined(self, worker: str) -> list[Assignment]:
+        """A worker can run calls."""
+        if worker not in self.free and worker not in self.running:
+            self.free.append(worker)
+        return self._assign()
+
+    def lost(self, worker: str) -> list[Assignment]:
+        """A worker is gone: its call goes to another one, before those that no worker has had."""
+        if worker in self.free:
+            self.free.remove(worker)
+        call = self.running.pop(worker, None)
+        if call is not None:
+            self._run_again(call)
+        return self._assign()
+
+    def _assign(self) -> list[Assignment]:
+        found: list[Assignment] = []
+        while self.queue and self.free:
+            worker, call = self.free.popleft(), self.queue.popleft()
+            self.running[worker], call.state = call, State.RUNNING
+            found.append((worker, call))
+        return found

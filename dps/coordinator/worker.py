@@ -1,0 +1,134 @@
+"""A worker that serves: it runs the functions that clients name, one at a time, with a session of its own."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from dps import config
+from dps.actors.changes import Changes
+from dps.calls.actor import CallsActor
+from dps.calls.arguments import SESSION, pack_value, unpack_arguments
+from dps.calls.functions import Served
+from dps.calls.messages import CALLS, Call, Raised, Returned
+from dps.client.session import Session, join_run
+from dps.errors import Aborted, DeadlineExceeded, DpsError, TaskLost, Unavailable, usual_name
+from dps.server import Server
+from dps.transport.message import Message
+
+log = logging.getLogger("dps")
+
+LOOK_S = 0.5
+"""How often a worker without calls looks whether it was told to end."""
+OF_PS = (Aborted, DeadlineExceeded, TaskLost, Unavailable)
+"""What a session raises when a ps does not answer."""
+
+
+class Worker:
+    """The thread of a worker that serves. The node's thread hands it calls, and clients to forget."""
+
+    def __init__(self, server: Server, served: Served) -> None:
+        self._server, self._served = server, served
+        self._changes = Changes(server.runtime)
+        self._calls: deque[Call] = deque()
+        self._gone: deque[int] = deque()
+        self._session: Session | None = None
+        self._kept: dict[int, dict[int, Any]] = {}
+        """For each client, what its functions made for this worker: values, datasets and their iterators."""
+        self._actor = CallsActor(served.entries, self._begin, self._gone.append, self._stop)
+        server.host(CALLS, self._actor)
+
+    def _begin(self, call: Call) -> None:
+        self._calls.append(call)
+        self._changes.notify()
+
+    def _stop(self) -> None:
+        self._server.ask_to_stop()
+        self._changes.notify()
+
+    def run(self) -> None:
+        """Run the calls that come, until this task's part in the run is over or it is told to stop. Blocks."""
+        try:
+            while not self._over():
+                if not self._changes.wait(lambda: bool(self._calls), LOOK_S):
+                    continue
+                self._forget()
+                outcome = self._outcome(self._calls.popleft())
+                if self._server.exit_code is None:  # else the call goes to another worker
+                    self._actor.node.post(lambda outcome=outcome: self._actor.ended(outcome))  # type: ignore[misc]
+        finally:
+            self._close()
+
+    def _over(self) -> bool:
+        server = self._server
+        return server.exit_code is not None or server.stop_requested or config.stop_requested.is_set()
+
+    def _close(self) -> None:
+        if self._session is not None:
+            try:
+                self._session.close()
+            except DpsError as error:
+                log.debug("%s: closing its session: %s", self._server.name, error)
+
+    def _forget(self) -> None:
+        while self._gone:
+            self._kept.pop(self._gone.popleft(), None)
+
+    # -- one call ----------------------------------------------------------------------------------------------
+
+    def _outcome(self, call: Call) -> Message:
+        self._server.runtime.record("runs", function=call.function, number=call.number, client=call.name)
+        try:
+            function = self._served.find(call.function)
+            args, kwargs = unpack_arguments(call, lambda code, content: self._special(call.client, code, content))
+        except Exception as error:
+            return self._raised(call, error, isinstance(error, DpsError))
+        try:
+            value = function(*args, **kwargs)
+        except (Exception, SystemExit) as error:
+            return self._raised(call, error)
+        try:
+            return Returned(call.number, *pack_value(value, call.function))
+        except TypeError as error:
+            return self._raised(call, error, True)
+
+    def _raised(self, call: Call, error: BaseException, plain: bool = False) -> Raised:
+        """The answer for an error. `plain`: no frame of the program is part of its traceback."""
+        task = self._server.name
+        own = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        trace = "" if plain else "".join(traceback.format_exception(type(error), error, own)).rstrip()
+        text = f"{type(error).__name__}: {error} (in {call.function} on {task})"
+        return Raised(call.number, usual_name(error), text, task, trace, isinstance(error, OF_PS))
+
+    def _special(self, client: int, code: int, content: Any) -> Any:
+        """What a mark among the arguments stands for on this worker."""
+        if code == SESSION:
+            if self._session is None:
+                self._session = join_run(self._server)
+            return self._session
+        return self._made(client, content)
+
+    def _made(self, client: int, content: Any) -> Any:
+        """What the client's function makes for this worker, made now unless that was done before."""
+        kind, number, of = content
+        kept = self._kept.setdefault(client, {})
+        if number not in kept:
+            kept[number] = iter(self._made(client, of)) if kind == "iterator" else self._call_maker(of)
+        return kept[number]
+
+    def _call_maker(self, path: str) -> Any:
+        function = self._served.find(path)
+        return function(self._server.task) if takes_argument(function) else function()
+
+
+def takes_argument(function: Callable[..., Any]) -> bool:
+    """Whether a function has a positional parameter without a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some builtins have none
+        return False
+    return any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in parameters)

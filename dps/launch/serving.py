@@ -1,0 +1,102 @@
+"""The programs of `dps launch --serve`: workers that serve, and the program that schedules, after which they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dps.actors.caller import Caller
+from dps.actors.ref import Ref
+from dps.calls.functions import Served
+from dps.calls.messages import CALLS, StopServing
+from dps.coordinator.worker import Worker
+from dps.errors import ConfigError, DpsError
+from dps.functions import import_path
+from dps.launch.program import run_program
+from dps.run_protocol import CHIEF, AskCluster, ClusterIs
+from dps.server import Server
+from dps.transport.current import environment_keys, runtime
+
+if TYPE_CHECKING:
+    from dps.launch.local import LocalCluster
+
+TELL_S = 2.0
+
+
+def main() -> None:
+    """Run a worker that serves the modules of the command line, until it is told to stop."""
+    served = Served(sys.argv[1:])
+    with Server.from_env() as server:
+        serve(server, served)
+
+
+def serve(server: Server, served: Served) -> None:
+    """Run the calls that come, until this task's part in the run is over or it is told to stop. Blocks."""
+    Worker(server, served).run()
+
+
+def serve_entries(server: Server, *entries: str) -> None:
+    """As `serve`, as what a worker of a LocalCluster runs."""
+    serve(server, Served(entries))
+
+
+def schedule() -> None:
+    """Run the program that schedules; then tell the workers to stop serving."""
+    program, *arguments = sys.argv[1:]
+    code = run_program(program, arguments, verbose=False)
+    dismiss(os.environ["DPS_CHIEF"])
+    sys.exit(code)
+
+
+def dismiss(chief: str) -> None:
+    """Tell all workers to stop serving. Blocks up to 2 s for each that does not answer."""
+    caller = Caller(runtime(), "dps launch", environment_keys("worker"))
+    try:
+        found = caller.ask(Ref(chief, CHIEF), AskCluster(), TELL_S)
+        for address in found.cluster.get("worker", {}).values() if isinstance(found, ClusterIs) else ():
+            with contextlib.suppress(DpsError):
+                caller.ask(Ref(address, CALLS), StopServing(), TELL_S)
+    except DpsError:
+        pass  # the run has ended
+    finally:
+        caller.close()
+
+
+class Serving:
+    """What the workers of a LocalCluster serve: modules, files and functions."""
+
+    def __init__(self, serve: str | Callable[..., Any] | Sequence[str | Callable[..., Any]]) -> None:
+        """Raises ConfigError for what is none of them."""
+        given: list[Any] = list(serve) if isinstance(serve, list | tuple) else [serve]
+        if not given or not all(isinstance(each, str) or callable(each) for each in given):
+            raise ConfigError(f"serve: got {serve!r}, wanted modules, files or functions, such as serve=['trainer.py']")
+        self.entries = [each for each in given if isinstance(each, str)]
+        self.functions = {import_path(each): each for each in given if not isinstance(each, str)}
+
+    def begin(self, local: LocalCluster) -> None:
+        """Have the cluster's workers serve."""
+        if local.processes:
+            function, args = self.for_processes()
+            local.run(function, *args)
+        else:
+            local.run(self.in_process())
+
+    def in_process(self) -> Callable[[Server], None]:
+        """What workers run that are threads of this process."""
+        entries, functions = self.entries, self.functions
+        return lambda server: serve(server, Served(entries, functions))
+
+    def for_processes(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """What worker processes run, and its arguments. A notebook's functions travel with it, through the private pipe
+        of each worker (decision 10); all others by their paths."""
+        own = {path: each for path, each in self.functions.items() if path.startswith("__main__:")}
+        entries = [*self.entries, *(path for path in self.functions if path not in own)]
+        return (_with(entries, own), ()) if own else (serve_entries, tuple(entries))
+
+
+def _with(entries: Sequence[str], functions: Mapping[str, Callable[..., Any]]) -> Callable[[Server], None]:
+    """Serves functions that come with it: it has no path by which it could be imported."""
+    return lambda server: serve(server, Served(entries, functions))
