@@ -12,8 +12,8 @@ from dps.transport.message import Message
 
 log = logging.getLogger("dps")
 
-PEERS = 4096
-"""The most peers that are counted, and the most that are known by the route of their datagrams."""
+PEERS, ROUTES = 4096, 65536
+"""The most peers whose refused messages are counted, and the most connections whose role is known."""
 
 
 class Gate:
@@ -22,27 +22,23 @@ class Gate:
     def __init__(self, address: str) -> None:
         """`address`: of the node, from which it may send itself everything."""
         self._address = address
-        self._paired: dict[Route, str] = {}
+        self._roles: dict[Route, str] = {}
         self.refused: dict[tuple[str, str], int] = {}
         """How many messages were refused, by role and host."""
 
     def role(self, route: Route, source: Any) -> str:
-        """The role of the peer that sent a message; "" without a key, or where this node has connected to it: there
-        nothing but answers is expected."""
-        return self._paired.get(route, "") if source is None else role(source)
+        """The role of the peer that sent a message, also of a datagram that follows others on this route; "" without
+        a key, or where this node has connected to it: there nothing but answers is expected."""
+        if source is None:
+            return self._roles.get(route, "")
+        found = self._roles[route] = role(source)
+        if len(self._roles) > ROUTES:
+            del self._roles[next(iter(self._roles))]
+        return found
 
-    def pair(self, route: Route, source: Any) -> None:
-        """Note that messages of this route will come as datagrams, too."""
-        if len(self._paired) >= PEERS:
-            self._paired.clear()  # they pair again
-        self._paired[route] = self.role(route, source)
-
-    def check(self, route: Route, source: Any, message: Message) -> PermissionDenied | None:
-        """The error that answers a message which its sender may not send; None if it may."""
-        if route == self._address:
-            return None
-        sender = self.role(route, source)
-        if sender in message.roles:
+    def check(self, route: Route, sender: str, source: Any, message: Message) -> PermissionDenied | None:
+        """The error that answers a message which its sender may not send; None if it may. `sender`: of `role`."""
+        if sender in message.roles or route == self._address:
             return None
         kind = type(message).__name__
         wanted = ", ".join(sorted(message.roles)) or "nobody, as it is an answer"

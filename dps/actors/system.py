@@ -59,7 +59,7 @@ class Node:
         self._outbox = Outbox(self._endpoint, runtime.tuning)
         self.address = self._endpoint.address
         self.exposed = self._endpoint.exposed
-        self._route: Route = ""
+        self._asker = ""
         self._source: object = None
         self._gate: Gate | None = None
         if self._endpoint.keyed:
@@ -148,7 +148,7 @@ class Node:
 
     def asker(self) -> str:
         """The role of the key of who sent the message that is handled now; "" without keys."""
-        return "" if self._gate is None else self._gate.role(self._route, self._source)
+        return self._asker
 
     def expect(self, address: str, role: str) -> None:
         """Note whose key the node at an address has, if it is not the chief."""
@@ -170,8 +170,6 @@ class Node:
     def pair(self, route: Route, name: bytes) -> bytes:
         """Let a peer on this machine send datagrams; it gets datagrams once it has sent one. Returns the name of this
         node's datagram socket, or b"" if it cannot be reached that way."""
-        if self._gate is not None:
-            self._gate.pair(route, self._source)
         return self._endpoint.direct if self._endpoint.pair(route, name, False) else b""
 
     def flush(self) -> None:
@@ -312,7 +310,9 @@ class Node:
             self._send(address, Envelope(message, request.to.actor, request.number, self.name, self.incarnation))
 
     def _deliver(self, event: Delivery) -> None:
-        self._route, self._source = event.route, event.source
+        self._source = event.source
+        if self._gate is not None:
+            self._asker = self._gate.role(event.route, event.source)
         for envelope in self._envelopes(event):
             if envelope.actor:
                 self._hand_over(event.route, envelope)
@@ -324,10 +324,12 @@ class Node:
 
     def _hand_over(self, route: Route, envelope: Envelope) -> None:
         sender = Sender(route, envelope.request, envelope.sender, envelope.incarnation)
-        if self._gate is not None and (error := self._gate.check(route, self._source, envelope.message)) is not None:
-            self.refused_messages += 1
-            self.answer(sender, error)
-            return
+        if self._gate is not None:
+            error = self._gate.check(route, self._asker, self._source, envelope.message)
+            if error is not None:
+                self.refused_messages += 1
+                self.answer(sender, error)
+                return
         actor = self.actors.get(envelope.actor)
         if actor is None:
             self.answer(sender, Unavailable(f"{self.name} hosts no {envelope.actor!r}, only {sorted(self.actors)}"))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dps.transport import key_files
 from tests.networks.namespaces import Networks, NoNamespaces, says
 
 pytestmark = pytest.mark.slow
@@ -121,6 +122,27 @@ def test_a_wrong_advertised_address_is_an_error_that_names_both(networks: Networ
     assert line.startswith("dps: ps:0 cannot be reached by the chief at 10.77.0.1:2220")
     assert "nobody answers at 10.77.0.1:5999" in line and "open port 5999 in the firewall" in line
     says(chief, "ps:0 cannot be reached by the chief at 10.77.0.1:2220")
+
+
+def test_with_keys_two_machines_train_and_who_has_others_gets_no_connection(networks: Networks, tmp_path: Path) -> None:
+    folders = {name: str(tmp_path / name) for name in ("keys", "two", "other")}
+    key_files.new(folders["keys"])
+    key_files.new(folders["other"])
+    key_files.export(folders["keys"], ["worker"], folders["two"])
+    here, there, other = (("--chief", V4, "--keys", folders[name]) for name in ("keys", "two", "other"))
+    log = networks.role("one", "chief", "--bind", "0.0.0.0:2220", "--workers", "2", *here, trusted=False)
+    says(log, "dps chief at")
+    ps = networks.role("one", "ps:0", *here, trusted=False)
+    program = ("--program", TRAIN, "--", "sync", "20", "0", "20", "40")
+    stranger = networks.role("two", "worker:0", *other, *program, trusted=False, name="stranger")
+    assert "has another key than the chief of" in says(stranger, "dps: ")
+    workers = [networks.role("two", f"worker:{task}", *there, *program, trusted=False) for task in range(2)]
+    one, two = results(workers)
+    codes = networks.wait(40.0)
+    assert codes[2] == 5 and set(codes[:2] + codes[3:]) == {0}
+    assert one["bits"] == two["bits"] and one["step"] == 20 and one["lanes"] == [False]
+    for each in (log, ps, *workers):
+        assert "plain sockets" not in each.read_text()
 
 
 def test_without_trust_a_worker_is_refused_and_the_message_says_the_ways_out(networks: Networks) -> None:
