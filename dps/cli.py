@@ -8,22 +8,34 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from dps import __version__
 from dps.config import THREADS
-from dps.errors import ConfigError, DeadlineExceeded, DpsError, MissingExtra
+from dps.errors import ConfigError, DpsError, MissingExtra
 from dps.launch.commands import add as add_runs
-from dps.launch.commands import add_json
+from dps.launch.commands import add_json, run_status
 from dps.role import DEFAULT_CHIEF, EXIT_CODES, Parser, add_addresses, addresses, guarded
 
-ANSWER_S = 3.0
-"""How long `dps status` waits for each answer."""
 ENGINES = ("local", "ssh", "slurm", "ray")
+EXAMPLES = """examples:
+  dps launch --ps 2 --workers 4 train.py -- --steps 400
+  dps launch experiment.yaml --set rate=0.1 --detach
+  dps init                        an experiment file to begin with
+  dps list
+  dps status 4
+  dps logs 4 --task worker.1 --follow
+  dps monitor 4
+  dps kill 4
+  dps doctor
+  dps simulate train.py:train --ps 4 --workers 64 --seed 7
+  dps bench --works pull,push --sizes 1m
+  dps warm
+  dps completion bash
+  dps keys new keys
+"""
 SHELLS = ("bash", "zsh")
 FILES = {"bash": "_shtab_compgen_files", "zsh": "_files"}
 """How each shell completes a file name; functions of shtab."""
-COLUMNS = ("step", "version", "MB", "applied", "dropped", "refused")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> Parser:
-    made = Parser(prog="dps", description="A parameter server for Python.", epilog=EXIT_CODES)
+    made = Parser(
+        prog="dps", description="A parameter server for Python.", epilog=f"{EXAMPLES}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     made.add_argument("--version", action="version", version=f"dps {__version__}")
     commands = made.add_subparsers(required=True, metavar="COMMAND")
     add_launch(commands)
@@ -146,62 +161,6 @@ def run_launch(args: argparse.Namespace) -> int:
     from dps.launch.launching import launch
 
     return launch(args, addresses(args))
-
-
-def run_status(args: argparse.Namespace) -> int:
-    if args.run_or_chief and args.run_or_chief.isdecimal():
-        from dps.launch.commands import run_status as run_status_of_run
-
-        return run_status_of_run(args.run_or_chief, args.json)
-    args.chief = args.run_or_chief or args.chief
-    from dps.actors.caller import Caller
-    from dps.actors.ref import Ref
-    from dps.protocol import PS
-    from dps.run_protocol import CHIEF, AskStats, Stats
-    from dps.transport.current import environment_keys, runtime
-
-    caller = Caller(runtime(), "dps status", environment_keys("operator", "worker", "reader"))
-
-    def ask(ref: Ref) -> dict[str, Any]:
-        answer = caller.ask(ref, AskStats(), ANSWER_S)
-        assert isinstance(answer, Stats)
-        return answer.values
-
-    try:
-        try:
-            chief = ask(Ref(args.chief, CHIEF))
-        except DeadlineExceeded:
-            raise DeadlineExceeded(f"no chief answered at {args.chief} for {ANSWER_S:g} s; is a run there?") from None
-        saved = ", saved ".join(text for text in (chief["saved"], chief["saved_ago"]) if text) or "none"
-        print(f"chief at {args.chief}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {saved}")
-        for what in ("live", "waiting", "finished", "given_up"):
-            names = sorted(chief[what], key=lambda name: (len(name), name))  # worker:2 before worker:10
-            print(f"workers {what.replace('_', ' ')}: {', '.join(names) or 'none'}")
-        print(_row_of_ps("ps", "address", {"state": "state"} | {name: name for name in COLUMNS}))
-        for task, address in chief["cluster"].get("ps", {}).items():
-            caller.expect(address, PS)
-            try:
-                values = ask(Ref(address, PS))
-            except DpsError:
-                values = {"state": "no answer"}
-            else:
-                values = _shown(values, chief["phase"])
-            print(_row_of_ps(task, address, values))
-    finally:
-        caller.close()
-    return 0
-
-
-def _shown(values: dict[str, Any], phase: str) -> dict[str, Any]:
-    """What a ps says of itself, as the table shows it; `phase`: the chief's."""
-    from dps.chief.phase import RUN
-
-    idle = "step" not in values and phase == RUN
-    return values | {"MB": round(values.get("nbytes", 0) / 1e6, 1)} | ({"state": "has no variables"} if idle else {})
-
-
-def _row_of_ps(task: str, address: str, values: dict[str, Any]) -> str:
-    return f"{task:4} {address:22} {values['state']:19} " + " ".join(f"{values.get(name, '-'):>8}" for name in COLUMNS)
 
 
 def run_doctor(args: argparse.Namespace) -> int:

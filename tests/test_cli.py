@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import dps
 from dps import cli
+from dps.launch import asking
 
 
 def exit_code(*argv: str) -> int:
@@ -65,6 +67,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_help_lists_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--help") == 0
     text = " ".join(capsys.readouterr().out.split())
+    for command in cli.parser()._subparsers._group_actions[0].choices:  # type: ignore[union-attr]
+        assert f" dps {command}" in text, "each has an example"
     for words in ("launch", "bench", "doctor", "keys", "status", "simulate", "3 a task was lost", "5 refused"):
         assert words in text
 
@@ -75,7 +79,10 @@ def test_status_shows_the_chief_the_workers_and_a_row_for_each_ps(capsys: pytest
         with dps.Session(server, params, optimizer=dps.optim.SGD(1.0)) as session:
             session.push({"w": np.ones((250, 1000), np.float32)})
             assert exit_code("status", "--chief", server.target) == 0
-    chief, live, waiting, *_, ps = capsys.readouterr().out.splitlines()
+            chief, live, waiting, *_, ps = capsys.readouterr().out.splitlines()
+            assert exit_code("status", server.target, "--json") == 0
+            found = json.loads(capsys.readouterr().out)
+    assert found["ps"]["0"]["step"] == 1 and found["live"] == ["worker:0"] and found["address"] == server.target
     assert chief.startswith(f"chief at {server.target}: training; run epoch 1")
     assert (live, waiting) == ("workers live: worker:0", "workers waiting: none")
     step_version_mb = ps.split()[3:6]
@@ -96,7 +103,7 @@ def test_status_says_of_a_ps_without_variables_that_it_has_none(capsys: pytest.C
 def test_status_of_a_chief_that_is_not_there_is_exit_code_4(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "ANSWER_S", 0.2)
+    monkeypatch.setattr(asking, "ANSWER_S", 0.2)
     with dps.Server.create_local_server() as server:
         gone = server.target
     assert exit_code("status", "--chief", gone) == 4

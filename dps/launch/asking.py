@@ -1,24 +1,72 @@
-"""Asks a launched cluster's chief questions from outside any session."""
+"""Asks a cluster's chief and ps questions from outside any session."""
 
 from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
 
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.chief.phase import GATHER, OPEN
-from dps.errors import DpsError
+from dps.errors import DeadlineExceeded, DpsError
+from dps.protocol import PS
 from dps.run_protocol import CHIEF, AskStats, Stats
 from dps.transport.current import environment_keys, runtime
 
 ASK_S = 1.0
+ANSWER_S = 3.0
+"""How long each answer of a cluster may take."""
 
 
 def has_variables(chief: str) -> bool:
     """Whether the run has variables, so that readers can pull. False without an answer. Blocks up to 1 s."""
-    caller = Caller(runtime(), "reader", environment_keys("operator", "worker", "reader"))
-    try:
-        answer = caller.ask(Ref(chief, CHIEF), AskStats(), ASK_S)
-    except DpsError:
-        return False
-    finally:
-        caller.close()
-    return isinstance(answer, Stats) and answer.values["phase"] not in (GATHER, OPEN)
+    with Asking(chief, "reader", ASK_S) as asking:
+        try:
+            return asking.chief()["phase"] not in (GATHER, OPEN)
+        except DpsError:
+            return False
+
+
+class Asking:
+    """Asks the tasks of one cluster for their counters, for people. Close it, or use it in a with block."""
+
+    def __init__(self, chief: str, name: str, answer_s: float | None = None) -> None:
+        self._chief, self._answer_s = chief, ANSWER_S if answer_s is None else answer_s
+        self._caller = Caller(runtime(), name, environment_keys("operator", "worker", "reader"))
+
+    def chief(self) -> dict[str, Any]:
+        """What the chief says of itself. Raises DeadlineExceeded without an answer."""
+        try:
+            return self._ask(Ref(self._chief, CHIEF))
+        except DeadlineExceeded:
+            raise DeadlineExceeded(
+                f"no chief answered at {self._chief} for {self._answer_s:g} s; is a run there?"
+            ) from None
+
+    def ps(self, chief: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """What each ps says of itself, by its number, beside its address. `chief`: what the chief has said."""
+        found = {}
+        for task, address in chief["cluster"].get("ps", {}).items():
+            self._caller.expect(address, PS)
+            try:
+                values = self._ask(Ref(address, PS))
+            except DpsError:
+                values = {"state": "no answer"}
+            found[task] = {"address": address, **values}
+        return found
+
+    def _ask(self, ref: Ref) -> dict[str, Any]:
+        answer = self._caller.ask(ref, AskStats(), self._answer_s)
+        assert isinstance(answer, Stats)
+        return answer.values
+
+    def close(self) -> None:
+        self._caller.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

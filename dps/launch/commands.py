@@ -81,7 +81,44 @@ def run_list(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_status(run: str, as_json: bool) -> int:
+def run_status(args: argparse.Namespace) -> int:
+    """`dps status`: a run by its number, or the cluster of a chief."""
+    if args.run_or_chief and args.run_or_chief.isdecimal():
+        return run_status_of_run(args.run_or_chief, args.json)
+    from dps.launch.asking import Asking
+
+    address = args.run_or_chief or args.chief
+    with Asking(address, "dps status") as asking:
+        chief = asking.chief()
+        if args.json:
+            print_json({"address": address, **chief, "ps": asking.ps(chief)})
+            return 0
+        saved = ", saved ".join(text for text in (chief["saved"], chief["saved_ago"]) if text) or "none"
+        print(f"chief at {address}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {saved}")
+        for what in ("live", "waiting", "finished", "given_up"):
+            names = sorted(chief[what], key=lambda name: (len(name), name))  # worker:2 before worker:10
+            print(f"workers {what.replace('_', ' ')}: {', '.join(names) or 'none'}")
+        print_ps(chief, asking.ps(chief))
+    return 0
+
+
+PS_COLUMNS = ("ps", "address", "state", "step", "version", "MB", "applied", "dropped", "refused")
+
+
+def print_ps(chief: dict[str, Any], ps: dict[str, dict[str, Any]]) -> None:
+    """Print the table of the ps of a cluster."""
+    from dps.chief.phase import RUN
+    from dps.launch.runs import table
+
+    rows = []
+    for task, values in ps.items():
+        idle = values["state"] != "no answer" and "step" not in values and chief["phase"] == RUN
+        size = f"{values.get('nbytes', 0) / 1e6:.1f}"
+        rows.append({"ps": task, **values, "MB": size} | ({"state": "has no variables"} if idle else {}))
+    print(table.text(PS_COLUMNS, rows))
+
+
+def run_status_of_run(run: str, as_json: bool) -> int:
     """`dps status ID`: a run and its tasks."""
     from dps.launch.runs import folder, table
     from dps.launch.runs.times import local
@@ -144,10 +181,10 @@ def run_monitor(args: argparse.Namespace) -> int:
 
     path = folder.find(args.id)
     live = sys.stdout.isatty() and not args.once and not args.json
-    use_keys(look(path, wall()).asked.get("plan", {}).get("env", {}))
+    view = look(path, wall())
+    use_keys(view.asked.get("plan", {}).get("env", {}))
     monitor = Monitor()
     try:
-        view = look(path, wall())
         if not view.over:
             monitor.rows(view)  # rates need two readings
             pause(min(1.0, MONITOR_S))

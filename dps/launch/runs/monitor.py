@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from dps.actors.caller import Caller
-from dps.actors.ref import Ref
 from dps.errors import DpsError
+from dps.launch.asking import Asking
 from dps.launch.runs.keeping import full_name
 from dps.launch.runs.usage import cpu_s, gpu_memory_mb, is_same, memory_mb
 from dps.launch.runs.view import View
-from dps.protocol import PS
-from dps.run_protocol import CHIEF, AskStats, Stats
-from dps.transport.current import environment_keys, runtime
+from dps.transport.current import runtime
 
 COLUMNS = (
     "task", "state", "step", "steps/s", "pushes/s", "staleness", "CPU %", "memory MB", "GPU MB", "restarts",
@@ -25,13 +22,13 @@ class Monitor:
     """Reads a run again and again; rates are those since the last reading."""
 
     def __init__(self) -> None:
-        self._caller = Caller(runtime(), "dps monitor", environment_keys("operator", "worker", "reader"))
+        self._asking: Asking | None = None
         self._before: dict[tuple[str, str], tuple[float, float]] = {}
         """Of each task and counter, when it was read last, and what it was."""
 
     def rows(self, view: View) -> list[dict[str, Any]]:
         """The rows of a run as it is now. Blocks for up to some seconds if chief or ps do not answer."""
-        stats = {} if view.over else self._stats(view.values["chief"])
+        stats = {} if view.over or not view.values["chief"] else self._stats(view.values["chief"])
         gpus = gpu_memory_mb()
         rows = []
         for name, task in view.tasks.items():
@@ -68,18 +65,11 @@ class Monitor:
 
     def _stats(self, chief: str) -> dict[str, dict[str, Any]]:
         """What each ps that answers says of itself, by its name."""
-        found: dict[str, dict[str, Any]] = {}
+        self._asking = self._asking or Asking(chief, "dps monitor", ANSWER_S)
         with contextlib.suppress(DpsError):
-            for task, address in self._ask(Ref(chief, CHIEF))["cluster"].get("ps", {}).items() if chief else ():
-                self._caller.expect(address, PS)
-                with contextlib.suppress(DpsError):
-                    found[f"ps:{task}"] = self._ask(Ref(address, PS))
-        return found
-
-    def _ask(self, ref: Ref) -> dict[str, Any]:
-        answer = self._caller.ask(ref, AskStats(), ANSWER_S)
-        assert isinstance(answer, Stats)
-        return answer.values
+            return {f"ps:{task}": values for task, values in self._asking.ps(self._asking.chief()).items()}
+        return {}
 
     def close(self) -> None:
-        self._caller.close()
+        if self._asking is not None:
+            self._asking.close()
