@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 from dps import config
@@ -47,6 +47,14 @@ def _stop_open_servers() -> None:
     """Stop all servers when the program ends without stopping them, so that it leaves the run in order."""
     for server in list(_open):
         server.stop()
+
+
+class Beside(NamedTuple):
+    """What a local server has beside its worker, and ends with it."""
+
+    servers: tuple[Server, ...] = ()
+    folder: str = ""
+    """The folder of their sockets."""
 
 
 class Server:
@@ -144,8 +152,8 @@ class Server:
         expected = own.expected("ps", ps), own.expected("worker", workers)
         trusted = trusts_network(os.environ) if trusted_network is None else trusted_network
         towards = "" if own.hosts_chief else own.chief
-        self._keys = self._own_keys(own, keys)
-        self._make_node(own, Binding(own.bind, advertise or own.told, ports, towards, trusted), expected)
+        binding = Binding(own.bind, advertise or own.told, ports, towards, trusted)
+        self._make_node(own, binding, expected, self._own_keys(own, keys))
         if own.hosts_chief:
             from dps.cluster.command import where_flags
             from dps.hosting import HostedChief
@@ -170,19 +178,21 @@ class Server:
         if not self.runtime.simulated:  # real threads, which a real exit has to end
             _open.add(self)
 
-    def _make_node(self, own: Identity, binding: Binding, expected: tuple[Sequence[int], Sequence[int]]) -> None:
+    def _make_node(
+        self, own: Identity, binding: Binding, expected: tuple[Sequence[int], Sequence[int]], keys: Credentials | None
+    ) -> None:
         if not self.runtime.simulated:  # real descriptors
             from dps import descriptors
 
             jobs = {self.job} | ({"chief"} if own.hosts_chief else set())
             descriptors.check(self.name, sum(descriptors.needed(job, *map(len, expected)) for job in jobs))
         try:
-            self._node = Node(self.runtime, binding, self.name, self.runtime.random.getrandbits(61), self._keys)
+            self._node = Node(self.runtime, binding, self.name, self.runtime.random.getrandbits(61), keys)
         except Unavailable as error:
             error.exit_code = 2  # the task's own address is configured wrongly
             raise
         self._node.failed = lambda error: self._standing.fail(self.name, error)
-        if self._node.exposed and self._keys is None:
+        if self._node.exposed and keys is None:
             log.warning("%s: %s has %s", self.name, self.address, PLAIN)
         if own.listens_as_chief:
             self._chief = self.address
@@ -199,8 +209,8 @@ class Server:
 
     def _network_flags(self) -> str:
         """The flags that tasks on other machines need to reach this one."""
-        if self._keys is not None:
-            return f"--keys {self._keys.folder.path}"
+        if self._node.keys is not None:
+            return f"--keys {self._node.keys.folder.path}"
         return "--trusted-network" if self._node.exposed else ""
 
     def _host_agent(self, update: dict[str, Any]) -> None:
@@ -289,7 +299,7 @@ class Server:
 
         A worker that hosts the chief first waits for the other workers to finish, and logs every 10 s which.
         """
-        for server in self._beside:
+        for server in self._beside.servers:
             server.stop()
         if self._hosted is not None and self.exit_code is None:
             if self.job == "worker":
@@ -302,10 +312,10 @@ class Server:
         self._node.stop()
         self._node.join(STOP_S)
         _open.discard(self)
-        if self._folder:
+        if self._beside.folder:
             from dps.transport.private import remove
 
-            remove(self._folder)
+            remove(self._beside.folder)
 
     def end_in_order(self, why: str) -> None:
         """Make this task end in order. Returns at once; `join` returns when it has ended.
@@ -366,7 +376,7 @@ class Server:
         """The arguments with which a session connects."""
         who = self.runtime, self.name, self.job, self.task, self.address, self._node.incarnation
         calls = (self.job,) if self.job in ("worker", "evaluator", "dataset") else CLIENTS["client"]
-        keys = None if self._keys is None else self._keys.as_role(*calls)
+        keys = None if self._node.keys is None else self._node.keys.as_role(*calls)
         return Home(*who, self._chief, self._standing.how, self._standing.session_joined, keys, self._named)
 
     # -- other ways to make one -------------------------------------------------------------------------------
@@ -454,12 +464,10 @@ class Server:
         except BaseException:
             private.remove(folder)
             raise
-        worker._beside, worker._folder = (chief, ps), folder
+        worker._beside = Beside((chief, ps), folder)
         return worker
 
-    _beside: tuple[Server, ...] = ()
-    _folder = ""
-    """The folder of the sockets of a local server."""
+    _beside = Beside()
     _named = -1
 
     def __enter__(self) -> Server:

@@ -119,7 +119,7 @@ def test_a_local_server_is_chief_ps_and_worker_and_only_its_stop_ends_it() -> No
         for _ in range(2):  # a whole run's workers have finished after the first
             assert train(server) in (1, 2)
             assert server.exit_code is None
-        assert [s.job for s in server._beside] == ["chief", "ps"] and server.job == "worker"
+        assert [s.job for s in server._beside.servers] == ["chief", "ps"] and server.job == "worker"
     finally:
         server.stop()
-    assert [s.exit_code for s in (server, *server._beside)] == [0, 0, 0]
+    assert [s.exit_code for s in (server, *server._beside.servers)] == [0, 0, 0]

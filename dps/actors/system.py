@@ -9,9 +9,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from dps.actors.actor import Actor
+from dps.actors.local import local_nodes
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.outbox import Outbox
 from dps.actors.own_time import OwnTime
@@ -31,16 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("dps")
 
 Then = Callable[[Message | Exception], None]
-
 NEVER = float("inf")
-
-_local: WeakKeyDictionary[Runtime, dict[str, Node]] = WeakKeyDictionary()
-
-
-def local_actor(runtime: Runtime, address: str, name: str) -> Actor | None:
-    """An actor on a node of this process, for reads in place; None if its node is in another process."""
-    node = _local.get(runtime, {}).get(address)
-    return None if node is None else node.actors.get(name)
 
 
 class Node:
@@ -55,11 +46,13 @@ class Node:
     ) -> None:
         """Binds at once. Raises Unavailable, with the address, if it is taken."""
         self.runtime, self.name, self.incarnation = runtime, name, incarnation
+        self.keys = keys
         self._endpoint: Endpoint = runtime.endpoint(bind, keys)
         self._outbox = Outbox(self._endpoint, runtime.tuning)
         self.address = self._endpoint.address
         self.exposed = self._endpoint.exposed
-        self._asker = ""
+        self.asker = ""
+        """The role of the key of who sent the message that is handled now; "" without keys, and for this process."""
         self._source: object = None
         self._gate: Gate | None = None
         if self._endpoint.keyed:
@@ -93,7 +86,7 @@ class Node:
 
     def start(self) -> None:
         """Run the node on a thread of its own."""
-        _local.setdefault(self.runtime, {})[self.address] = self
+        local_nodes.setdefault(self.runtime, {})[self.address] = self
         self._task = self.runtime.spawn(f"node {self.name}", self._run)
 
     def post(self, call: Callable[[], None]) -> None:
@@ -143,12 +136,8 @@ class Node:
         from dps.transport import address
 
         found = address.dialled(told, address.origin(self._source), named)
-        self._endpoint.expect(found, self.asker())
+        self._endpoint.expect(found, self.asker)
         return found
-
-    def asker(self) -> str:
-        """The role of the key of who sent the message that is handled now; "" without keys."""
-        return self._asker
 
     def expect(self, address: str, role: str) -> None:
         """Note whose key the node at an address has, if it is not the chief."""
@@ -225,7 +214,7 @@ class Node:
             )
             self.failed(error)
         finally:
-            _local.get(self.runtime, {}).pop(self.address, None)
+            local_nodes.get(self.runtime, {}).pop(self.address, None)
             self._endpoint.close()
 
     def _wait_s(self) -> float:
@@ -312,7 +301,7 @@ class Node:
     def _deliver(self, event: Delivery) -> None:
         self._source = event.source
         if self._gate is not None:
-            self._asker = self._gate.role(event.route, event.source)
+            self.asker = self._gate.role(event.route, event.source)
         for envelope in self._envelopes(event):
             if envelope.actor:
                 self._hand_over(event.route, envelope)
@@ -325,7 +314,7 @@ class Node:
     def _hand_over(self, route: Route, envelope: Envelope) -> None:
         sender = Sender(route, envelope.request, envelope.sender, envelope.incarnation)
         if self._gate is not None:
-            error = self._gate.check(route, self._asker, self._source, envelope.message)
+            error = self._gate.check(route, self.asker, self._source, envelope.message)
             if error is not None:
                 self.refused_messages += 1
                 self.answer(sender, error)
@@ -352,13 +341,8 @@ class Node:
             self.answer(sender, error)
         except Exception as error:
             text = traceback.format_exc()
-            log.error(
-                "%s: an error inside dps, where %s handles %s; please report it\n%s",
-                self.name,
-                actor.name,
-                type(message).__name__,
-                text,
-            )
+            about = self.name, actor.name, type(message).__name__, text
+            log.error("%s: an error inside dps, where %s handles %s; please report it\n%s", *about)
             self.answer(sender, Failed.of(error, self.name, text))
 
     def _envelopes(self, event: Delivery) -> list[Envelope]:
@@ -387,10 +371,9 @@ class Node:
         except OutOfDescriptors:
             raise
         except Exception:
+            about = self.name, traceback.format_exc()
             log.error(
-                "%s: an error inside dps, in a timer or in the handler of an answer; please report it\n%s",
-                self.name,
-                traceback.format_exc(),
+                "%s: an error inside dps, in a timer or in the handler of an answer; please report it\n%s", *about
             )
 
     def _answer_mailbox(self) -> None:

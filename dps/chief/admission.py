@@ -34,7 +34,7 @@ class Admission:
         """A session asks for admission, for the first time or after its epoch or its incarnation has ended."""
         self._sessions.check_open(message.session)
         job = message.job if message.job in ("worker", "evaluator") else "client"
-        check_claim(self._node.asker(), job, f"a session of {message.job}:{message.task}", bool(message.plan))
+        check_claim(self._node.asker, job, f"a session of {message.job}:{message.task}", bool(message.plan))
         if not self._cluster.knows_process(message.job, message.task, message.process):
             self._node.answer(sender, Waiting(f"{message.job}:{message.task} has not registered yet"))
             return

@@ -132,7 +132,7 @@ class ChiefActor(Actor):
             return
         cluster, job = self.cluster, message.job
         name = f"{job}:{message.task}" if message.task >= 0 else f"the {job} at {message.address}"
-        check_claim(self.node.asker(), job, name)
+        check_claim(self.node.asker, job, name)
         self.agreement.mode(name, message.update)
         address = self.node.dials(message.address, cluster.reaching.named)
         if job not in cluster.jobs:

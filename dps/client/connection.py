@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from dps import config
 from dps.actors.caller import Caller
+from dps.actors.local import local_actor
 from dps.actors.messages import Failed, Waiting
 from dps.actors.patience import Patience
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
-from dps.actors.system import local_actor
 from dps.client.lanes import Lanes, Peer
 from dps.client.membership import Agreed, Membership, Steps
 from dps.errors import CANCELLED, Aborted, Cancelled, DeadlineExceeded, DpsError, NotAuthenticated, TaskLost

@@ -61,7 +61,7 @@ class Directory(Actor):
 
     def on_Announce(self, message: Announce, sender: Sender) -> None:
         address = self.node.dials(message.address)
-        self._addresses.setdefault(message.name, {})[address] = message.address, self.node.asker()
+        self._addresses.setdefault(message.name, {})[address] = message.address, self.node.asker
         self.node.watch(address, GRACE_S)
         self.node.answer(sender)
 

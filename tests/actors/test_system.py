@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from dps.actors.caller import Caller
+from dps.actors.local import local_actor
 from dps.actors.messages import Done
 from dps.actors.ref import Ref, Sender
-from dps.actors.system import Node, local_actor
+from dps.actors.system import Node
 from dps.errors import DeadlineExceeded, Unavailable
 from dps.protocol import Enter, Token
 from dps.run_protocol import AskState, AskStats, Init, Stats

@@ -30,6 +30,7 @@ class Desk:
 
     def __init__(self, storage: Any = None) -> None:
         self.name, self.address, self.incarnation = "chief", "127.0.0.1:1", 7
+        self.asker = ""
         self.place = Place("box", "boot", 1)
         self.runtime = self
         self.storage = storage or MemoryStorage()
@@ -48,9 +49,6 @@ class Desk:
 
     def expect(self, address: str, role: str) -> None:
         pass
-
-    def asker(self) -> str:
-        return ""
 
     def now(self) -> float:
         return self._clock_s
