@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -32,6 +33,14 @@ class Child:
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, name=f"output of {self.name}", daemon=True)
         self._reader.start()
+        threading.Thread(target=self._sweep, name=f"end of {self.name}", daemon=True).start()
+
+    def _sweep(self) -> None:
+        """End the processes that the task has started and left, which would keep its output open."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)  # its pid stays taken until it is reaped
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def _read(self) -> None:
         assert self.process.stdout is not None

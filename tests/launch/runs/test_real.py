@@ -214,6 +214,29 @@ def test_a_grid_in_the_background_can_be_ended_before_all_of_it_has_begun(user: 
 
 
 @pytest.mark.slow
+def test_a_process_that_a_program_has_left_holds_nobody_up_and_is_ended(user: Terminal) -> None:
+    (user.folder / "leaves.py").write_text(
+        "import subprocess\nsubprocess.Popen(['sleep', '300'])\nraise SystemExit(7)\n"
+    )
+    process, terminal = user.start("launch", "leaves.py")
+    user.rest(terminal)
+    assert process.wait(15) == 1 and user.view().tasks["worker:0"]["exit_code"] == 7
+
+
+@pytest.mark.slow
+def test_the_runs_of_a_grid_end_in_order_when_its_process_is_killed(user: Terminal) -> None:
+    (user.folder / "grid.yaml").write_text("parallel: 2" + EXPERIMENT.replace("100000", "[100000, 100001, 100002]"))
+    process, terminal = user.start("launch", "grid.yaml")
+    until(lambda: (user.folder / "runs" / "3" / "state.json").exists())
+    until(lambda: [user.view(run).state for run in "123"] == ["RUNNING", "RUNNING", "CREATED"])
+    process.kill()
+    process.wait()
+    until(lambda: not user.living(), 20.0)
+    assert [user.view(run).state for run in "123"] == ["KILLED", "KILLED", "LOST"]
+    os.close(terminal)
+
+
+@pytest.mark.slow
 def test_a_failed_task_is_named_in_the_last_line_with_the_end_of_its_traceback(user: Terminal) -> None:
     (user.folder / "bad.py").write_text("def load():\n    raise RuntimeError('no data here')\n\nload()\n")
     said = user.dps("launch", "bad.py", code=1)
