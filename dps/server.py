@@ -235,7 +235,8 @@ class Server:
 
     def _led(self, chief: str, job: str, task: int) -> None:
         """This client was given the address of another task, which has told it the chief's."""
-        self._chief, self._named = chief, task if job == "worker" else -1
+        self._chief = chief
+        self._standing.named = task if job == "worker" else -1
 
     def _drain(self, reason: str) -> None:
         """The run should end: make `should_stop` true in this task's sessions."""
@@ -377,7 +378,7 @@ class Server:
         who = self.runtime, self.name, self.job, self.task, self.address, self._node.incarnation
         calls = (self.job,) if self.job in ("worker", "evaluator", "dataset") else CLIENTS["client"]
         keys = None if self._node.keys is None else self._node.keys.as_role(*calls)
-        return Home(*who, self._chief, self._standing.how, self._standing.session_joined, keys, self._named)
+        return Home(*who, self._chief, self._standing.how, self._standing.session_joined, keys, self._standing.named)
 
     # -- other ways to make one -------------------------------------------------------------------------------
 
@@ -468,7 +469,6 @@ class Server:
         return worker
 
     _beside = Beside()
-    _named = -1
 
     def __enter__(self) -> Server:
         return self

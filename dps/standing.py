@@ -47,6 +47,8 @@ class Standing:
         """The exit code of a chief whose run ends well."""
         self.session_epoch = 0
         """The highest run epoch that a session of this process took part in."""
+        self.named = -1
+        """Of a client: the worker whose address it was given; -1: none."""
         self._over = threading.Event()
         self._joined = threading.Event()
 
