@@ -13,7 +13,7 @@ import pytest
 
 from notebooks import build
 
-LONGEST_FIRST = ["async_vs_sync", "simulated_cluster", "sharding", "first_steps"]
+LONGEST_FIRST = ["async_vs_sync", "simulated_cluster", "in_graph", "sharding", "first_steps"]
 PICTURES = {"async_vs_sync": "async-vs-sync", "simulated_cluster": "simulated-64-workers"}
 
 
