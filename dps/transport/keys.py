@@ -125,6 +125,8 @@ class KeyFolder:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.version = 0
+        """Rises with each change of the keys."""
         self.domain = b"dps-%d" % next(self._numbers)
         """Names it to libzmq."""
         self._names = self._listed()
@@ -147,6 +149,7 @@ class KeyFolder:
             self.keys = read(self.path)
         except DpsError as error:
             log.error("the keys stay as they were: %s", error)
+        self.version += self.keys != before
         return self.keys != before
 
 

@@ -28,6 +28,8 @@ class Zap:
         has keys; it ends with the context."""
         self._changed = changed
         self._folders: dict[bytes, KeyFolder] = {}
+        self._versions: dict[bytes, int] = {}
+        """The version of each folder that was told last: others in this process read the folders again, too."""
         self._told: set[tuple[str, bytes]] = set()
         self._socket = context.socket(zmq.REP)
         self._socket.set(zmq.LINGER, 0)
@@ -36,6 +38,7 @@ class Zap:
 
     def serve(self, folder: KeyFolder) -> None:
         """Accept the keys of a folder where its domain is asked for. Any thread may call."""
+        self._versions.setdefault(folder.domain, folder.version)
         self._folders[folder.domain] = folder
 
     def _run(self) -> None:
@@ -53,7 +56,9 @@ class Zap:
                     self._look(folder)
 
     def _look(self, folder: KeyFolder) -> None:
-        if folder.changed():
+        folder.changed()
+        if folder.version != self._versions[folder.domain]:
+            self._versions[folder.domain] = folder.version
             log.warning("the keys of %s have changed: connections are made anew", folder.path)
             self._changed(folder)
 
