@@ -32,6 +32,10 @@ class Configure(Message, kind=40, roles=CHIEF_ONLY):
     checkpoint_dir: str
     restore: str
     """Name of the checkpoint to restore from; "": wait for Init."""
+    tickets: list[Any] = NOTHING
+    """[ticket, task name] of every ps, as digests."""
+    opener: str = ""
+    """The digest of what an Init brings to prove that the chief asked for it."""
 
 
 class Configured(Message, kind=41, roles=ANSWER):
@@ -50,6 +54,8 @@ class Init(Message, kind=42, roles=WORKERS):
     epoch: int
     nbytes: int
     offsets: list[int]
+    opener: bytes = b""
+    """As the chief gave it to the session that it chose."""
     arrays: tuple[Array, ...] = ()
 
 
@@ -66,6 +72,8 @@ class Members(Message, kind=43, roles=CHIEF_ONLY):
     gone: int
     notes: dict[str, Any] = NO_NOTES
     """What another chief must know to continue this run epoch. Each ps keeps the newest notes (see Serving)."""
+    tickets: list[Any] = NOTHING
+    """[ticket, task name, job, incarnations] of every process with live sessions, tickets as digests."""
 
 
 class AskServing(Message, kind=51, roles=CHIEF_ONLY):
@@ -162,6 +170,8 @@ class Register(Message, kind=60, roles=NODES):
     process: int
     epoch: int
     update: dict[str, Any]
+    proof: bytes = b""
+    """The ticket that the chief presents to this node, and to no other."""
 
 
 class Registered(Message, kind=61, roles=ANSWER):
@@ -185,6 +195,8 @@ class OpenSession(Message, kind=62, roles=SESSIONS):
     plan: dict[str, Any]
     settings: dict[str, Any]
     step: int = 0
+    incarnation: int = 0
+    """The last one that it had; 0: none."""
 
 
 class SessionOpened(Message, kind=63, roles=ANSWER):
@@ -201,6 +213,8 @@ class SessionOpened(Message, kind=63, roles=ANSWER):
     restored: str
     reached: int = 0
     certain: bool = True
+    opener: bytes = b""
+    """What each Init brings."""
 
 
 class Initialised(Message, kind=64, roles=WORKERS):

@@ -32,6 +32,8 @@ class Home(NamedTuple):
     """What the session connects with."""
     named: int = -1
     """Of a client: the worker whose address it was given; -1: none."""
+    ticket: bytes = b""
+    """What the process presents to the chief and to the ps."""
 
 
 class Standing:

@@ -173,6 +173,7 @@ def test_a_push_that_names_other_memory_is_refused_and_the_ps_lives(what: str) -
         memory = SharedMemory(layout.nbytes)
         caller = Caller(runtime(), "hostile")
         caller.incarnation = s._connection.caller.incarnation
+        caller.connect(s._connection.peers[0].ref.address, s._connection.home.ticket)
         place = HOSTILE[what](memory.name, layout.nbytes)
         push = Push(s._connection.membership.epoch, 1, 0, 0, SHARED, layout.gradient_nbytes, [], place)
         with pytest.raises((ProtocolError, Unavailable)):

@@ -290,6 +290,7 @@ def hostile(server: dps.Server) -> Iterator[tuple[Any, dps.Session]]:
     with session(server) as s:
         caller = Caller(runtime(), "hostile")
         caller.incarnation = s._connection.caller.incarnation
+        caller.connect(s._connection.peers[0].ref.address, s._connection.home.ticket)
         numbers = itertools.count(1)
 
         def ask(message: Any) -> Any:
@@ -363,6 +364,7 @@ def test_a_list_that_was_never_sent_or_belongs_to_others_is_asked_for(hostile: A
         caller = Caller(runtime(), "other")
         caller.incarnation = other._connection.caller.incarnation
         ref = Ref(s._connection.peers[0].ref.address, PS)
+        caller.connect(ref.address, other._connection.home.ticket)
         assert caller.ask(ref, Lookup(other._connection.membership.epoch, 0, 0, 98, 0, False), 5.0) == RowsUnknown(98)
         caller.close()
 

@@ -11,6 +11,7 @@ from dps.actors.outbox import Outbox
 from dps.actors.own_time import OwnTime
 from dps.actors.ref import Ref
 from dps.actors.requests import Feed, Question, Request, Requests
+from dps.actors.tickets import introduction
 from dps.errors import DeadlineExceeded, NotAuthenticated, ProtocolError
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Refused, Runtime
 from dps.transport.message import Message
@@ -154,8 +155,10 @@ class Caller:
         """Note whose key the node at an address has, if it is not the chief."""
         self._endpoint.expect(address, role)
 
-    def connect(self, address: str) -> None:
-        """Open a connection ahead of its first message."""
+    def connect(self, address: str, ticket: bytes = b"") -> None:
+        """Open a connection ahead of its first message, and present a ticket on it."""
+        if ticket:
+            self._endpoint.introduce(address, introduction(ticket, self._endpoint, self.name))
         self._endpoint.connect(address)
 
     @property

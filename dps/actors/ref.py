@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dps.actors.tickets import STRANGER, Peer
 from dps.record import record
 from dps.transport.endpoint import Route
 
@@ -26,3 +27,6 @@ class Sender(NamedTuple):
     request: int
     name: str
     incarnation: int
+    """The one that it has proven to be; 0 if none."""
+    peer: Peer = STRANGER
+    """Its process, as proven by a ticket."""

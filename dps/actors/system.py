@@ -8,21 +8,24 @@ import logging
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dps.actors.actor import Actor
 from dps.actors.local import local_nodes
+from dps.actors.mail import envelopes
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.outbox import Outbox
 from dps.actors.own_time import OwnTime
 from dps.actors.ref import Ref, Sender
 from dps.actors.requests import Question, Requests
+from dps.actors.tickets import STRANGER, Present, Tickets, introduction
 from dps.actors.timer import Timer
 from dps.actors.watch import Watch
 from dps.errors import DeadlineExceeded, DpsError, NotAuthenticated, OutOfDescriptors, ProtocolError, Unavailable
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Event, Refused, Route, Runtime, Task
 from dps.transport.message import Message
-from dps.transport.wire import Envelope, decode, encode, peek, unbundle
+from dps.transport.wire import Envelope, encode, peek
 
 if TYPE_CHECKING:
     from dps.actors.gate import Gate
@@ -53,6 +56,9 @@ class Node:
         self.exposed = self._endpoint.exposed
         self.asker = ""
         """The role of the key of who sent the message that is handled now; "" without keys, and for this process."""
+        self.ticket = runtime.secret()
+        """What this process presents."""
+        self.tickets = Tickets(self._endpoint, self.ticket)
         self._source: object = None
         self._gate: Gate | None = None
         if self._endpoint.keyed:
@@ -66,10 +72,11 @@ class Node:
         self._requests = Requests(self._tuning)
         self._watch = Watch(runtime.silence_s)
         self._broken: set[str] = set()
-        self._up: set[str] = set()
+        self.up: dict[str, int] = {self.address: 0}
+        """A number for each connection that is up, by address."""
         self._turned_at = 0.0
         self._timers: list[Timer] = []
-        self._order = itertools.count()
+        self._order = itertools.count(1)
         self._posted: deque[Callable[[], None]] = deque()
         self._stop_asked = False
         self._task: Task | None = None
@@ -107,7 +114,7 @@ class Node:
 
     def tell(self, to: Ref, message: Message) -> None:
         """Send once, no answer wanted."""
-        self._send(to.address, Envelope(message, to.actor, 0, self.name, self.incarnation))
+        self._send(to.address, Envelope(message, to.actor, 0, self.name))
 
     def ask(
         self, to: Ref, message: Message, timeout_s: float, then: Then, again: Message | None = None
@@ -128,7 +135,7 @@ class Node:
 
         request = Question(feed, lambda: again or message, expired)
         self._requests.open(now, to, request, now + timeout_s)
-        self._send(to.address, Envelope(message, to.actor, request.number, self.name, self.incarnation))
+        self._send(to.address, Envelope(message, to.actor, request.number, self.name))
         return lambda: self._requests.close(request)
 
     def dials(self, told: str, named: Collection[str] = ()) -> str:
@@ -152,14 +159,19 @@ class Node:
         elif isinstance(message, Exception):
             message = Failed.of(message, self.name)
         if sender.request:
-            self._send(sender.route, Envelope(message, "", sender.request, self.name, self.incarnation), done)
+            self._send(sender.route, Envelope(message, "", sender.request, self.name), done)
         elif done is not None:
             done()
+
+    def present(self, address: str, ticket: bytes | None = None) -> None:
+        """Present this process's ticket, or the given one unless it is empty, on each connection to an address."""
+        if ticket != b"" and address != self.address:
+            self._endpoint.introduce(address, introduction(ticket or self.ticket, self._endpoint, self.name))
 
     def pair(self, route: Route, name: bytes) -> bytes:
         """Let a peer on this machine send datagrams; it gets datagrams once it has sent one. Returns the name of this
         node's datagram socket, or b"" if it cannot be reached that way."""
-        return self._endpoint.direct if self._endpoint.pair(route, name, False) else b""
+        return self.tickets.pair(route, name)
 
     def flush(self) -> None:
         """Send all queued messages now, not at the end of the turn, because this turn still has much work to do."""
@@ -179,18 +191,19 @@ class Node:
         """Tell all actors here (`lost`, `back`) when the node at an address goes away and comes back."""
         if address != self.address and not self._watch.watches(address):
             self._watch.add(address, grace_s, self._time.now())
-            if address in self._up:  # a connection that is up already raises no event
-                self._up.discard(address)
-                self._outbox.flush()
-                self._endpoint.disconnect(address)
+            if address in self.up:  # a connection that is up already raises no event
+                self._disconnect(address)
             self._endpoint.connect(address)
 
     def unwatch(self, address: str) -> None:
         self._watch.remove(address)
-        self._up.discard(address)
         if address != self.address:
-            self._outbox.flush()
-            self._endpoint.disconnect(address)
+            self._disconnect(address)
+
+    def _disconnect(self, address: str) -> None:
+        self.up.pop(address, None)
+        self._outbox.flush()
+        self._endpoint.disconnect(address)
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -266,7 +279,7 @@ class Node:
             self._connected(event.address)
         elif isinstance(event, Disconnected):
             self._broken.add(event.address)
-            self._up.discard(event.address)
+            self.up.pop(event.address, None)
             self._watch.disconnected(event.address, self._time.now())
         elif isinstance(event, Refused):
             error = NotAuthenticated(event.reason)
@@ -276,9 +289,7 @@ class Node:
     def _clockwork(self) -> None:
         now = self._time.now()
         for request, message in self._requests.due(now):
-            self._send(
-                request.to.address, Envelope(message, request.to.actor, request.number, self.name, self.incarnation)
-            )
+            self._send(request.to.address, Envelope(message, request.to.actor, request.number, self.name))
         for address, silent_s in self._watch.due(now):
             for actor in list(self.actors.values()):
                 self._guard(lambda actor=actor, a=address, s=silent_s: actor.lost(a, s))  # type: ignore[misc]
@@ -288,7 +299,7 @@ class Node:
                 self._guard(call)
 
     def _connected(self, address: str) -> None:
-        self._up.add(address)
+        self.up[address] = next(self._order)
         if self._watch.connected(address):
             for actor in list(self.actors.values()):
                 self._guard(lambda actor=actor: actor.back(address))  # type: ignore[misc]
@@ -296,34 +307,37 @@ class Node:
             return
         self._broken.discard(address)
         for request, message in self._requests.to_address(address):
-            self._send(address, Envelope(message, request.to.actor, request.number, self.name, self.incarnation))
+            self._send(address, Envelope(message, request.to.actor, request.number, self.name))
 
     def _deliver(self, event: Delivery) -> None:
         self._source = event.source
         if self._gate is not None:
             self.asker = self._gate.role(event.route, event.source)
-        for envelope in self._envelopes(event):
+        for envelope in envelopes(event, self._refuse):
             if envelope.actor:
                 self._hand_over(event.route, envelope)
+            elif envelope.message.__class__ is Present:
+                self.tickets.presented(event.route, envelope.message, self.asker)
             elif event.route.__class__ is str:  # an answer comes from where this node has connected to
-                self._answered(envelope)
-
-    def _answered(self, envelope: Envelope) -> None:
-        self._guard(lambda: self._requests.answer(envelope.request, envelope.message, self._time.now()))
+                self._guard(partial(self._requests.answer, envelope.request, envelope.message, self._time.now()))
 
     def _hand_over(self, route: Route, envelope: Envelope) -> None:
-        sender = Sender(route, envelope.request, envelope.sender, envelope.incarnation)
+        message, name, request, told, claim = envelope
+        peer = self.tickets.by_route.get(route, STRANGER)
+        error: NotAuthenticated | None = None
         if self._gate is not None:
-            error = self._gate.check(route, self.asker, self._source, envelope.message)
-            if error is not None:
-                self.refused_messages += 1
-                self.answer(sender, error)
-                return
-        actor = self.actors.get(envelope.actor)
-        if actor is None:
-            self.answer(sender, Unavailable(f"{self.name} hosts no {envelope.actor!r}, only {sorted(self.actors)}"))
-            return
-        self._handle(actor, envelope.message, sender)
+            error = self._gate.check(route, self.asker, self._source, message)
+        if error is None and (claim not in peer.claims or message.proven) and route != self.address:
+            error, claim = self.tickets.check(peer, claim, message), claim if claim in peer.claims else 0
+        sender = Sender(route, request, peer.name or told, claim, peer)
+        actor = self.actors.get(name)
+        if error is not None:
+            self.refused_messages += 1
+            self.answer(sender, error)
+        elif actor is None:
+            self.answer(sender, Unavailable(f"{self.name} hosts no {name!r}, only {sorted(self.actors)}"))
+        else:
+            self._handle(actor, message, sender)
 
     def handle(self, name: str, message: Message, sender: Sender) -> None:
         """Make an actor of this node handle a message as if it had just arrived."""
@@ -345,19 +359,6 @@ class Node:
             log.error("%s: an error inside dps, where %s handles %s; please report it\n%s", *about)
             self.answer(sender, Failed.of(error, self.name, text))
 
-    def _envelopes(self, event: Delivery) -> list[Envelope]:
-        """The messages of a delivery. Malformed ones are counted, and their senders get an error."""
-        found = []
-        try:
-            for header, frames in unbundle(event.header, event.frames):
-                try:
-                    found.append(decode(header, frames))
-                except ProtocolError as error:
-                    self._refuse(event.route, header, error)
-        except ProtocolError as error:
-            self._refuse(event.route, event.header, error)
-        return found
-
     def _refuse(self, route: Route, header: bytes, error: ProtocolError) -> None:
         self.refused_messages += 1
         log.debug("%s: refused a message: %s", self.name, error)
@@ -378,13 +379,10 @@ class Node:
 
     def _answer_mailbox(self) -> None:
         while (event := self._endpoint.receive(0)) is not None:
-            if not isinstance(event, Delivery):
-                continue
-            for envelope in self._envelopes(event):
-                actor = self.actors.get(envelope.actor)
-                if actor is not None:
-                    sender = Sender(event.route, envelope.request, envelope.sender, envelope.incarnation)
-                    self.answer(sender, actor.too_late())
+            if isinstance(event, Delivery):
+                for envelope in envelopes(event, self._refuse):
+                    if (actor := self.actors.get(envelope.actor)) is not None:
+                        self.answer(Sender(event.route, envelope.request, envelope.sender, 0), actor.too_late())
 
     def _send(self, route: str | bytes, envelope: Envelope, done: Callable[[], None] | None = None) -> None:
         if route == self.address:

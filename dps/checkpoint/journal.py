@@ -24,7 +24,8 @@ class JournalState:
 
     `ended` holds the ended incarnations as ranges (first, last), both included, ascending, with gaps between them.
     `members` holds the task names (`worker:3`) and incarnations of the members, `finished` the tasks that ended well,
-    and `given_up` those that were lost or never came and are not waited for.
+    and `given_up` those that were lost or never came and are not waited for. `tickets` holds the digests of the
+    tickets by which the members' processes are known.
     """
 
     run_epoch: int = 0
@@ -34,6 +35,7 @@ class JournalState:
     finished: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     given_up: tuple[str, ...] = ()
+    tickets: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         numbers = [self.run_epoch, self.next_incarnation, *self.members.values()]
@@ -95,6 +97,7 @@ class Journal:
             "finished": list(state.finished),
             "settings": dict(state.settings),
             "given_up": list(state.given_up),
+            "tickets": dict(state.tickets),
         }
         self._storage.write(self.path, [seal(body)])
 
@@ -108,4 +111,5 @@ def _from_json(body: Mapping[str, Any]) -> JournalState:
         finished=tuple(body["finished"]),
         settings=dict(body["settings"]),
         given_up=tuple(body.get("given_up", ())),  # not written by the first versions
+        tickets=dict(body.get("tickets", {})),
     )

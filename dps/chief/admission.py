@@ -35,7 +35,7 @@ class Admission:
         self._sessions.check_open(message.session)
         job = message.job if message.job in ("worker", "evaluator") else "client"
         check_claim(self._node.asker, job, f"a session of {message.job}:{message.task}", bool(message.plan))
-        if not self._cluster.knows_process(message.job, message.task, message.process):
+        if not self._cluster.knows_process(message.job, message.task, message.process, sender.peer.ticket):
             self._node.answer(sender, Waiting(f"{message.job}:{message.task} has not registered yet"))
             return
         reaching = self._cluster.reaching
@@ -49,7 +49,7 @@ class Admission:
             self._node.watch(address, self._cluster.grace_s(message.job))
         if self._differs(session):
             return
-        self._end_refused(session, sender)
+        self._end_refused(session)
         epochs = self._epochs
         epochs.advance()
         if epochs.now is not None and epochs.phase == INITIALISE and epochs.now.initialiser == session.number:
@@ -69,11 +69,11 @@ class Admission:
             return True
         return False
 
-    def _end_refused(self, session: Session, sender: Sender) -> None:
+    def _end_refused(self, session: Session) -> None:
         """End the incarnation of a session that asks again in the current epoch, because a ps has refused it."""
         incarnation, epochs = self._members.incarnation_of(session.number), self._epochs
         epoch = 0 if session.request is None else session.request.epoch
-        again = incarnation == sender.incarnation and epoch == epochs.number
+        again = session.request is not None and incarnation == session.request.incarnation and epoch == epochs.number
         if incarnation is not None and again and epochs.phase == RUN:
             self._members.end(incarnation, lost=True)
             self._record_end(incarnation, session, lost=True)
@@ -123,8 +123,7 @@ class Admission:
     def ask_again(self) -> None:
         """Handle the requests of sessions that asked before this chief knew their incarnations."""
         for session in self._sessions.waiting():
-            assert session.opened is not None
-            self._end_refused(session, session.opened)
+            self._end_refused(session)
 
     # -- out ----------------------------------------------------------------------------------------------------
 

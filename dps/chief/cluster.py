@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dps.actors.ref import Sender
 from dps.chief.reaching import Reaching
+from dps.chief.sessions import check_same
 from dps.cluster.command import start_command
 
 GRACE_S = 1.0
@@ -27,6 +29,10 @@ class KnownNode:
     alive: bool = True
     left: bool = False
     """Whether it has announced its end."""
+    ticket: str = ""
+    """The digest of what it presented when it registered."""
+    connection: int = 0
+    """The number of the chief's connection to it (`Node.up`), as it was then; 0: there was none yet."""
 
 
 class Nodes:
@@ -37,7 +43,7 @@ class Nodes:
         self.job, self.expected = job, list(expected)
         self.known: dict[int, KnownNode] = {}
 
-    def register(self, task: int, address: str, process: int, told: str = "") -> tuple[int, bool]:
+    def register(self, task: int, address: str, process: int, told: str = "", ticket: str = "") -> tuple[int, bool]:
         """Note a node, which others are told is at `told` ("": at `address`); returns its task (chosen if -1) and
         whether it replaces another process of this task."""
         if task < 0:
@@ -49,7 +55,7 @@ class Nodes:
                 task = next(t for t in range(len(taken) + 1) if t not in taken)
         before = self.known.get(task)
         replaced = before is not None and before.process != process
-        self.known[task] = KnownNode(address, told or address, process)
+        self.known[task] = KnownNode(address, told or address, process, ticket=ticket)
         return task, replaced
 
     def take_up(self, task: int, address: str, process: int) -> bool:
@@ -67,11 +73,11 @@ class Nodes:
             self.known[task].alive = False
         return task
 
-    def leave(self, task: int, process: int) -> str | None:
-        """Note that a node announces its end; returns its address, or None if this was known. `process` 0: its launcher
-        announces it."""
+    def leave(self, task: int, ticket: str | None) -> str | None:
+        """Note that a node announces its end; returns its address, or None if this was known. `ticket` None: its
+        launcher announces it."""
         known = self.known.get(task)
-        if known is None or not known.alive or process not in (0, known.process):
+        if known is None or not known.alive or ticket not in (None, known.ticket):
             return None
         known.alive, known.left = False, True
         return known.address
@@ -105,6 +111,7 @@ class Cluster:
         self.holders: tuple[int, ...] = ()
         """The ps of the run's plan; () while there is no run, when the chief waits for all ps."""
         self._away_since: dict[int, float] = {}
+        self._told = ""
         self.where = ""
         """The flags by which a started task finds this cluster; "" if people do not start the tasks."""
         self.launched = False
@@ -142,12 +149,56 @@ class Cluster:
         """How long a lost ps has been away; 0 if it is back."""
         return now - self._away_since.get(task, now)
 
-    def knows_process(self, job: str, task: int, process: int) -> bool:
+    def knows_process(self, job: str, task: int, process: int, ticket: str = "") -> bool:
         """Whether this process has registered as the task; true for jobs that do not register."""
         if job not in self.jobs:
             return True
         known = self.jobs[job].known.get(task)
-        return known is not None and known.process == process
+        return known is not None and (known.process, known.ticket) == (process, ticket)
+
+    # -- who is who ---------------------------------------------------------------------------------------------
+
+    def held(self, job: str, task: int, address: str, ticket: str, up: Mapping[str, int]) -> str:
+        """The task whose living process has this place, as a job's task or at an address, and not the process of this
+        ticket; "" if there is none. A process counts as living while the connection that the chief had to it when it
+        registered is up (`Node.up`)."""
+        for other, nodes in self.jobs.items():
+            for number, known in nodes.known.items():
+                place = (other, number) == (job, task) or known.address == address
+                if place and known.alive and known.ticket != ticket and known.connection == up.get(known.address, -1):
+                    return f"{other}:{number}"
+        return ""
+
+    def is_news(self, ticket: str) -> bool:
+        """Whether a process has not been told yet that it has to wait."""
+        news, self._told = ticket != self._told, ticket
+        return news
+
+    def tickets(self) -> list[Any]:
+        """Those of the living nodes, for `Tickets.admit`."""
+        return [
+            (known.ticket, f"{job}:{task}", job, ())
+            for job, nodes in self.jobs.items() for task, known in nodes.known.items() if known.alive
+        ]  # fmt: skip
+
+    def is_open(self, job: str, task: int) -> bool:
+        """Whether nobody has registered as this task yet."""
+        return job in self.jobs and task not in self.jobs[job].known
+
+    def connected(self, address: str, connection: int) -> None:
+        """Note the first connection to a node that has registered."""
+        for nodes in self.jobs.values():
+            for known in nodes.known.values():
+                if known.address == address and known.connection == 0:
+                    known.connection = connection
+
+    def has(self, job: str, task: int, sender: Sender) -> bool:
+        """Whether this task has registered; true for jobs that do not. Raises NotAuthenticated if it did with another
+        ticket than the sender's."""
+        known = self.jobs[job].known.get(task) if job in self.jobs else None
+        if known is not None:
+            check_same(known.ticket, sender, f"task {job}:{task}")
+        return known is not None or job not in self.jobs
 
     def living(self) -> list[str]:
         """Addresses of all living nodes."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from dps.actors.ref import Ref
 from dps.actors.system import Node
+from dps.actors.tickets import digest
 from dps.chief.checkpoints import Checkpoints
 from dps.chief.cluster import KnownNode
 from dps.chief.losses import Losses
@@ -63,6 +64,9 @@ class Epoch:
         self.node, self.number, self.run, self._members, self._owner = node, number, run, members, owner
         self._losses = losses
         self._addresses = [[task, known.told] for task, known in nodes.items()]
+        self._tickets = [[known.ticket, f"ps:{task}"] for task, known in nodes.items() if known.ticket]
+        self._opener = node.runtime.secret()
+        """What a session brings with the first values, to prove that the chief asked it for them."""
         self._refs = {task: Ref(nodes[task].address, PS) for task in run.plan.ps}
         self._configured: set[int] = set()
         self.phase = CONFIGURE
@@ -85,8 +89,9 @@ class Epoch:
     def _configure_one(self, task: int) -> None:
         run = self.run
         message = Configure(
-            self.number, run.plan.to_wire(), task, run.settings, self._addresses, run.checkpoint_dir, run.restore
-        )
+            self.number, run.plan.to_wire(), task, run.settings, self._addresses, run.checkpoint_dir, run.restore,
+            self._tickets, digest(self._opener),
+        )  # fmt: skip
 
         def configured(answer: Message | Exception) -> None:
             if self.phase != CONFIGURE:
@@ -175,6 +180,7 @@ class Epoch:
         opened = SessionOpened(
             self.number, incarnation, run.step, initialise, run.plan.to_wire(), run.settings, self._addresses,
             run.restore, self._losses.reached, self._losses.certain(seen) and run.even,
+            self._opener if initialise else b"",
         )  # fmt: skip
         self.node.answer(session.opened, opened)
 

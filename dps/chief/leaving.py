@@ -36,13 +36,13 @@ class Leaving:
         known = self._cluster.ps.known.get(task)
         if self._ending.farewell.message is not None:
             self._node.answer(sender, self._ending.farewell.message)
-        elif known is None or known.process != sender.incarnation or not known.alive:
+        elif known is None or known.ticket != sender.peer.ticket or not known.alive:
             self._node.answer(sender)
         elif not self._is_run():
             self._node.answer(sender, StopTask(0, ""))
         else:
             before = self._asked.get(task)
-            news = before is None or before.incarnation != sender.incarnation
+            news = before is None or before.peer is not sender.peer
             self._asked[task] = sender
             if news:
                 self._node.after(HEAR_S, lambda: self._decide(task, why))
@@ -72,7 +72,7 @@ class Leaving:
     def _stays(self, task: int) -> bool:
         """Whether not to let the ps leave: it will hear of the run's end with all others, or is gone already."""
         known = self._cluster.ps.known.get(task)
-        here = known is not None and known.alive and known.process == self._asked[task].incarnation
+        here = known is not None and known.alive and known.ticket == self._asked[task].peer.ticket
         return bool(self._epochs.over or self._ending.draining) or not here
 
     def _go(self, task: int, why: str) -> None:

@@ -6,6 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dps.actors.tickets import role_of
+
+COME_S = 3.0
+"""How long a restarted chief keeps the places of the processes that an earlier one knew. They register every 2 s."""
+
 
 @dataclass(frozen=True)
 class Live:
@@ -22,6 +27,8 @@ class Live:
     """The address of its node."""
     process: int = 0
     """The number of its node's process."""
+    ticket: str = ""
+    """The digest of its process's ticket."""
 
 
 class Membership:
@@ -46,6 +53,8 @@ class Membership:
         """Workers whose last session closed with an error. They are in `finished`, too: nobody waits for them."""
         self.has_ended: Callable[[int], bool] = lambda incarnation: False
         """Whether the journal of an earlier chief says that an incarnation has ended."""
+        self.expected_tickets: dict[str, str] = {}
+        """Of the members of an earlier chief, by their names."""
 
     def came(self, name: str) -> bool:
         """Note that a worker has come. If it had been given up, it is expected again; returns whether that is so."""
@@ -62,14 +71,15 @@ class Membership:
         self.version += 1
 
     def admit(
-        self, session: int, name: str, task: int, worker: bool, trains: bool = True, address: str = "", process: int = 0
-    ) -> int:
+        self, session: int, name: str, task: int, worker: bool, trains: bool = True, address: str = "",
+        process: int = 0, ticket: str = "",
+    ) -> int:  # fmt: skip
         """Give a session a new incarnation and end its old one. The arguments are those of `Live`."""
         for incarnation in [i for i, live in self.live.items() if live.session == session]:
             del self.live[incarnation]
         incarnation = self.next_incarnation
         self.next_incarnation += 1
-        self.live[incarnation] = Live(session, name, task, worker, trains, address, process)
+        self.live[incarnation] = Live(session, name, task, worker, trains, address, process, ticket)
         if worker:
             if name not in self.joined:
                 self.joined.append(name)
@@ -116,7 +126,10 @@ class Membership:
 
     def notes(self) -> dict[str, Any]:
         """The whole state as plain values, from which another chief can continue (`take_up`)."""
-        live = [[i, m.session, m.name, m.task, m.worker, m.trains, m.address, m.process] for i, m in self.live.items()]
+        live = [
+            [i, m.session, m.name, m.task, m.worker, m.trains, m.address, m.process, m.ticket]
+            for i, m in self.live.items()
+        ]
         return {
             "version": self.version, "next": self.next_incarnation, "live": live, "joined": list(self.joined),
             "finished": list(self.finished), "given_up": list(self.given_up), "failed": list(self.failed),
@@ -130,6 +143,7 @@ class Membership:
         self.version = int(notes["version"]) + 1
         self.next_incarnation = max(self.next_incarnation, int(notes["next"]))
         self.live = {incarnation: Live(*rest) for incarnation, *rest in notes["live"]}
+        self.expected_tickets |= {live.name: live.ticket for live in self.live.values()}
         self.joined, self.finished = list(notes["joined"]), list(notes["finished"])
         self.given_up, self.failed = list(notes["given_up"]), list(notes["failed"])
         ended = {self.live.pop(incarnation).name for incarnation in list(self.live) if self.has_ended(incarnation)}
@@ -142,6 +156,22 @@ class Membership:
         for name in given_up:
             if name not in there and (name in ended or name not in self.known_to_have_come()):
                 self.give_up(name)
+
+    def tickets(self) -> list[Any]:
+        """For each process with sessions: the digest of its ticket, its task, its job, and its incarnations."""
+        found: dict[str, list[Any]] = {}
+        for incarnation, live in self.live.items():
+            job = live.name.partition(":")[0]
+            entry = found.setdefault(live.ticket, [live.ticket, live.name, role_of(job), []])
+            entry[3].append(incarnation)
+        return list(found.values())
+
+    def awaited(self, name: str, ticket: str, since_s: float) -> str:
+        """The name, if another process than that of this ticket had it under an earlier chief, and this chief has begun
+        so short a time ago that it may still come; else ""."""
+        if since_s > COME_S:
+            return ""
+        return name if self.expected_tickets.get(name, ticket) not in ("", ticket) else ""
 
     def succeeded(self) -> bool:
         """Whether some worker has finished without an error."""

@@ -68,5 +68,5 @@ class Roster:
                 self.tell()
 
         who = live, members.waiting(), members.absent(), members.gone()
-        message = Members(self.epoch, version, *who, members.notes())
+        message = Members(self.epoch, version, *who, members.notes(), members.tickets())
         self.node.ask(self.ps[ps], message, MEMBERS_S, told)

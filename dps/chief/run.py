@@ -97,7 +97,7 @@ def read_journal(storage: Storage, checkpoint_dir: str, members: Membership, sam
         return max(epochs, default=0)
     members.next_incarnation = max(members.next_incarnation, state.next_incarnation)
     if same_run and state.settings.get("ended") is False:
-        members.has_ended = state.has_ended
+        members.has_ended, members.expected_tickets = state.has_ended, dict(state.tickets)
         took_part = [name for name in state.members if name.startswith("worker:")]
         members.joined = list(dict.fromkeys([*members.joined, *took_part]))
         for name in state.settings.get("came", ()):
@@ -142,6 +142,7 @@ def write_journal(storage: Storage, checkpoint_dir: str, epoch: int, members: Me
         else:
             spans.append((incarnation, incarnation))
     settings = {"ended": ended, "came": sorted(members.known_to_have_come())}
-    done = tuple(members.finished), settings, tuple(members.given_up)
+    tickets = {member.name: member.ticket for member in members.live.values() if member.ticket}
+    done = tuple(members.finished), settings, tuple(members.given_up), tickets
     state = JournalState(epoch, last + 1 + RESERVED, tuple(spans), live, *done)
     Journal(storage, checkpoint_dir).save(state)

@@ -9,6 +9,7 @@ from typing import Any
 from dps.actors.actor import Actor
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
+from dps.chief.absent import Absent
 from dps.chief.admission import Admission
 from dps.chief.agreement import Agreement
 from dps.chief.claims import check_claim
@@ -44,10 +45,6 @@ log = logging.getLogger("dps")
 
 RESTART_S = 50.0  # less than a session's default timeout, so that it hears the reason
 """How long a lost ps may take to come back."""
-ABSENT_S = 60.0
-"""How long an expected worker may take to come, or to come back, once another one has joined."""
-BACK_S = 10.0
-"""How long a worker that took part may take to register with a restarted chief. Nodes do so within seconds."""
 EMPTY = "; it holds no variables, the run goes on"
 
 
@@ -93,36 +90,11 @@ class ChiefActor(Actor):
         self._lookout = Lookout(node, cluster, members, self._text, lambda: bool(self.epochs.over), where)
         self._lookout.look()
         self._started_at = node.now()
-        node.after(ABSENT_S / 10, self._give_up_absent)
-        if self._restarted:
-            node.after(ABSENT_S, self._end_unless_found)
+        Absent(node, cluster, members, self.epochs, self.admission, self.ending)
 
     def stopping(self) -> None:
         """Also called when the program ends in the middle of the run."""
         self.epochs.lock.release()
-
-    def _end_unless_found(self) -> None:
-        """End a restarted chief if nothing, or not enough, is left of its run."""
-        if not any(nodes.known for nodes in self.cluster.jobs.values()):
-            self.fail(f"no task of the run came to the restarted chief within {ABSENT_S:.0f} s")
-        elif self.epochs.unsure:
-            who = ", ".join(f"ps:{task}" for task in self.cluster.missing()) or "what every ps serves"
-            self.fail(f"{who} did not come to the restarted chief within {ABSENT_S:.0f} s")
-
-    def _give_up_absent(self) -> None:
-        """Stop waiting for expected workers whose nodes have been away for too long."""
-        self.node.after(ABSENT_S / 10, self._give_up_absent)
-        since_start_s = self.node.now() - self._started_at
-        for name in self.members.waiting():
-            known = self.cluster.workers.known.get(int(name.partition(":")[2]))
-            away = known is None or not known.alive
-            patience_s = BACK_S if self.epochs.restarted and name in self.members.joined else ABSENT_S
-            if away and since_start_s > patience_s and (self.members.joined or self.epochs.restarted):
-                why = f"has not come for {patience_s:.0f} s"
-                log.warning("%s: %s %s; the run may end without it", self.node.name, name, why)
-                self.ending.lost(name, why)
-                self.admission.give_up(name)
-        self.ending.check()
 
     # -- nodes --------------------------------------------------------------------------------------------------
 
@@ -135,6 +107,9 @@ class ChiefActor(Actor):
         check_claim(self.node.asker, job, name)
         self.agreement.mode(name, message.update)
         address = self.node.dials(message.address, cluster.reaching.named)
+        if self._is_held(job, message.task, address, sender):
+            return
+        self.node.present(address, message.proof)
         if job not in cluster.jobs:
             self._check_reached(address, name)
             self.node.answer(sender, Registered(max(message.task, 0), cluster.to_wire()))
@@ -142,12 +117,15 @@ class ChiefActor(Actor):
         if self.node.exposed:
             cluster.reaching.tries(address, self.node.now())
         self._check_reached(address, name)
-        task, replaced = cluster.jobs[job].register(message.task, address, message.process, message.address)
+        ticket = sender.peer.ticket
+        task, replaced = cluster.jobs[job].register(message.task, address, message.process, message.address, ticket)
         self.epochs.seen(message.epoch)
         self.ending.came(f"{job}:{task}")
         if job == "worker" and self.members.came(f"worker:{task}"):
             self.epochs.members_changed()
+        self._admit_tickets(sender)
         self.node.watch(address, cluster.grace_s(job))
+        cluster.jobs[job].known[task].connection = self.node.up.get(address, 0)
         self.node.answer(sender, Registered(task, cluster.to_wire()))
         if job == "ps":
             cluster.ps_back(task)
@@ -161,6 +139,23 @@ class ChiefActor(Actor):
         if job == "worker":
             self.ending.tell_to_stop(address)
 
+    def _is_held(self, job: str, task: int, address: str, sender: Sender) -> bool:
+        """Whether the sender has to wait, because another process has its place; see `Cluster.held`."""
+        ticket, cluster = sender.peer.ticket, self.cluster
+        other = cluster.held(job, task, address, ticket, self.node.up)
+        if address and not other and cluster.is_open(job, task):
+            other = self.members.awaited(f"{job}:{task}", ticket, self.node.now() - self._started_at)
+        if other:
+            self.node.answer(sender, Waiting(f"{other} is another process, which is still there"))
+        if other and cluster.is_news(ticket):
+            log.warning("%s: another process wants the place of %s; it waits until that is gone", self.node.name, other)
+        return bool(other)
+
+    def _admit_tickets(self, sender: Sender) -> None:
+        """Keep the ticket of a process that has come, and those of all that are here."""
+        if not sender.peer.role:
+            self.node.tickets.admit("run", self.cluster.tickets() + self.sessions.tickets())
+
     def _check_reached(self, address: str, name: str) -> None:
         """Raise Unavailable if the node of a task cannot be reached for good."""
         reaching = self.cluster.reaching
@@ -169,6 +164,7 @@ class ChiefActor(Actor):
 
     def back(self, address: str) -> None:
         self.cluster.reaching.reached(address)
+        self.cluster.connected(address, self.node.up.get(address, 0))
 
     def lost(self, address: str, silent_s: float) -> None:
         silent, problem = f"was silent for {silent_s:.1f} s", self.cluster.reaching.problem
@@ -243,13 +239,19 @@ class ChiefActor(Actor):
                 raise TaskLost(told.reason)
             raise Unavailable("the run has ended; start it again to train on")
         self.admission.open(message, sender)
+        self._admit_tickets(sender)
 
     def on_Initialised(self, message: Initialised, sender: Sender) -> None:
+        self.sessions.check_owner(message.session, sender)
         if self.epochs.now is not None:
             self.epochs.now.initialised(message.session, message.epoch)
         self.node.answer(sender)
 
     def on_CloseSession(self, message: CloseSession, sender: Sender) -> None:
+        self.sessions.check_owner(message.session, sender)
+        if message.session not in self.sessions.known and not self.cluster.has(message.job, message.task, sender):
+            self.node.answer(sender, Waiting(f"{message.job}:{message.task} has not registered yet"))
+            return
         self.admission.close(message)
         self.node.answer(sender)
         self.ending.check()
@@ -258,17 +260,19 @@ class ChiefActor(Actor):
         if message.job == "ps":
             self.leaving.ask(message.task, message.reason, sender)
             return
-        self.node.answer(sender)
         name = f"{message.job}:{message.task}"
+        if self._is_held(message.job, message.task, "", sender):  # its launcher may know of its end first
+            return
+        self.node.answer(sender)
         if message.reason:
             self.left(name, message.reason, message.code)
         if message.job == "worker" and (name in self.members.finished or name in self.members.given_up):
-            self._worker_ends(message.task, 0 if message.reason else sender.incarnation)
+            self._worker_ends(message.task, None if message.reason else sender.peer.ticket)
             self.ending.check()
 
-    def _worker_ends(self, task: int, process: int) -> None:
+    def _worker_ends(self, task: int, ticket: str | None) -> None:
         """The process of a worker for which nobody waits has ended: it need not be told of the run's end."""
-        address = self.cluster.workers.leave(task, process)
+        address = self.cluster.workers.leave(task, ticket)
         if address is not None:
             self.ending.gone(f"worker:{task}")
             for session in self.sessions.at(address):
@@ -292,6 +296,7 @@ class ChiefActor(Actor):
         self.ending.check()
 
     def on_Save(self, message: Save, sender: Sender) -> None:
+        self.sessions.check_owner(message.session, sender)
         if self._does_not_know_yet(message.session, sender):
             return
 
@@ -301,6 +306,7 @@ class ChiefActor(Actor):
         self.epochs.save(message.session, saved)
 
     def on_Restore(self, message: Restore, sender: Sender) -> None:
+        self.sessions.check_owner(message.session, sender)
         if self._does_not_know_yet(message.session, sender):
             return
         self.epochs.check_restore(message.session, message.epoch, message.name)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dps.actors.ref import Sender
+from dps.actors.tickets import role_of
 from dps.chief.members import Live, Membership
-from dps.errors import Aborted
+from dps.errors import Aborted, NotAuthenticated
 from dps.run_protocol import OpenSession
+
+
+def check_same(ticket: str, sender: Sender, whose: str) -> None:
+    """Raise NotAuthenticated unless the sender has presented the ticket of this digest."""
+    if sender.peer.ticket != ticket:
+        raise NotAuthenticated(f"the {whose} belongs to another process, which presented another ticket")
 
 
 @dataclass
@@ -22,6 +30,8 @@ class Session:
     address: str
     trains: bool
     """Whether it has variables; readers have none."""
+    ticket: str = ""
+    """The digest of its process's ticket."""
     request: OpenSession | None = None
     """Its newest request; None for a session that another chief admitted. `opened` says whether it was answered."""
     opened: Sender | None = None
@@ -39,13 +49,14 @@ class Sessions:
 
     def open(self, message: OpenSession, sender: Sender, address: str) -> Session:
         """A session whose node is dialled at `address` asks for admission, for the first time or again. Raises Aborted
-        if it has closed."""
+        if it has closed, and NotAuthenticated if it is another process's."""
         self.check_open(message.session)
         session = self.known.get(message.session)
         if session is None:
             name, trains = f"{message.job}:{message.task}", bool(message.plan)
-            session = Session(message.session, name, message.job, message.task, address, trains)
+            session = Session(message.session, name, message.job, message.task, address, trains, sender.peer.ticket)
             self.known[message.session] = session
+        check_same(session.ticket, sender, f"session of {session.name}")
         session.opened, session.request, session.trains = sender, message, bool(message.plan)
         return session
 
@@ -54,9 +65,18 @@ class Sessions:
         session = self.known.get(live.session)
         if session is None:
             job = live.name.partition(":")[0]
-            session = Session(live.session, live.name, job, live.task, live.address, live.trains)
+            session = Session(live.session, live.name, job, live.task, live.address, live.trains, live.ticket)
             self.known[live.session] = session
         return session
+
+    def tickets(self) -> list[Any]:
+        """Those of all sessions, for `Tickets.admit`."""
+        return [(s.ticket, s.name, role_of(s.job), ()) for s in self.known.values()]
+
+    def check_owner(self, number: int, sender: Sender) -> None:
+        """Raises NotAuthenticated if another process has opened this session."""
+        if number in self.known:
+            check_same(self.known[number].ticket, sender, f"session of {self.known[number].name}")
 
     def check_open(self, number: int) -> None:
         """Raises Aborted for a session that has closed."""
@@ -104,7 +124,7 @@ class Sessions:
             if members.incarnation_of(session.number) is None:
                 worker = session.job in ("worker", "chief") and session.trains
                 assert session.request is not None, "who waits has asked"
-                about = session.trains, session.address, session.request.process
+                about = session.trains, session.address, session.request.process, session.ticket
                 admitted.append((members.admit(session.number, session.name, session.task, worker, *about), session))
                 session.version = members.version
         return admitted

@@ -100,7 +100,7 @@ class Connection:
         from dps.client.joining import Joining  # here: `import dps` stays quick
 
         self.joining = Joining(self, Lanes(home.runtime, self.caller, shared_memory, reads))
-        self.caller.connect(home.chief)
+        self.caller.connect(home.chief, home.ticket)
 
     def ps_tasks(self, deadline: float) -> list[int]:
         """The ps tasks of the cluster, once the chief knows all of them. Blocks until the deadline."""

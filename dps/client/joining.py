@@ -119,7 +119,7 @@ class Joining:
         request, patience = Opening(
             OpenSession(
                 connection.number, home.job, home.task, home.process, home.address, connection.membership.epoch,
-                self._plan, self._settings, connection.steps.step,
+                self._plan, self._settings, connection.steps.step, caller.incarnation,
             )
         ), Patience()  # fmt: skip
         caller.open(connection.chief, request.again(), request)
@@ -136,9 +136,7 @@ class Joining:
             if request.initialise is not None:
                 asked, request.initialise = request.initialise, None
                 self._take(asked)
-                self._send_first_values(
-                    asked.epoch, deadline, lambda: request.complete or request.initialise is not None
-                )
+                self._send_first_values(asked, deadline, lambda: request.complete or request.initialise is not None)
         if request.opened is None:
             assert request.error is not None
             raise request.error
@@ -153,9 +151,11 @@ class Joining:
         for task, ref in self._refs.items():
             if refs.get(task) != ref:
                 self._caller.disconnect(ref.address)
+        for ref in refs.values():
+            self._caller.connect(ref.address, self._connection.home.ticket)
         self._refs = refs
 
-    def _send_first_values(self, epoch: int, deadline: float, over: Callable[[], bool]) -> None:
+    def _send_first_values(self, asked: SessionOpened, deadline: float, over: Callable[[], bool]) -> None:
         """Send all parts of all shards in pieces, then tell the chief. Stops when `over()` is true."""
         connection, caller = self._connection, self._caller
         requests: list[Request] = []
@@ -175,7 +175,7 @@ class Joining:
             gather(connection.agreed.plan, layout, values, run, trained_only=False)
             for piece in layout.pieces(connection.home.runtime.tuning.piece_nbytes):
                 arrays = tuple(run[offset : offset + n] for offset, n in piece)
-                message = Init(epoch, layout.nbytes, [offset for offset, _ in piece], arrays)
+                message = Init(asked.epoch, layout.nbytes, [offset for offset, _ in piece], asked.opener, arrays)
                 requests.append(caller.start(self._refs[ps], message, feed, resend_s=1.0))
 
         def stop() -> bool:
@@ -183,7 +183,7 @@ class Joining:
 
         self._wait_all(requests, errors, deadline, "the ps", stop)
         if not stop():
-            done = caller.start(connection.chief, Initialised(epoch, connection.number), feed)
+            done = caller.start(connection.chief, Initialised(asked.epoch, connection.number), feed)
             self._wait_all([done], errors, deadline, "the chief", stop)
 
     def _unreached(self) -> str:

@@ -114,13 +114,13 @@ class RemotePass:
             return self._ready() or any(stream.ended for stream in going)
 
         while not stop():
-            left = self._remote.timeout - (self._caller.now() - began)
+            left = began + self._remote.timeout - self._caller.now()
             if self._caller.wait(requests, max(0.0, min(left, REPORT_S)), stop) or stop():
                 break
             waited_s = self._caller.now() - began
             who = "; ".join(stream.reason or f"{stream.task} ({stream.to.address}) does not answer" for stream in going)
             text = f"{server.name}: dataset {self._remote.name!r}: {who}"
-            if waited_s >= self._remote.timeout:
+            if self._caller.now() >= began + self._remote.timeout:
                 raise DeadlineExceeded(f"{text}; waited {waited_s:.1f} s")
             log.warning("%s; waits since %.0f s", text, waited_s)
         if server.exit_code is not None:

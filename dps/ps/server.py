@@ -7,8 +7,9 @@ import logging
 from dps.actors.actor import Actor
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
+from dps.actors.tickets import digest
 from dps.checkpoint import load
-from dps.errors import Aborted, DpsError, ProtocolError, Unavailable
+from dps.errors import Aborted, DpsError, NotAuthenticated, ProtocolError, Unavailable
 from dps.protocol import (
     PARTS,
     Credit,
@@ -103,6 +104,9 @@ class PsActor(Actor):
             self.shard.store.close()
         self.epoch, self.shard, self._configuration = message.epoch, None, message
         addresses = {int(task): str(address) for task, address in message.addresses}
+        self.node.tickets.admit("ps", [(ticket, name, "ps", ()) for ticket, name in message.tickets])
+        for address in addresses.values():
+            self.node.present(address)
         own = self.device, self.threads
         shard = Shard(self.node, message.epoch, plan, message.shard, addresses, message.settings, *own)
         if message.restore:
@@ -118,6 +122,9 @@ class PsActor(Actor):
         if shard.ready:
             self.node.answer(sender)
             return
+        assert self._configuration is not None
+        if self._configuration.opener not in ("", digest(message.opener)):
+            raise NotAuthenticated(f"{self.node.name} takes first values only from the session that the chief chose")
         if len(message.offsets) != len(message.arrays):
             raise ProtocolError(f"{len(message.offsets)} offsets for {len(message.arrays)} arrays")
         for offset, data in zip(message.offsets, message.arrays, strict=True):
@@ -171,6 +178,8 @@ class PsActor(Actor):
 
     def on_Probe(self, message: Probe, sender: Sender) -> None:
         """Whether each can read the other's memory."""
+        if not sender.peer.name:
+            raise NotAuthenticated(f"{self.node.name} shares memory only with processes that the chief has admitted")
         try:
             reached = starts_with(self.node.runtime, message.memory, message.token)
             self._probe = self._probe or marked(self.node.runtime)

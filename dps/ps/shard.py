@@ -90,6 +90,7 @@ class Shard:
         if self.members is not None and message.version <= self.members.version:
             return
         self.members = message
+        self.node.tickets.admit("sessions", message.tickets)
         for incarnation, name, task, _ in message.live:
             if incarnation not in self.ledgers:
                 self.ledgers[incarnation] = Ledger(task, incarnation, name, Borrowed(self.node.runtime))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import zmq
@@ -41,18 +40,13 @@ class _Waiting:
     nbytes: int
 
 
-def new_identity() -> bytes:
-    """16 random bytes that name one endpoint to its peers. libzmq reserves names with a leading zero."""
-    return bytes([1 + os.urandom(1)[0] % 255]) + os.urandom(15)
-
-
 class Dealer:
     """One DEALER. Messages go to libzmq only while the peer is connected (`up`); else its queues would grow unseen.
 
     More than 12 attributes: a connection is one thing, and each says something else of it."""
 
-    def __init__(self, sockets: Sockets, address: str, url: str, identity: bytes, role: str = "chief") -> None:
-        """`role`: of the listener, whose key it has."""
+    def __init__(self, sockets: Sockets, address: str, url: str, role: str, greetings: Mapping[str, bytes]) -> None:
+        """`role`: of the listener, whose key it has. `greetings`: the header that opens each connection, by address."""
         self.address, self.role = address, role
         self._handshake: Handshake | None = None
         self.url = url
@@ -61,14 +55,15 @@ class Dealer:
         self._was_up = False
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
-        self._sockets, self._identity = sockets, identity
+        self._sockets = sockets
+        self._greetings = greetings
         self._waiting: deque[_Waiting] = deque()
         self._waiting_nbytes = 0
 
     def open(self) -> zmq.Socket[bytes]:
         """Make the socket and let it connect; with `inproc://` only once the name is bound."""
         keys = None if self._sockets.keys is None or self.inproc else self.handshake.choice()
-        self.socket = self._sockets.dealer(self.url, self._identity, keys)
+        self.socket = self._sockets.dealer(self.url, keys)
         if not self.inproc:
             self.monitor = self._sockets.monitor(self.socket, _UP | _DOWN | _FAILED)
         self.socket.connect(self.url)
@@ -150,11 +145,18 @@ class Dealer:
         """Whether messages wait for a first connection."""
         return bool(self._waiting) and not self._was_up
 
+    def greet(self, loans: Loans) -> None:
+        """Introduce this endpoint if the peer is connected."""
+        greeting = self._greetings.get(self.address)
+        if greeting and self.up and self.socket is not None:
+            loans.send(self.socket, (greeting,), [], [], None)
+
     def rise(self, loans: Loans) -> None:
-        """The peer is connected: send the messages that waited."""
+        """The peer is connected: introduce this endpoint, and send the messages that waited."""
         self.up = self._was_up = True
         if self._handshake is not None:
             self._handshake.succeeded()
+        self.greet(loans)
         waiting, self._waiting, self._waiting_nbytes = self._waiting, deque(), 0
         for message in waiting:
             self.send(message.header, message.frames, message.large, message.done, loans)

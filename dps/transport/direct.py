@@ -55,6 +55,10 @@ class Direct:
         to only once it has written. Returns whether it is heard from now on."""
         return self._socket is not None and bool(name) and self._peers.pair(route, name, hears)
 
+    def paired(self, name: bytes) -> Route | None:
+        """See `Endpoint.paired`."""
+        return self._peers.route(name)
+
     def disconnected(self, route: Route) -> None:
         """Note that ZeroMQ's connection to a route broke: use ZeroMQ for it until the peer sends a datagram again."""
         self._peers.disconnected(route)

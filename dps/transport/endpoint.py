@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dps.transport.tuning import Tuning
 
 Route = str | bytes
-"""Where a message goes: the address of a node, or the opaque id of a peer that wrote to this endpoint."""
+"""Where a message goes: the address of a node, or the opaque id of a connection that a peer opened to this endpoint."""
 
 Buffer = Any
 """Anything with the buffer protocol and C-contiguous bytes: bytes, memoryview, numpy array."""
@@ -92,6 +92,12 @@ class Endpoint(Protocol):
     def expect(self, address: str, role: str) -> None:
         """Note whose key the node at an address has, before the first connection to it. Unless this was called, it is
         the chief's; "" changes nothing."""
+
+    def paired(self, name: bytes) -> Route | None:
+        """The route of the peer whose `direct` is `name`; None if it has not paired."""
+
+    def introduce(self, address: str, header: bytes) -> None:
+        """Open each connection to this address with a message of this header. If one is up, send it now."""
 
     def connect(self, address: str) -> None:
         """Open a connection to a node and watch it; a second call does nothing. Never blocks."""
@@ -197,6 +203,9 @@ class Runtime(Protocol):
     def attach(self, name: object) -> npt.NDArray[np.uint8]:
         """A peer's memory, read-only. Raises Unavailable if it is gone or belongs to another machine or user, and
         ProtocolError if `name` is malformed."""
+
+    def secret(self) -> bytes:
+        """16 random bytes that nobody else can guess."""
 
     def spawn(self, name: str, target: Callable[[], None]) -> Task:
         """Run `target` as a task of this process, with the caller's context variables."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from dps.record import construct, getter, own_fields
-from dps.transport.roles import Roles
+from dps.transport.roles import CHIEF_ONLY, PS_ONLY, Roles
 
 _TYPES: dict[str, frozenset[type] | None] = {
     **{plain.__name__: frozenset([plain]) for plain in (int, str, bool, bytes, list, dict)},
@@ -63,12 +63,14 @@ class Message:
 
     form_of: ClassVar[Form]
     roles: ClassVar[Roles]
+    proven: ClassVar[bool] = False
+    """Whether only the chief or a ps may send it, so that its sender must have proven to be one by a ticket."""
     _fields: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, *, kind: int, roles: Roles) -> None:
         if kind in FORMS:
             raise TypeError(f"message kind {kind} is taken by {FORMS[kind].cls.__name__}")
-        cls.roles = roles
+        cls.roles, cls.proven = roles, bool(roles) and roles <= CHIEF_ONLY | PS_ONLY
         fields = cls._fields = own_fields(cls)
         names = tuple(name for name in fields if name != "arrays")
         types = tuple(_TYPES[cls.__annotations__[name].partition("[")[0]] for name in names)

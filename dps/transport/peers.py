@@ -37,7 +37,13 @@ class Peers:
 
     def pair(self, route: Route, name: bytes, hears: bool) -> bool:
         """Note that the peer at a route has this name, which replaces any other. `hears`: it knows this endpoint's
-        name; otherwise it is written to only once it has written. False if there is no room; then it is not heard."""
+        name; otherwise it is written to only once it has written. False if there is no room; then it is not heard.
+
+        If the name was paired at another route, the peer has a new connection, and is written to as before."""
+        moved = self._routes.get(name)
+        if moved is not None and moved != route:
+            hears = hears or moved in self._written
+            self.gone(moved)
         before = self._paired.get(route)
         if before != name:
             self.gone(route)
@@ -60,6 +66,10 @@ class Peers:
     def name(self, route: Route) -> bytes | None:
         """The name under which the peer at a route may be written to, or None."""
         return self._written.get(route)
+
+    def route(self, name: bytes) -> Route | None:
+        """The route of the peer of this name."""
+        return self._routes.get(name)
 
     def heard(self, name: bytes) -> Route | None:
         """Note a datagram from this name; returns the route of its peer, which may be written to from now on, or None

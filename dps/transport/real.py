@@ -150,6 +150,10 @@ class RealRuntime:
         """As Runtime.attach."""
         return attach(name)
 
+    def secret(self) -> bytes:
+        """As Runtime.secret."""
+        return os.urandom(16)
+
     def spawn(self, name: str, target: Callable[[], None]) -> ThreadTask:
         """Run `target` in a daemon thread, with the caller's context variables; errors are logged."""
         return ThreadTask(name, target)

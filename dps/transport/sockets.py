@@ -38,13 +38,14 @@ class Sockets:
             socket.set(zmq.CURVE_SECRETKEY, pair.secret)
             socket.set(zmq.ZAP_DOMAIN, self.keys.folder.domain)
         socket.set(zmq.ROUTER_MANDATORY, 1)
-        socket.set(zmq.ROUTER_HANDOVER, 1)
         return socket
 
-    def dealer(self, url: str, identity: bytes, keys: Choice | None = None) -> zmq.Socket[bytes]:
-        """A socket that will connect to a URL, under the name of its endpoint. `keys`: its own, and the listener's."""
+    def dealer(self, url: str, keys: Choice | None = None) -> zmq.Socket[bytes]:
+        """A socket that will connect to a URL. `keys`: its own, and the listener's.
+
+        It names no ROUTING_ID: the other end gives each connection a route that ends with it, so that nobody can take
+        over another's."""
         socket = self._made(zmq.DEALER, url)
-        socket.set(zmq.ROUTING_ID, identity)
         if keys is not None and not url.startswith("inproc://"):
             own, server = keys
             socket.set(zmq.CURVE_PUBLICKEY, own.public)

@@ -17,7 +17,7 @@ import zmq
 from dps.descriptors import opening
 from dps.errors import Unavailable
 from dps.transport.address import Binding, parse, url
-from dps.transport.dealer import SILENCE_S, Dealer, new_identity
+from dps.transport.dealer import SILENCE_S, Dealer
 from dps.transport.direct import Direct
 from dps.transport.endpoint import Buffer, Connected, Delivery, Disconnected, Event, Refused, Route
 from dps.transport.incoming import Malformed, take
@@ -40,30 +40,23 @@ class ZmqEndpoint:
     """An `Endpoint`. It may be made in one thread and used in another, by one thread at a time.
 
     `dropped` counts messages that arrived malformed: no header, or more than 4,096 frames.
-
     More than 12 attributes: one wait covers all sockets and descriptors of an endpoint, so they, and what each has
     brought, are held in one place. Sockets, datagrams, buffers and the poller are parts of their own.
     """
 
     def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        names: Names,
-        bind: str | Binding | None = None,
-        silence_s: float = SILENCE_S,
-        keys: Credentials | None = None,
-    ) -> None:
-        self.address = ""
-        self.dropped = 0
-        self.closed = False
+        self, context: zmq.Context[zmq.Socket[bytes]], names: Names, bind: str | Binding | None = None,
+        silence_s: float = SILENCE_S, keys: Credentials | None = None,
+    ) -> None:  # fmt: skip
+        self.address, self.dropped, self.closed = "", 0, False
         self._sockets = Sockets(context, silence_s, keys)
         self._roles: dict[str, str] = {}  # whose key the node at an address has, if not the chief's
         self._names = names
-        self._identity = new_identity()
         self._listener = None if bind is None else Listener(self._sockets, names, Binding.of(bind))
         self._dealers: dict[str, Dealer] = {}
         self._by_url: dict[str, Dealer] = {}
         self._by_socket: dict[zmq.Socket[bytes], Dealer] = {}
+        self._greetings: dict[str, bytes] = {}
         self._loans = Loans()
         self._direct = Direct()
         self._heard_direct = 0
@@ -91,11 +84,8 @@ class ZmqEndpoint:
             self._roles[address] = role
 
     def connect(self, address: str) -> None:
-        """Open a connection to a node and watch it; a second call does nothing.
-
-        Blocks only to resolve a host name other than localhost. Raises ConfigError for a malformed address and
-        Unavailable for a host without an address.
-        """
+        """See `Endpoint.connect`. Blocks only to resolve a host name other than localhost. Raises ConfigError for a
+        malformed address and Unavailable for a host without an address."""
         if address not in self._dealers:
             self._connect(address)
 
@@ -104,8 +94,8 @@ class ZmqEndpoint:
         where = url(parse(address))
         dealer = self._by_url.get(where)
         if dealer is None:
-            role = self._roles.get(address, "chief")
-            dealer = self._by_url[where] = Dealer(self._sockets, address, where, self._identity, role)
+            how = self._roles.get(address, "chief"), self._greetings
+            dealer = self._by_url[where] = Dealer(self._sockets, address, where, *how)
             if dealer.inproc:
                 self._names.watch(where, self)
             else:
@@ -123,6 +113,18 @@ class ZmqEndpoint:
         """See `Endpoint.pair`."""
         return self._direct.pair(route, name, hears)
 
+    def paired(self, name: bytes) -> Route | None:
+        """See `Endpoint.paired`."""
+        return self._direct.paired(name)
+
+    def introduce(self, address: str, header: bytes) -> None:
+        """See `Endpoint.introduce`."""
+        dealer = self._dealers.get(address)
+        self._greetings[address if dealer is None else dealer.address] = header
+        if dealer is not None and dealer.socket is not None:
+            self._poller.used(dealer.socket)
+            dealer.greet(self._loans)
+
     def disconnect(self, address: str) -> None:
         """Close the connection to a node; what is still queued for it is dropped."""
         self._direct.disconnected(address)
@@ -139,11 +141,8 @@ class ZmqEndpoint:
     def send(
         self, route: str | bytes, header: bytes, frames: Sequence[Buffer] = (), done: Callable[[], None] | None = None
     ) -> None:
-        """Hand a message over; never blocks; see `Endpoint.send`.
-
-        Raises ValueError for an empty header, frames that are not contiguous or too long, and a route that is not
-        this endpoint's; Unavailable once the endpoint is closed.
-        """
+        """See `Endpoint.send`. Raises ValueError for an empty header, frames that are not contiguous or too long, and a
+        route that is not this endpoint's; Unavailable once the endpoint is closed."""
         if self._loans.open:
             self._loans.reap()
         if not header:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from dps.actors.actor import Actor
 from dps.actors.patience import FIRST_S, Patience
 from dps.actors.ref import Ref, Sender
+from dps.actors.tickets import digest
 from dps.errors import DeadlineExceeded, DpsError, Unavailable
 from dps.run_protocol import AGENT, CHIEF, AskRun, Drain, Leave, Register, Registered, RunIs, StopTask
 from dps.transport.message import Message
@@ -74,9 +75,12 @@ class Agent(Actor):
         self._beats = 0
         self._led = False
         """Whether another task has told the chief's address."""
+        self._proof = b""
 
     def started(self) -> None:
-        self._heard_at = self.node.now()
+        self._heard_at, self._proof = self.node.now(), self.node.runtime.secret()
+        self.node.tickets.admit("chief", [[digest(self._proof), "the chief", "chief", ()]])
+        self.node.present(self.chief.address)
         self._register()
 
     def stopping(self) -> None:
@@ -109,7 +113,8 @@ class Agent(Actor):
     def _register(self) -> None:
         if not self._stays:
             return
-        message = Register(self.job, self.task, self.node.address, self.process, self._told.epoch(), self._update)
+        who = self.job, self.task, self.node.address, self.process
+        message = Register(*who, self._told.epoch(), self._update, self._proof)
         left = self._heard_at + CHIEF_S - self.node.now()  # late answers count, too: a chief may be busy
         self._beats += 1
         self.node.ask(self.chief, message, max(BEAT_S, left), self._registered)
@@ -163,6 +168,7 @@ class Agent(Actor):
                 return
             self._led, self.chief = True, Ref(answer.chief, CHIEF)
             self._told.led(answer.chief, answer.job, answer.task)
+            self.node.present(answer.chief)
             self._register()
 
         self.node.ask(Ref(self.chief.address, AGENT), AskRun(), BEAT_S, answered)

@@ -22,7 +22,7 @@ def test_a_question_gets_its_answer() -> None:
     def use(caller: Caller, world: World) -> None:
         assert caller.ask(ECHO, Enter(7), 5.0) == Token(7)
         arrays = (np.arange(4), np.ones((2, 3), np.float32))
-        assert caller.ask(ECHO, Init(1, 0, [], arrays), 5.0) == Stats({"sum": 12})
+        assert caller.ask(ECHO, Init(1, 0, [], b"", arrays), 5.0) == Stats({"sum": 12})
 
     with_echo(use)
 

@@ -95,7 +95,7 @@ def test_actors_of_one_node_write_to_one_another_without_the_network() -> None:
         array = np.array([1, 2, 3])
         node.post(lambda: answers.append(Done()))
         node.post(lambda: _ignore(node.ask(ECHO, Enter(3), 1.0, answers.append)))
-        node.post(lambda: _ignore(node.ask(Ref(ADDRESS, "other"), Init(1, 0, [], (array,)), 1.0, answers.append)))
+        node.post(lambda: _ignore(node.ask(Ref(ADDRESS, "other"), Init(1, 0, [], b"", (array,)), 1.0, answers.append)))
         node.post(lambda: node.tell(Ref(ADDRESS, "other"), Enter(5)))
         runtime().sleep(0.01)
         assert answers == [Done(), Token(3), Stats({"sum": 6})]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dps.actors.ref import Sender
+from dps.actors.tickets import STRANGER, Peer
 from dps.checkpoint import write_shard
 from dps.chief.server import ChiefActor
 from dps.errors import DpsError
@@ -47,6 +48,7 @@ class Led:
         self.desk, self.ended = Desk(storage), list[tuple[int, str]]()
         self.settings = {"checkpoint_dir": checkpoint_dir} if checkpoint_dir else {}
         self._ps = ps
+        self._peers: dict[int, Peer] = {}
         self.chief = ChiefActor(
             range(ps), range(workers), None, lambda code, reason: self.ended.append((code, reason)), **chief
         )
@@ -59,9 +61,11 @@ class Led:
         self.desk.storage._claims.clear()
         return self.desk.storage
 
-    def tell(self, message: Message, route: Any, incarnation: int = 0) -> Message | Exception | None:
-        """A message as the node delivers it; the last answer to this sender."""
-        sender = Sender(route, 1, str(route), incarnation)
+    def tell(self, message: Message, route: Any, process: int = 1) -> Message | Exception | None:
+        """A message as the node delivers it, from a process that has presented a ticket unless it is the first of its
+        task; the last answer to this sender."""
+        peer = STRANGER if process == 1 else self._peers.setdefault(process, Peer(str(process)))
+        sender = Sender(route, 1, str(route), 0, peer)
         try:
             self.chief.handle(message, sender)
         except (DpsError, ValueError) as error:
@@ -74,7 +78,7 @@ class Led:
     # -- what comes in ------------------------------------------------------------------------------------------
 
     def register(self, job: str, task: int, process: int = 1) -> None:
-        self.tell(Register(job, task, f"{job}:{task}", process, 0, {}), f"{job}:{task}")
+        self.tell(Register(job, task, f"{job}:{task}", process, 0, {}), f"{job}:{task}", process)
 
     def gather(self) -> Led:
         for task in range(self._ps):
@@ -88,12 +92,13 @@ class Led:
         wanted = {"plan": plan(max(self._ps, 1)), "settings": self.settings, "job": "worker", "process": 1, **other}
         address = f"{wanted['job']}:{session}"
         message = OpenSession(
-            session, wanted["job"], session, wanted["process"], address, epoch, wanted["plan"], wanted["settings"]
-        )
-        return self.tell(message, session, incarnation)
+            session, wanted["job"], session, wanted["process"], address, epoch, wanted["plan"], wanted["settings"],
+            0, incarnation,
+        )  # fmt: skip
+        return self.tell(message, session, wanted["process"])
 
-    def close(self, session: int, error: str = "") -> None:
-        self.tell(CloseSession(session, error, "worker", session, ""), ("close", session))
+    def close(self, session: int, error: str = "", process: int = 1) -> None:
+        self.tell(CloseSession(session, error, "worker", session, ""), ("close", session), process)
 
     def lose(self, job: str, task: int) -> None:
         self.chief.lost(f"{job}:{task}", 1.0)

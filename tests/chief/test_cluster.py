@@ -32,11 +32,11 @@ def test_another_process_takes_the_place_of_one_that_died() -> None:
 
 def test_a_node_that_says_that_it_ends_is_missing_but_not_away_and_says_it_once_for_its_own_process() -> None:
     nodes = Nodes("worker", [0, 1, 2])
-    nodes.register(0, "a:1", 11)
-    nodes.register(1, "b:1", 12)
-    assert nodes.leave(0, 99) is None and nodes.leave(2, 13) is None
-    assert nodes.leave(0, 11) == "a:1" and nodes.leave(0, 11) is None
-    assert nodes.leave(1, 0) == "b:1"  # its launcher knows no number
+    nodes.register(0, "a:1", 11, ticket="one")
+    nodes.register(1, "b:1", 12, ticket="two")
+    assert nodes.leave(0, "two") is None and nodes.leave(2, "three") is None
+    assert nodes.leave(0, "one") == "a:1" and nodes.leave(0, "one") is None
+    assert nodes.leave(1, None) == "b:1"  # its launcher has no ticket of it
     assert nodes.missing() == [0, 1, 2] and nodes.away() == [2]
     nodes.register(0, "a:2", 14)
     assert nodes.missing() == [1, 2] and nodes.at("a:2") == 0

@@ -228,7 +228,7 @@ def test_workers_whose_nodes_have_said_that_they_end_are_not_told_and_those_that
     led = Led().train(0, 1)
     led.close(0)
     led.close(1)
-    led.tell(Leave("worker", 0, ""), "goodbye", incarnation=1)  # the number of its process
+    led.tell(Leave("worker", 0, ""), "goodbye", process=1)
     led.know()
     told = led.desk.take(StopTask)
     assert sorted(question.to.address for question in told) == ["ps:0", "ps:1", "worker:1"]
@@ -252,7 +252,7 @@ def test_workers_that_say_so_while_the_others_are_told_hold_up_nobody() -> None:
             question.answer()
     for task in (0, 1):
         assert led.ended == []
-        led.tell(Leave("worker", task, ""), "goodbye", incarnation=1)
+        led.tell(Leave("worker", task, ""), "goodbye", process=1)
     led.desk.pass_time(0.0)
     assert led.ended == [(0, "")]
 
@@ -262,14 +262,14 @@ def test_what_a_process_said_that_is_gone_does_not_hold_for_the_one_in_its_place
     led.close(0)
     led.close(1)
     led.register("worker", 0, process=2)
-    led.tell(Leave("worker", 0, ""), "goodbye", incarnation=1)
+    led.tell(Leave("worker", 0, ""), "goodbye", process=1)
     led.know()
     assert "worker:0" in stopped(led)
 
 
 def test_a_node_that_ends_with_its_session_open_is_lost_as_one_that_says_nothing() -> None:
     led = Led().train(0, 1)
-    led.tell(Leave("worker", 0, ""), "goodbye", incarnation=1)
+    led.tell(Leave("worker", 0, ""), "goodbye", process=1)
     led.close(1)
     led.know()
     assert led.chief.epochs.phase == RUN and "worker:0" in [m.name for m in led.chief.members.live.values()]
@@ -280,7 +280,7 @@ def test_a_node_that_ends_with_its_session_open_is_lost_as_one_that_says_nothing
 
 def test_a_worker_that_leaves_and_never_had_a_session_or_a_node_is_given_up_by_its_reason_alone() -> None:
     led = Led(workers=3).train(0, 1)
-    assert isinstance(led.tell(Leave("worker", 2, ""), "goodbye", incarnation=7), Done)
+    assert isinstance(led.tell(Leave("worker", 2, ""), "goodbye", process=7), Done)
     assert led.chief.members.waiting() == ["worker:2"]
     led.tell(Leave("worker", 2, "exit code 0"), "leave")
     assert led.chief.members.given_up == ["worker:2"]
@@ -290,7 +290,7 @@ def test_a_restarted_chief_does_not_wait_for_workers_that_came_to_it_and_left() 
     led = Led(restarted=True).train(0, 1)
     for task in (0, 1):
         led.close(task)
-        led.tell(Leave("worker", task, ""), "goodbye", incarnation=1)
+        led.tell(Leave("worker", task, ""), "goodbye", process=1)
     led.know()
     assert sorted(stopped(led)) == ["ps:0", "ps:1"] and led.ended == [(0, "")]
 

@@ -30,8 +30,8 @@ def test_every_ps_is_told_who_is_there_who_is_waited_for_and_how_many_are_gone()
     told.roster.tell()
     questions = told.desk.take()
     assert [q.to.address for q in questions] == ["ps:0", "ps:1"]
-    notes = told.members.notes()
-    assert questions[0].message == Members(3, 1, [[1, "worker:0", 0, True]], ["worker:1"], [], 0, notes)
+    notes, tickets = told.members.notes(), [["", "worker:0", "worker", [1]]]
+    assert questions[0].message == Members(3, 1, [[1, "worker:0", 0, True]], ["worker:1"], [], 0, notes, tickets)
     assert told.roster.known == -1 and told.roster.behind() == [0, 1]
     questions[0].answer()
     assert told.roster.known == -1 and told.roster.behind() == [1]

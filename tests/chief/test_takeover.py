@@ -162,6 +162,9 @@ def test_questions_of_sessions_wait_until_the_chief_knows() -> None:
 def test_a_session_that_closes_before_the_chief_knows_it_has_finished() -> None:
     led = Second()
     led.come("ps", 0)
+    early = led.tell(CloseSession(0, "", "worker", 0, "run"), "close")
+    assert early == Waiting("worker:0 has not registered yet")
+    led.come("worker", 0)
     assert led.tell(CloseSession(0, "", "worker", 0, "run"), "close") == Done()
     led.serve(0)
     led.come("ps", 1)

@@ -314,7 +314,7 @@ def announced(cluster: SimulatedCluster, applied: Applied, history: History, mod
     """What sessions say of lost steps, against the pushes that were acknowledged and the steps that were made.
 
     A count that is said to be certain has all acknowledged pushes of all sessions, also of those that are gone; one
-    that is said to be the least has the session's own. Neither has more than the steps that were made.
+    that is said to be the least has the session's own. Neither has more than the steps that any ps made.
     """
     begun = {e.detail["epoch"]: e.detail["restore"] for e in cluster.world.trace if e.what == "epoch"}
     for event in cluster.world.trace:
@@ -330,7 +330,7 @@ def announced(cluster: SimulatedCluster, applied: Applied, history: History, mod
         else:
             least, wanted = len(own), len(lost)
         made = max(
-            [applied.last_step(f"ps:{history.plan.ps[0]}", e) for e in begun if e <= before]
+            [applied.last_step(f"ps:{ps}", e) for ps in history.plan.ps for e in begun if e <= before]
             + [ack.push.step for ack in history.acks if ack.epoch <= before]
         )
         if told["lost"] < (wanted if told["certain"] else least):

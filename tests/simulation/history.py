@@ -53,6 +53,8 @@ class History:
     variety: Variety = field(default_factory=Variety)
     assigns: bool = False
     """Whether workers assign values."""
+    sessions: list[Any] = field(default_factory=list)
+    """Those that are open."""
     assigned: list[dict[str, Any]] = field(default_factory=list)
     """In async and bounded mode: the pushes of values that came back."""
 
@@ -116,6 +118,7 @@ def train(
         moving_average=dps.optim.MovingAverage(0.0) if variety.averages else None,
     ) as session:  # fmt: skip
         connection = session._connection
+        history.sessions[:] = [*(s for s in history.sessions if s._server.task != server.task), session]
         history.plan = connection.agreed.plan
         marks = Marks(session, history, server.task) if rows else None
         values_set = assigned.Values(session, history, server.task) if history.assigns else None

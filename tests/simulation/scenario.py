@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dps import compress, record
@@ -13,6 +14,7 @@ from dps.transport.sim.faults import DiskFull, Fault, SlowDisk
 from dps.transport.tuning import Tuning
 from dps.update import Async, Bounded, SyncReplicas, Update
 from tests.simulation.checker import violations
+from tests.simulation.forger import forge
 from tests.simulation.history import NAMES, History, train
 from tests.simulation.varied import Variety, options, variety
 
@@ -41,6 +43,8 @@ class Scenario:
     checkpointed: bool
     update: Update
     variety: Variety | None = None
+    forged: bool = False
+    """Whether a stranger writes to all tasks in the names of others."""
     patience_s: float | None = None
     """How long workers wait for a step at once. None: some pushes are steps, and few of these may be made at once."""
 
@@ -57,6 +61,8 @@ class Scenario:
         if self.variety is not None:
             of = "varied_with_kills" if self.faults else "varied"
             return f"run({of}({self.name!r}, {self.seed}))"
+        if self.forged:
+            return f"run(with_a_forger({self.name!r}, {self.seed}))"
         made = f"crowded({self.seed // 20})" if self.network.links else f"scenario({self.name!r}, {self.seed})"
         return f"run({made})"
 
@@ -180,6 +186,11 @@ def with_a_killed_chief(mode: str, seed: int) -> Scenario:
     return replace(chosen, faults=[f for f in faults if f.at > 0.2], killed=killed, checkpointed=True, pushes=10)
 
 
+def with_a_forger(mode: str, seed: int) -> Scenario:
+    """A stranger that claims to be each of the others, beside the faults of the seed."""
+    return replace(scenario(mode, seed, stops=False), forged=True)
+
+
 def varied(mode: str, seed: int) -> Scenario:
     """No faults but those of the network; optimizers, dtypes, gradients and the tuning vary instead."""
     chosen = scenario(mode, seed, stops=False)
@@ -242,6 +253,8 @@ def run(
         memory_faults=history.variety.memory_faults,
         shared_memory=at_once or chosen.seed % 5 in (0, 2, 4), datagrams=chosen.seed % 7 not in (3, 6),
     )  # fmt: skip
+    if chosen.forged:
+        cluster.world.process("forger", partial(forge, history.sessions))
     with cluster:
         cluster.run(until_s=900.0)
         found = violations(cluster, history, chosen.mode, BOUND, chosen.killed, chosen.update)

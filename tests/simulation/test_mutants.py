@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dps.actors import tickets
 from dps.chief import admission, epochs, journaling, losses, takeover
 from dps.chief.run import write_journal
 from dps.client import assigning, at_once, pushing, waiting
@@ -21,7 +22,15 @@ from dps.ps.serving import answers, early
 from dps.ps.store import draft, store
 from dps.reply import Push
 from tests.simulation import scenario as scenarios
-from tests.simulation.scenario import Scenario, crowded, run, scenario, with_a_killed_chief, with_a_lost_ps
+from tests.simulation.scenario import (
+    Scenario,
+    crowded,
+    run,
+    scenario,
+    with_a_forger,
+    with_a_killed_chief,
+    with_a_lost_ps,
+)
 
 SEEDS = 400
 
@@ -357,3 +366,13 @@ def test_values_that_are_set_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -
 def test_a_clock_that_counts_values_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger.Ledger, "assigned", property(lambda self: 0, lambda self, count: None), raising=False)
     caught("bounded", "ahead of the slowest")
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_ps_that_believes_the_header_is_caught(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Every(frozenset[int]):
+        def __contains__(self, claim: object) -> bool:
+            return True
+
+    monkeypatch.setattr(tickets.STRANGER, "claims", Every())
+    caught(mode, "", of=with_a_forger)

@@ -108,7 +108,8 @@ def asking(server: Any) -> list[float]:
         while runtime.wall() < EPOCH_S + AT_S + 30.0:
             session.push({"a": np.ones(4)})
             before = runtime.now()
-            assert session.is_chief == (server.task == 0)
+            leads, over = session.is_chief, runtime.wall() > EPOCH_S + AT_S + 29.5  # then the first one may have left
+            assert leads == (server.task == 0) or over
             took.append(runtime.now() - before)
     return took
 

@@ -16,6 +16,7 @@ from tests.simulation.scenario import (
     scenario,
     varied,
     varied_with_kills,
+    with_a_forger,
     with_a_killed_chief,
     with_a_lost_ps,
 )
@@ -69,6 +70,14 @@ def test_no_promise_is_broken_where_a_ps_holds_no_variables(mode: str) -> None:
         if chosen.ps > 1:
             found = run(chosen, variables=chosen.ps - 1 - seed % (chosen.ps - 1))
             assert not found, "\n".join(found)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", ["async", "at once", "sync", "steps", "bounded"])
+def test_no_promise_is_broken_where_a_stranger_claims_to_be_each_of_the_others(mode: str) -> None:
+    for seed in range(FIRST, FIRST + max(SEEDS // 20, 5)):
+        found = run(with_a_forger(mode, seed))
+        assert not found, "\n".join(found)
 
 
 @pytest.mark.timeout(600)

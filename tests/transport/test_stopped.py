@@ -60,6 +60,7 @@ def test_a_node_that_was_stopped_and_its_client_hear_each_other_again_by_datagra
     process, ref = node
     runtime = RealRuntime("test", silence_s=SILENCE_S)
     caller = Caller(runtime, "worker:0")
+    caller.connect(ref.address, runtime.secret())
     try:
         probed = caller.ask(ref, Probe([], b"", caller.direct), 20.0)
         assert isinstance(probed, Probed) and probed.direct

@@ -290,8 +290,8 @@ def test_a_restarted_node_is_connected_again_and_gets_new_messages(make: Make, b
     client.send(node.address, b"after")
     assert [delivery(again).header for _ in range(2)] == [b"meanwhile", b"after"]
     assert first.header == b"before"
-    again.send(first.route, b"the route of an endpoint outlives the connection")
-    assert delivery(client).route == node.address
+    again.send(first.route, b"a route ends with its connection")
+    assert client.receive(0.05) is None
 
 
 def test_the_last_words_of_a_node_come_before_the_news_of_its_end(make: Make, bind: str) -> None:
@@ -318,7 +318,7 @@ def test_a_node_that_was_disconnected_is_not_heard_of_again(make: Make, bind: st
     assert client.receive(0.05) is None
     link(client, node)
     client.send(node.address, b"hello again")
-    assert delivery(node).route == arrived.route
+    assert delivery(node).route != arrived.route  # a route ends with its connection
 
 
 def test_an_answer_to_a_peer_that_is_gone_is_dropped(make: Make, bind: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class Lookups:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._answers: dict[int, Answers] = {}
-        self.waiting: dict[int, dict[tuple[Any, int], tuple[Sender, Lookup, Array]]] = {}
+        self.waiting: dict[int, dict[int, tuple[Sender, Lookup, Array]]] = {}
         """Those that wait for a step, by incarnation."""
 
     def ask(self, sender: Sender, message: Lookup) -> None:
@@ -43,7 +43,7 @@ class Lookups:
         if shard.store.step < message.min_step:
             waiting = self.waiting.setdefault(sender.incarnation, {})
             if len(waiting) < shard.node.runtime.tuning.serving.waiting_lookups:
-                waiting[sender.route, sender.request] = sender, message, rows.rows
+                waiting[sender.request] = sender, message, rows.rows
             reason = f"{shard.node.name} is at step {shard.store.step}, step {message.min_step} is wanted: "
             shard.node.answer(sender, Waiting(reason + shard.mode.waiting_for()))
             return

@@ -71,7 +71,7 @@ class Reading:
         self._shard.ledger(sender, pull.epoch)
         if pull.released:
             self.released(sender.incarnation, pull.released)
-        key = sender.route, sender.request
+        key = sender.incarnation, sender.request
         if self._sending.is_on_its_way(sender):  # a slow answer is not sent twice
             return
         wanted, earlier = pull.packed or pull.base != NO_BASE, self._waiting.pop(key, None)
@@ -93,7 +93,7 @@ class Reading:
 
     def waits(self, sender: Sender) -> bool:
         """Whether a read still has no answer."""
-        return (sender.route, sender.request) in self._waiting
+        return (sender.incarnation, sender.request) in self._waiting
 
     def _wake(self) -> None:
         """Later: room may have become free."""
@@ -140,7 +140,7 @@ class Reading:
         hold = self._sending.room.hold(read.wait, arenas)
         self._shard.counts["copied_pulls"] = self._sending.room.copies
         if hold is None:
-            self._waiting[sender.route, sender.request] = read
+            self._waiting[sender.incarnation, sender.request] = read
             if read.wait.until != asked_at:
                 self._shard.node.after(read.wait.until - self._shard.node.runtime.now(), self._wake)
             return
@@ -167,7 +167,7 @@ class Reading:
         hold = None if pull.min_step > draft.step else self._shard.store.hold_draft(draft)
         if hold is None:
             return None
-        del self._waiting[sender.route, sender.request]
+        del self._waiting[sender.incarnation, sender.request]
         over = partial(self._draft_is_over, read)
         return self._sending.begin(sender, pull, hold, self._left), over
 
@@ -175,7 +175,7 @@ class Reading:
         if published:
             self._note(read.sender, record=True)
         elif read.sender.incarnation in self._shard.ledgers:
-            self._waiting[read.sender.route, read.sender.request] = read
+            self._waiting[read.sender.incarnation, read.sender.request] = read
             self._shard.node.post(self._wake)
 
     def _note(self, sender: Sender, record: bool = False) -> None:

@@ -31,17 +31,18 @@ class Port:
     More than 12 attributes: a plain record of what the fabric knows of one endpoint.
     """
 
-    def __init__(self, owner: Group, identity: bytes, rouse: Callable[[SimTask], None]) -> None:
+    def __init__(self, owner: Group, rouse: Callable[[SimTask], None]) -> None:
         self.address = ""
         self.key = ""
         """A key for its address, the same for all spellings; "" if it is not bound."""
         self.owner = owner
-        self.identity = identity
         self.rouse = rouse
         self.open = True
         self.cut_at = inf
         """Messages that have not left by then are lost, because the endpoint was closed or its process killed."""
         self.connections: dict[str, Connection] = {}
+        self.greetings: dict[str, bytes] = {}
+        """The header that opens each connection to an address."""
         self.peers: dict[bytes, Connection] = {}
         self.inbox: deque[Event] = deque()
         self.receiver: SimTask | None = None
@@ -66,7 +67,7 @@ class Connection:
     """A connection from one endpoint to one address. It outlives the endpoints that come and go at that address."""
 
     __slots__ = (
-        "address", "back", "client", "epoch", "forth", "key", "pending", "server", "silent_since", "state",
+        "address", "back", "client", "epoch", "forth", "key", "pending", "route", "server", "silent_since", "state",
     )  # fmt: skip
 
     def __init__(self, client: Port, address: str, key: str) -> None:
@@ -76,6 +77,8 @@ class Connection:
         self.state = State.WAITING
         self.epoch = 0
         """Messages of an earlier epoch are lost."""
+        self.route = b""
+        """Where the server finds the client; another one each time that the connection is made."""
         self.server: Port | None = None
         self.forth: Lane | None = None
         self.back: Lane | None = None

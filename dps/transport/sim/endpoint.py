@@ -26,7 +26,7 @@ class SimEndpoint(Port):
         self, fabric: Fabric, scheduler: Scheduler, owner: Group, bind: str | None, sockets: Sockets,
         work: Work | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(owner, fabric.new_identity(), scheduler.rouse)
+        super().__init__(owner, scheduler.rouse)
         self._fabric = fabric
         self._scheduler = scheduler
         self._work = work
@@ -43,6 +43,17 @@ class SimEndpoint(Port):
     def pair(self, route: Route, name: bytes, hears: bool) -> bool:
         """As Endpoint.pair."""
         return self._datagrams.pair(route, name, hears)
+
+    def paired(self, name: bytes) -> Route | None:
+        """As Endpoint.paired."""
+        return self._datagrams.peers.route(name)
+
+    def introduce(self, address: str, header: bytes) -> None:
+        """As Endpoint.introduce. It arrives at once, in any network: a connection carries it before all else."""
+        self.greetings[address] = header
+        connection = self.connections.get(address)
+        if connection is not None and self.owner.alive:
+            self._fabric.greet_soon(connection)
 
     def lost(self, address: str) -> None:
         """As Port.lost."""

@@ -37,7 +37,7 @@ class Fabric:
         self._trace = trace
         self._rack = rack
         self._draw = Random(f"{seed}/network").random
-        self._identities = Random(f"{seed}/identities")
+        self._routes = Random(f"{seed}/identities")
         self._bound: dict[str, Port] = {}
         self._waiting: dict[str, list[Connection]] = {}
         self._up: dict[Connection, None] = {}
@@ -46,9 +46,15 @@ class Fabric:
         self._next_port = _FIRST_PORT
         self._arrive = self._arrived
 
-    def new_identity(self) -> bytes:
-        """16 random bytes."""
-        return self._identities.randbytes(16)
+    def greet(self, connection: Connection) -> None:
+        """Deliver the message that opens a connection, if there is one, before all others."""
+        header = connection.client.greetings.get(connection.address)
+        if header and connection.state is State.UP and connection.server is not None:
+            self.put(connection.server, Delivery(connection.route, header, []))
+
+    def greet_soon(self, connection: Connection) -> None:
+        """The same for a connection that may be up already."""
+        self._scheduler.push(self._scheduler.now, self.greet, connection)
 
     # Addresses
 
@@ -121,10 +127,12 @@ class Fabric:
         connection.silent_since = None
         connection.forth = Lane(self._link(client.owner.name, server.owner.name))
         connection.back = Lane(self._link(server.owner.name, client.owner.name))
+        connection.route = self._routes.randbytes(16)
+        self.greet(connection)
         pending, connection.pending = connection.pending, deque()
         if client.open:
             self._up[connection] = None
-            server.peers[client.identity] = connection
+            server.peers[connection.route] = connection
             self._note(client, "connected", to=server.owner.name, address=connection.address)
             self.put(client, Connected(connection.address))
         for message in pending:
@@ -157,8 +165,8 @@ class Fabric:
     def _forget(self, connection: Connection) -> None:
         self._up.pop(connection, None)
         server = connection.server
-        if server is not None and server.peers.get(connection.client.identity) is connection:
-            del server.peers[connection.client.identity]
+        if server is not None and server.peers.get(connection.route) is connection:
+            del server.peers[connection.route]
         if connection.state is State.WAITING:
             with suppress(KeyError, ValueError):
                 self._waiting[connection.key].remove(connection)
@@ -260,7 +268,7 @@ class Fabric:
             frames = [memoryview(bytearray(view)) for view in message.views] if message.views else []
             if self._trace.deliveries:
                 self._note_message(message, "delivered")
-            delivery = Delivery(source.identity if message.outward else via.address, message.header, frames)
+            delivery = Delivery(via.route if message.outward else via.address, message.header, frames)
         message.copies -= 1
         if not message.copies:
             source.in_flight.pop(message, None)

@@ -78,6 +78,7 @@ class SimRuntime(Group):
         self._setting = setting
         self._scheduler = setting.scheduler
         self._ended = ended
+        self._secrets = Random(f"{setting.seed}/secrets/{name}/{incarnation}")
         clock = Random(f"{setting.seed}/clock/{name}/{incarnation}")
         self._offset_s = float(clock.randrange(1000)) if setting.clock_offsets else 0.0
         self._steps = 0
@@ -125,6 +126,10 @@ class SimRuntime(Group):
         """As Runtime.attach."""
         self.check()
         return self._setting.machine.attach(name)
+
+    def secret(self) -> bytes:
+        """As Runtime.secret, drawn from the seed."""
+        return self._secrets.randbytes(16)
 
     def spawn(self, name: str, target: Callable[[], None]) -> Task:
         """As Runtime.spawn. An error of `target` ends only this task, and is kept in its `error` and the trace."""

@@ -1,0 +1,185 @@
+"""Which process is at the other end of a connection: proven by its ticket, the first message on the connection.
+
+A ticket is 128 random bits that one process makes and presents to the chief and to the ps, on each of its connections.
+The chief admits the ticket with the process and tells the ps of it. Nodes keep and send its digest only, so nobody who
+reads the journal or `Members` can present it. A header may claim an incarnation, which counts only where it is one of
+the ticket's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from dps.errors import NotAuthenticated
+from dps.transport.endpoint import Endpoint, Route
+from dps.transport.message import Message
+from dps.transport.roles import ANSWER
+from dps.transport.wire import Envelope, encode
+
+try:
+    from _blake2 import blake2s  # as `random` does: hashlib loads OpenSSL
+except ImportError:
+    from hashlib import blake2s
+
+log = logging.getLogger("dps")
+
+STRANGERS, STRANGERS_ROUTES = 4096, 16
+"""The most tickets that a node keeps which nobody has admitted, and the most connections on which such a one is
+presented. Beyond either the oldest are forgotten."""
+ROUTES = 256
+"""The most connections on which an admitted ticket is presented to one node."""
+NO_CLAIM = frozenset([0])
+
+
+class Present(Message, kind=4, roles=ANSWER):
+    """The first message on a connection: the ticket of the process that opened it. `direct` names the datagram socket
+    of its endpoint. Not answered."""
+
+    ticket: bytes
+    direct: bytes = b""
+
+
+class Peer:
+    """A process, as a node knows it by the ticket that it presented. Only `Tickets` changes it."""
+
+    __slots__ = ("claims", "key", "name", "refused", "role", "routes", "ticket")
+
+    def __init__(self, ticket: str = "") -> None:
+        self.ticket = ticket
+        """The digest; "" for a process that presented none."""
+        self.key = ""
+        """The role of the key of its connections; "" without keys. It is the same for all of them."""
+        self.name = self.role = ""
+        """Its task, such as "worker:3", and its job; "" while nobody has admitted it."""
+        self.claims = NO_CLAIM
+        """The incarnations that its headers may claim."""
+        self.refused = False
+        """Whether a message of it was refused."""
+        self.routes: deque[Route] = deque()
+
+
+STRANGER = Peer()
+
+
+def introduction(ticket: bytes, endpoint: Endpoint, name: str) -> bytes:
+    """The header of the message that opens a connection of this endpoint."""
+    return encode(Envelope(Present(ticket, endpoint.direct), "", 0, name))[0]
+
+
+def digest(ticket: bytes) -> str:
+    """What is kept and told of a ticket."""
+    return blake2s(ticket, digest_size=16).hexdigest()
+
+
+def role_of(job: str) -> str:
+    """The role of a session of this job. Nobody gets the chief's role by naming a job."""
+    return "worker" if job == "chief" else job
+
+
+class Tickets:
+    """The peers of one node: those that were admitted, and those that have only presented a ticket."""
+
+    def __init__(self, endpoint: Endpoint, own: bytes) -> None:
+        """`own`: the ticket of this process, with which its own messages come."""
+        self._endpoint = endpoint
+        self.by_route: dict[Route, Peer] = {}
+        self._known: dict[str, Peer] = {}
+        """By the digest of their ticket."""
+        self._groups: dict[str, set[str]] = {}
+        """The tickets that were admitted together, by the name of their group."""
+        self._strangers: dict[str, Peer] = {}
+        """Those of `_known` that are in no group, the oldest first."""
+        self._claimed: dict[int, Peer] = {}
+        """By each incarnation that a peer may claim."""
+        self.admit("own", [[digest(own), "", "", ()]])
+        self.present(endpoint.address, digest(own))
+
+    # -- connections --------------------------------------------------------------------------------------------
+
+    def present(self, route: Route, ticket: str) -> Peer:
+        """Note that the process at a route has presented the ticket of this digest."""
+        peer = self._known.get(ticket)
+        if peer is None:
+            peer = self._known[ticket] = Peer(ticket)
+            self._add_stranger(peer)
+        before = self.by_route.get(route)
+        if before is not None:
+            before.routes.remove(route)
+        self.by_route[route] = peer
+        peer.routes.append(route)
+        if len(peer.routes) > (STRANGERS_ROUTES if ticket in self._strangers else ROUTES):
+            del self.by_route[peer.routes.popleft()]
+        return peer
+
+    def _add_stranger(self, peer: Peer) -> None:
+        self._strangers[peer.ticket] = peer
+        if len(self._strangers) > STRANGERS:
+            oldest = self._strangers.pop(next(iter(self._strangers)))
+            del self._known[oldest.ticket]
+            for route in oldest.routes:
+                del self.by_route[route]
+
+    def presented(self, route: Route, message: Present, key: str = "") -> None:
+        """A process has opened a connection. Its datagrams go on if it had paired on an earlier one. `key`: the role of
+        the connection's key. A ticket that was presented with another one counts for nothing."""
+        ticket = digest(message.ticket)
+        if key and ticket in self._known and self._known[ticket].key not in ("", key):
+            return
+        peer, before = self.present(route, ticket), self._endpoint.paired(message.direct)
+        peer.key = key
+        if before is not None and self.by_route.get(before) is peer:
+            self._endpoint.pair(route, message.direct, False)
+
+    def pair(self, route: Route, name: bytes) -> bytes:
+        """As Node.pair."""
+        before = self.by_route.get(self._endpoint.paired(name) or "")
+        if before is not None and before is not self.by_route.get(route):
+            return b""  # it is the socket of another process
+        return self._endpoint.direct if self._endpoint.pair(route, name, False) else b""
+
+    # -- who may do what ----------------------------------------------------------------------------------------
+
+    def admit(self, group: str, entries: Iterable[Any]) -> None:
+        """Admit these tickets, each [digest, name, role, incarnations], in place of those of the same group."""
+        admitted = [entry for entry in entries if entry[0]]
+        before, kept = self._groups.get(group, set()), {str(entry[0]) for entry in admitted}
+        self._groups[group] = kept
+        for ticket in before - kept:
+            if not any(ticket in other for other in self._groups.values()):
+                peer = self._known[ticket]
+                peer.name = peer.role = ""
+                self._let_claim(peer, frozenset())
+                self._add_stranger(peer)
+        for ticket, name, role, incarnations in admitted:
+            peer = self._known.setdefault(str(ticket), Peer(str(ticket)))
+            self._strangers.pop(peer.ticket, None)
+            peer.name, peer.role = str(name), str(role)
+            self._let_claim(peer, frozenset(int(incarnation) for incarnation in incarnations))
+
+    def _let_claim(self, peer: Peer, incarnations: frozenset[int]) -> None:
+        for incarnation in peer.claims - incarnations:
+            if self._claimed.get(incarnation) is peer:
+                del self._claimed[incarnation]
+        for incarnation in incarnations:
+            self._claimed[incarnation] = peer
+        peer.claims = incarnations | NO_CLAIM
+
+    def check(self, peer: Peer, claim: int, message: Message) -> NotAuthenticated | None:
+        """The error that answers a message whose sender claims the incarnation of another, or may not send it; None if
+        there is none. The first one of a process is logged."""
+        owner = self._claimed.get(claim)
+        who = peer.name or "a stranger"
+        if owner is not None and owner is not peer:
+            text = f"incarnation {claim}, which is {owner.name}'s, on a connection of {who}; wanted its ticket first"
+        elif message.proven and peer.role not in message.roles:
+            wanted = " or ".join(sorted(message.roles))
+            text = f"{type(message).__name__} on a connection of {who}; wanted it from the {wanted}, with its ticket"
+        else:
+            return None
+        if not peer.refused:
+            peer.refused = True
+            log.warning("refused a message of %s: got %s", who, text)
+        return NotAuthenticated(f"got {text}")
