@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   dps launch --ps 2 --workers 4 train.py -- --steps 400
   dps launch experiment.yaml --set rate=0.1 --detach
   dps init                        an experiment file to begin with
+  dps manifest kubernetes experiment.yaml | kubectl apply -f -
   dps list
   dps status 4
   dps logs 4 --task worker.1 --follow

@@ -42,12 +42,20 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     init = commands.add_parser("init", help="write an experiment file with comments", epilog="example: dps init")
     init.add_argument("file", nargs="?", default="experiment.yaml", help="its name (default experiment.yaml)")
     init.set_defaults(run=run_init)
+    manifest = commands.add_parser(
+        "manifest", help="print an experiment file for another engine", epilog=MANIFEST_EXAMPLE
+    )
+    manifest.add_argument("engine", choices=["kubernetes"], help="kubernetes: a JobSet")
+    manifest.add_argument("file", help="the experiment file")
+    manifest.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the file")
+    manifest.set_defaults(run=run_manifest)
     for command in (listing, monitor):
         add_json(command)
 
 
 LOGS_EXAMPLE = "example: dps logs 4 --task worker.1 --since 10m --follow"
 MONITOR_EXAMPLE = "example: dps monitor 4"
+MANIFEST_EXAMPLE = "example: dps manifest kubernetes experiment.yaml | kubectl apply -f -"
 KILL_EXAMPLE = "example: dps kill 4"
 
 
@@ -220,6 +228,17 @@ def run_kill(args: argparse.Namespace) -> int:
                 f"{view.values['keeper']['pid']} on {view.values['keeper']['host']}"
             )
         print(f"run {view.id}: {view.state}")
+    return 0
+
+
+def run_manifest(args: argparse.Namespace) -> int:
+    import importlib
+
+    from dps.launch.engines.kubernetes import manifests
+    from dps.launch.experiment.experiment import load
+
+    made = manifests(load(args.file, args.set))
+    print(importlib.import_module("yaml").safe_dump_all(made, sort_keys=False, width=120), end="")
     return 0
 
 

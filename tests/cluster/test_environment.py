@@ -70,3 +70,12 @@ def test_programs_have_tf_config_where_cluster_and_task_are_known() -> None:
         Task("worker", 0),
     )
     assert tf_config_of(launched | {"DPS_TASK": ""}) == tf_config_of({**launched, "DPS_PS": ""}) == {}
+
+
+def test_a_program_has_the_cluster_in_dps_cluster_too_and_joins_by_the_chief_all_the_same() -> None:
+    environ = {"DPS_JOB": "worker", "DPS_TASK": "1", "DPS_CHIEF": "h:1", "DPS_WORKERS": "2", "DPS_PS": "1"}
+    environ |= tf_config_of(environ)
+    cluster = {"chief": ["h:1"], "ps": ["127.0.0.1:0"], "worker": ["127.0.0.1:0"] * 2}
+    assert json.loads(environ["DPS_CLUSTER"]) == json.loads(environ["TF_CONFIG"])["cluster"] == cluster
+    found = server_arguments(environ)
+    assert (found["cluster"], found["chief"]) == (None, "h:1")

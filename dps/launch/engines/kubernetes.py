@@ -1,0 +1,147 @@
+"""Writes an experiment as a JobSet for Kubernetes (jobset.x-k8s.io/v1alpha2): a Job for each role, a pod for each task.
+
+The tasks find each other by their DNS names (`dps.cluster.resolve.kubernetes`). dps asks Kubernetes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dps.cluster.engines.ranks import PORT
+from dps.errors import ConfigError
+from dps.launch.experiment.experiment import Experiment
+from dps.launch.plan import Job, Plan, runs_program
+
+API = "jobset.x-k8s.io/v1alpha2"
+CONTAINER = "dps"
+FINAL = [1, 2, 5]
+"""Exit codes after which a task is not started again: its program failed, it was started wrongly, or was refused."""
+GRACE_S = 60
+"""How long a pod may take to end in order, with a last checkpoint."""
+
+
+def manifests(experiment: Experiment) -> list[dict[str, Any]]:
+    """A JobSet for each combination of the parameters' values. Raises ConfigError for what Kubernetes needs besides."""
+    if not experiment.elsewhere.get("image"):
+        raise ConfigError(
+            f"{experiment.name}: no image; Kubernetes needs image: REGISTRY/NAME:TAG with dps and programs"
+        )
+    if "DPS_TRUSTED_NETWORK" not in experiment.env:
+        raise ConfigError(
+            f"{experiment.name}: keys do not reach pods yet; wanted keys: trusted-network, with a NetworkPolicy around "
+            "the pods"
+        )
+    points = experiment.points()
+    base = re.sub(r"[^a-z0-9-]+", "-", experiment.name.lower()).strip("-") or "dps"
+    names = [base] if len(points) == 1 else [f"{base}-{number}" for number in range(1, len(points) + 1)]
+    return [
+        manifest(name, experiment.at(values, name), experiment.elsewhere)
+        for name, values in zip(names, points, strict=True)
+    ]
+
+
+def manifest(name: str, plan: Plan, where: Mapping[str, Any]) -> dict[str, Any]:
+    """The JobSet of one plan. `where`: its image and volumes."""
+    volumes = [_volume(text) for text in where.get("volumes", ())]
+    roles = [role for role in ("chief", "ps", "worker", "evaluator") if role in plan.jobs]
+    return {
+        "apiVersion": API,
+        "kind": "JobSet",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": "dps"}},
+        "spec": {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": name},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["chief"]},
+            "failurePolicy": {
+                "maxRestarts": max(plan.jobs["chief"].restarts, plan.jobs["ps"].restarts),
+                "rules": [
+                    {"name": "final", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
+                    {"name": "chief", "action": "RestartJobSet", "targetReplicatedJobs": ["chief"]},
+                    {"name": "ps", "action": "RestartJob", "targetReplicatedJobs": ["ps"]},
+                    {"name": "others", "action": "FailJobSet"},
+                ],
+            },
+            "replicatedJobs": [_role(name, role, plan, str(where["image"]), volumes) for role in roles],
+        },
+    }
+
+
+def _role(name: str, role: str, plan: Plan, image: str, volumes: list[tuple[str, str]]) -> dict[str, Any]:
+    job = plan.jobs[role]
+    rules = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(FINAL)}},
+    ]
+    made: dict[str, Any] = {"name": role, "replicas": 1}
+    if role != "chief":
+        made["dependsOn"] = [{"name": "chief", "status": "Ready"}]
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_S,
+        "containers": [_container(name, role, plan, image, volumes)],
+    }
+    if volumes:
+        claims = dict.fromkeys(claim for claim, _ in volumes)
+        pod["volumes"] = [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in claims]
+    spec = {
+        "completionMode": "Indexed",
+        "completions": job.count,
+        "parallelism": job.count,
+        "backoffLimitPerIndex": 0 if role == "chief" else max(job.restarts, plan.jobs["ps"].restarts),
+        "podFailurePolicy": {"rules": rules},
+        "template": {"spec": pod},
+    }
+    return made | {"template": {"spec": spec}}
+
+
+def _container(name: str, role: str, plan: Plan, image: str, volumes: list[tuple[str, str]]) -> dict[str, Any]:
+    env = plan.environment(f"{role}:0")
+    made: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": image,
+        "command": ["python", "-m", "dps.role"],
+        "args": _flags(name, role, plan),
+        "env": [{"name": variable, "value": _escaped(value)} for variable, value in env.items()],
+        "ports": [{"containerPort": PORT}],
+    }
+    if volumes:
+        made["volumeMounts"] = [{"name": claim, "mountPath": path} for claim, path in volumes]
+    wanted = _resources(plan.jobs[role])
+    return made | ({"resources": {"requests": wanted, "limits": dict(wanted)}} if wanted else {})
+
+
+def _flags(name: str, role: str, plan: Plan) -> list[str]:
+    """The flags of a role. An evaluator is outside of the cluster, and joins by the chief's address."""
+    job = plan.jobs[role]
+    if role == "evaluator":
+        flags = ["--job", role, "--chief", f"{name}-chief-0-0.{name}:{PORT}"]
+    else:
+        counts = ",".join(f"{each}={plan.jobs[each].count}" for each in ("chief", "ps", "worker"))
+        flags = ["--resolver", "kubernetes", "--jobs", counts, *job.flags]
+        flags += ["--update", plan.update] if plan.update else []
+    if runs_program(f"{role}:"):
+        program, *arguments = job.run
+        flags += ["--program", program, "--", *arguments]
+    return [_escaped(flag) for flag in flags]
+
+
+def _escaped(text: str) -> str:
+    """A text in which Kubernetes replaces nothing: it would read $(NAME) as a variable."""
+    return text.replace("$(", "$$(")
+
+
+def _resources(job: Job) -> dict[str, str]:
+    kept = job.resources
+    found = {"cpu": kept.cpus, "memory": kept.memory, "nvidia.com/gpu": kept.gpus or None}
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def _volume(text: str) -> tuple[str, str]:
+    """A claim, and where it is mounted."""
+    claim, colon, path = text.partition(":")
+    if not claim or not colon or not path.startswith("/"):
+        raise ConfigError(
+            f"volumes: got {text!r}, wanted CLAIM:/PATH, a persistent volume claim and where it is mounted"
+        )
+    return claim, path

@@ -1,0 +1,120 @@
+"""The JobSet of an experiment: its text, the schema of the CRD, and what the resolver makes of its pods."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from dps import cli, role
+from dps.cluster.engines.kubernetes import kubernetes
+from dps.cluster.engines.ranks import parse_jobs
+
+HERE = Path(__file__).parent
+SCHEMA = json.loads((HERE / "jobset-v1alpha2.json").read_text())
+"""`spec` of the CRD of kubernetes-sigs/jobset (Apache-2.0) at 08dfbdfd, without descriptions and parts of pods that dps
+does not use."""
+FILE = """
+name: My MNIST
+image: registry/name:tag
+volumes: ["claim:/data", "claim:/more"]
+output: /data/{{ id }}
+keys: trusted-network
+update: sync
+restarts: 2
+env: {A: "$(B) {{ steps }}"}
+resources: {cpus: 1, memory: 1GiB}
+parameters: {steps: 400}
+roles:
+  ps: {count: 2, threads: 2, resources: {memory: 4GiB}}
+  worker: {count: 3, resources: {gpus: 1}, run: [train.py, "--steps={{ steps }}", "a b", "$(C)"]}
+  evaluator: {run: train.py}
+"""
+
+
+def printed(capsys: pytest.CaptureFixture[str], folder: Path, text: str = FILE, *more: str, code: int = 0) -> str:
+    (folder / "train.py").touch()
+    (folder / "e.yaml").write_text(text)
+    assert cli.main(["manifest", "kubernetes", str(folder / "e.yaml"), *more]) == code
+    said = capsys.readouterr()
+    return said.err if code else said.out
+
+
+def check(value: Any, schema: dict[str, Any], path: str = "spec") -> None:
+    """The value has the form of an OpenAPI schema, and no key that is not in it."""
+    kind = schema.get("type")
+    if kind == "object":
+        assert isinstance(value, dict), path
+        assert not [key for key in schema.get("required", ()) if key not in value], path
+        for key, below in value.items():
+            known = schema.get("properties", {}).get(key) or schema.get("additionalProperties")
+            assert known, f"{path}.{key} is not known"
+            check(below, known, f"{path}.{key}")
+    elif kind == "array":
+        assert isinstance(value, list) and len(value) <= schema.get("maxItems", len(value)), path
+        for i, below in enumerate(value):
+            check(below, schema["items"], f"{path}[{i}]")
+    else:
+        wanted = {"integer": int, "boolean": bool, "string": str}.get(str(kind), (int, str))
+        assert isinstance(value, wanted), path  # type: ignore[arg-type]
+        assert "enum" not in schema or value in schema["enum"], path
+
+
+def test_the_manifest_is_that_of_the_golden_file_and_has_the_form_of_the_crd(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = printed(capsys, tmp_path)
+    assert made == (HERE / "jobset.yaml").read_text()
+    (found,) = yaml.safe_load_all(made)
+    assert (found["apiVersion"], found["kind"], found["metadata"]["name"]) == (
+        "jobset.x-k8s.io/v1alpha2", "JobSet", "my-mnist",
+    )  # fmt: skip
+    check(found["spec"], SCHEMA)
+
+
+def test_the_check_is_strict_about_unknown_keys() -> None:
+    with pytest.raises(AssertionError, match="spec.network.subdomains is not known"):
+        check({"network": {"subdomains": "x"}}, SCHEMA)
+
+
+def test_every_pod_finds_itself_and_the_others_with_its_own_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = yaml.safe_load_all(printed(capsys, tmp_path))
+    seen = []
+    for replicated in found["spec"]["replicatedJobs"]:
+        job, spec = replicated["name"], replicated["template"]["spec"]
+        args = role.parser().take(spec["template"]["spec"]["containers"][0]["args"])
+        if job == "evaluator":
+            assert (args.job, args.chief, args.program) == ("evaluator", "my-mnist-chief-0-0.my-mnist:8888", "train.py")
+            continue
+        for index in range(spec["completions"]):
+            pod = {"HOSTNAME": f"my-mnist-{job}-0-{index}", "JOB_COMPLETION_INDEX": str(index)}
+            cluster, task = kubernetes(pod, parse_jobs(args.jobs))
+            seen.append(str(task))
+            assert cluster.task_address("ps", 1) == "my-mnist-ps-0-1.my-mnist:8888"
+        assert args.update == "sync" and (args.program == "train.py") == (job == "worker")
+    assert seen == ["chief:0", "ps:0", "ps:1", "worker:0", "worker:1", "worker:2"]
+
+
+def test_a_grid_is_a_jobset_for_each_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = list(yaml.safe_load_all(printed(capsys, tmp_path, FILE, "--set", "steps=1", "--set", "steps=2")))
+    assert [each["metadata"]["name"] for each in made] == ["my-mnist-1", "my-mnist-2"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("image: registry/name:tag\n", "", "no image"),
+        ("keys: trusted-network\n", "", "keys do not reach pods yet"),
+        ('"claim:/data"', '"claim"', "wanted CLAIM:/PATH"),
+    ],
+)
+def test_what_kubernetes_needs_besides_is_one_line(
+    old: str, new: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = printed(capsys, tmp_path, FILE.replace(old, new), code=2)
+    assert words in said and said.count("\n") == 1
