@@ -16,6 +16,8 @@ SHOWN = 20
 FOLLOW_S = 0.2
 KILL_S = 30.0
 """How long a run may take, after its grace, until it is over."""
+SILENT_S = 1.0
+"""How long `dps kill` waits before it says for what."""
 MONITOR_S = 2.0
 CLEAR = "\x1b[H\x1b[2J"
 
@@ -221,7 +223,10 @@ def run_kill(args: argparse.Namespace) -> int:
     for path in paths:
         ask_to_end(path, args.grace)
     for path in paths:
-        view = wait_for_end(path, now() + args.grace + KILL_S)
+        view = wait_for_end(path, now() + SILENT_S)
+        if not view.over:
+            print(f"run {view.id} is ending; force is used after {args.grace:g} s", file=sys.stderr)
+            view = wait_for_end(path, now() + args.grace + KILL_S, force=True)
         if not view.over:
             raise DeadlineExceeded(
                 f"run {view.id} is not over {args.grace + KILL_S:g} s after it was told to end; its keeper is process "

@@ -132,7 +132,7 @@ def of_flags(args: argparse.Namespace, env: Mapping[str, str]) -> Wanted:
         jobs["worker"] = Job(workers, (f"{SERVING}:main", *args.serve), restarts=restarts)
         if program:  # it is outside of the training cluster, as an evaluator is
             jobs["evaluator"] = Job(run=(f"{SERVING}:schedule", *program))
-    plan = Plan(jobs, plan.update, plan.env, pin=plan.pin)
+    plan = Plan(jobs, plan.update, plan.env, pin=plan.pin, folder=os.getcwd())
     name = os.path.splitext(os.path.basename(args.program or args.serve[0]))[0]
     serves = [word for module in args.serve for word in ("--serve", module)]
     own = [args.program] if args.program is not None else []

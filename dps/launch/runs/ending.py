@@ -24,11 +24,12 @@ def ask_to_end(path: str, grace_s: float) -> None:
     folder.write(os.path.join(path, "orders", name), {"order": "kill", "grace_s": grace_s})
 
 
-def wait_for_end(path: str, deadline: float) -> View:
-    """Wait until a run is over; returns it as it is then, or at the deadline on `now`. Blocks."""
+def wait_for_end(path: str, deadline: float, force: bool = False) -> View:
+    """Wait until a run is over; returns it as it is then, or at the deadline on `now`. `force`: end a keeper of this
+    machine that does not react, some seconds before the deadline. Blocks."""
     view = look(path, wall())
     while not view.over and now() < deadline:
-        if now() >= deadline - LEFT_S:
+        if force and now() >= deadline - LEFT_S:
             _end_keeper(view)
         pause(LOOK_S)
         view = look(path, wall())

@@ -134,6 +134,23 @@ def test_a_folder_without_a_state_is_created_and_after_a_while_lost(tmp_path: Pa
     assert look(path, wall()).state == "CREATED" and look(path, wall() + 31).state == "LOST"
 
 
+def test_a_disk_that_is_full_ends_no_run_and_is_told_once(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    told: list[str] = []
+    kept = keeper.Keeper(run, lambda name, text: told.append(f"{name} {text}"))
+    monkeypatch.setattr(folder, "write", full)
+    monkeypatch.setattr(Log, "write", full)
+    kept.started("worker:0", os.getpid())
+    kept._line("worker:0", "hello")
+    kept.ended("worker:0", 0)
+    assert kept.states.values["tasks"]["worker:0"]["state"] == "SUCCEEDED"
+    assert told == [f"dps {run} cannot be written: No space left on device; the run goes on", "worker:0 hello"]
+    for log in kept._logs.values():
+        log.close()
+
+
 # -- logs --------------------------------------------------------------------------------------------------------------
 
 
