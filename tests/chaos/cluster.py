@@ -34,7 +34,7 @@ class Launched:
         for made in (self.work, self.temporary):
             made.mkdir(exist_ok=True)
         environment = {**os.environ, MARK: mark, "TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
-        environment["DPS_RUNS"] = str(folder / "runs")
+        environment["DPS_RUNS"] = str((folder / "runs").resolve())
         self._log = (folder / "output.log").open("a")
         self._began = time.monotonic()
         self.process = subprocess.Popen(
