@@ -38,6 +38,8 @@ class Batches:
         self._whole: Batch | None = None
         self._pass: Iterator[Any] | None = None
         """Of an iterator, which is read once over all epochs."""
+        self._begun: tuple[Batch, Iterator[Any]] | None = None
+        """The first batch, and a pass that begins with it: of a dataset, each pass is another one."""
         if y is None and targets and _is_arrays(x, targets):
             raise DataError(f"{what}: got x without y; wanted the targets, too, or batches (x, y)")
         if y is not None or _is_arrays(x, targets):
@@ -51,7 +53,7 @@ class Batches:
             raise ConfigError(f"{what}: got batch_size={batch_size!r} with batches that are made already; leave it out")
         else:
             self._source = x
-            self._pass = x if iter(x) is x else None
+            self._pass = x if isinstance(x, Iterator) else None
 
     @property
     def steps(self) -> int | None:
@@ -65,37 +67,39 @@ class Batches:
         """The names of the inputs, where they come as a dict."""
         return self._names
 
-    def goes_on(self, steps: int) -> None:
-        """Epochs are of so many batches: those of an iterable go on where the last one ended."""
+    def goes_on(self) -> None:
+        """Epochs are of a number of batches: those of an iterable go on where the last one ended."""
         if self._source is not None and self._pass is None:
             self._pass = iter(self._source)
 
     def first(self) -> Batch:
-        """The first batch, to build a model for. Of an iterator it is not lost."""
+        """The first batch, to build a model for. It is not lost."""
         if self._whole is not None:
             return self._whole
-        found = next(self._read(), None)
-        if found is None:
-            raise DataError(f"{self.what}: got no batches")
-        if self._pass is not None:
-            self._pass = _after(found, self._pass)
-        return self._batch(found, f"{self.what}: the first batch")
+        if self._begun is None:
+            batches = self._opened()
+            found = next(batches, None)
+            if found is None:
+                raise DataError(f"{self.what}: got no batches")
+            self._begun = self._batch(found, f"{self.what}: the first batch"), _after(found, batches)
+        return self._begun[0]
 
     def epoch(self, number: int = 0, seed: int | None = None) -> Iterator[Batch]:
         """One pass. `seed`: shuffles arrays, in another order in each epoch; None: in their order."""
         if self._whole is not None:
             yield from self._cut(self._whole, number, seed)
             return
-        for index, found in enumerate(self._read(), 1):
+        batches = self._opened() if self._begun is None else self._begun[1]
+        if self._pass is not None:
+            self._pass = batches
+        self._begun, index = None, 0
+        while (found := next(batches, None)) is not None:
+            index += 1
             yield self._batch(found, f"{self.what}: batch {index}")
 
-    def _read(self) -> Iterator[Any]:
-        if self._pass is None:
-            assert self._source is not None
-            yield from self._source
-            return
-        while (found := next(self._pass, None)) is not None:
-            yield found
+    def _opened(self) -> Iterator[Any]:
+        assert self._source is not None
+        return iter(self._source) if self._pass is None else self._pass
 
     def _cut(self, whole: Batch, number: int, seed: int | None) -> Iterator[Batch]:
         order = None if seed is None else np.random.default_rng([seed, number]).permutation(whole.size)
@@ -113,7 +117,7 @@ class Batches:
             x = found[0]  # a dataset of (x, y) that a model predicts for
         if isinstance(x, Mapping) and self._names is None:
             self._names = _names(x)
-        xs = [_array(value, where) for value in _values(x, self._names, where)]
+        xs = [_as_rows(_array(value, where)) for value in _values(x, self._names, where)]
         ys = [] if y is None else [_array(y, f"{where}: y")]
         sizes = [len(array) for array in (*xs, *ys)]
         if len(set(sizes)) > 1:
@@ -165,6 +169,11 @@ def _array(value: Any, where: str) -> Any:
     if not array.ndim or array.dtype.kind not in "fiub":
         raise DataError(f"{where}: got {_said(value)}, wanted an array of numbers with an example in each row")
     return array
+
+
+def _as_rows(array: Any) -> Any:
+    """Examples that are numbers as rows of one number."""
+    return array if array.ndim > 1 else array[:, None]
 
 
 def _said(value: Any) -> str:

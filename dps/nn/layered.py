@@ -107,7 +107,7 @@ class LayeredModel:
     def build_for(self, batches: Batches) -> Network:
         """Build the model for the first data that it is given, if it is not built yet."""
         if not self.built and self._known_shapes() is None:
-            shapes = [shape or (1,) for shape in batches.first().shapes]
+            shapes = batches.first().shapes
             names = batches.names
             self.build(dict(zip(names, shapes, strict=True)) if names else shapes if len(shapes) > 1 else shapes[0])
         return self._built

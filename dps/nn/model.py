@@ -92,7 +92,8 @@ class Model(LayeredModel):
             epochs: The number of the last epoch.
             batch_size: Examples of a global batch. None: 32.
             validation_data: (x, y), or batches, that the model is evaluated on after each epoch.
-            callbacks: Instances of `Callback`, and hooks.
+            callbacks: Instances of `Callback`, and hooks. Hooks find the numbers of the last epoch among the scalars of
+                the session: "epoch_loss" and so on.
             shuffle: Whether arrays are shuffled, in another order in each epoch.
             seed: Chooses the orders, which have to be the same on all workers in sync. None: the model's.
             verbose: 0: nothing is printed; 1: a bar for each epoch; 2: a line for each epoch.
@@ -109,7 +110,8 @@ class Model(LayeredModel):
         compiled = self._ready("fit")
         batches, validation = Batches("fit", x, y, batch_size), self._validation(validation_data, batch_size)
         if steps_per_epoch is not None:
-            batches.goes_on(whole_from_1(steps_per_epoch, "fit: steps_per_epoch"))
+            whole_from_1(steps_per_epoch, "fit: steps_per_epoch")
+            batches.goes_on()
         epochs = whole_from_1(epochs, "fit: epochs")
         network = self.build_for(batches)
         network.check(batches.first().xs, "fit: x")

@@ -31,13 +31,16 @@ class SharedTotals:
 
     def __init__(self, variables: Variables, workers: int) -> None:
         self._variables, self._workers = variables, workers
-        self._epoch, self._before = 0, np.zeros(CELLS)
+        self._epoch, self._before, self._began = 0, np.zeros(CELLS), 0
         self.broken = False
         """Whether a step of this epoch was dropped or undone."""
+        self._undone = False
+        """Whether some were in this training: then workers need not be at the same batch any more."""
 
     def begin(self, epoch: int) -> None:
         """An epoch begins on this worker."""
         self._epoch, self._before, self.broken = epoch + 1, self._read(), False
+        self._began = self._run_epoch()
 
     def gradient(self, sums: Any) -> dict[str, Any]:
         """What this worker adds in a step."""
@@ -50,22 +53,28 @@ class SharedTotals:
 
         Raises DataError if others were in a later epoch meanwhile."""
         found = self._read() - self._before
-        if self.broken:
+        if self.broken or self._run_epoch() != self._began:
+            self._undone = True
             return own
         parts, epochs = round(found[0]), round(found[1])
-        if epochs > parts * self._epoch:
+        if epochs > parts * self._epoch and not self._undone:
             raise DataError(
                 f"fit: another worker went on to a later epoch during the {steps} steps of epoch {self._epoch} here: "
                 "its dataset ended early; give all workers as many batches, or steps_per_epoch"
             )
-        if epochs < parts * self._epoch:
-            log.warning("fit: in epoch %d of this worker another one was in an earlier epoch", self._epoch)
+        if epochs != parts * self._epoch:
+            log.warning("fit: in epoch %d of this worker another one was in another epoch", self._epoch)
         elif parts < steps * self._workers:
             log.warning(
                 "fit: epoch %d was made of %d parts of batches instead of %d: a worker has left, or its dataset ended "
                 "early", self._epoch, parts, steps * self._workers,
             )  # fmt: skip
         return found[2 : 2 + len(own)]
+
+    def _run_epoch(self) -> int:
+        """The run epoch of what was read last: steps were undone where it is another one."""
+        session = getattr(self._variables, "session", None)
+        return 0 if session is None else int(session.version.epoch)
 
     def _read(self) -> Any:
         return np.array(self._variables.read()[KEY])

@@ -49,6 +49,8 @@ class Training:
         self._loop: Any = getattr(variables, "session", None) or LocalLoop(variables)
         self._hooks = Chain(hooks, lambda: str(self._loop.name), lambda text: None)
         together = strategy.num_replicas_in_sync > strategy.local_replicas
+        if getattr(self._loop, "traffic", None) is not None:  # compressed numbers are no sums
+            together = False
         self._shared = SharedTotals(variables, strategy.num_replicas_in_sync) if together else None
         self._steps = 0
 
@@ -67,6 +69,8 @@ class Training:
             self._call("on_epoch_begin", epoch, {})
             logs = self._epoch(batches, epoch, steps, seed)
             logs |= validate()
+            for name, value in logs.items():
+                self._loop.summary(f"epoch_{name}", value)
             self._call("on_epoch_end", epoch, logs)
         self._call("on_train_end", logs)
         self._hooks.call("end", self._loop)

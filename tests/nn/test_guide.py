@@ -117,6 +117,31 @@ def test_workers_that_do_not_wait_train_each_on_its_own_data() -> None:
     assert not run.errors and min(run.results) > 0.7, (run.errors, run.results)
 
 
+def with_a_lost_ps(server: Any, compression: Any) -> Any:
+    x, y = data()
+    settings = {"checkpoint_dir": "run", "hooks": [dps.CheckpointSaver(steps=3)], "compression": compression}
+    with strategies.ParameterServer(server, dps.SyncReplicas(2, 2), **settings) as strategy:
+        with strategy.scope():
+            model = two_layers()
+        model.compile(dps.optim.SGD(0.1), "sparse_categorical_crossentropy", ["accuracy"])
+        return model.fit(x, y, epochs=6, batch_size=8, verbose=0).history["loss"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_lost_ps_undoes_steps_and_the_training_goes_on(seed: int) -> None:
+    run = dps.simulate(
+        with_a_lost_ps, None, workers=2, ps=2, seed=seed, compute=dps.sim.Compute(0.05, jitter=0.5),
+        faults=[dps.sim.Kill(f"ps:{seed % 2}", at=0.9 + 0.3 * seed, restart_after=0.2)],
+    )  # fmt: skip
+    assert not run.errors, run.errors
+    assert all(losses[-1] < losses[0] and len(losses) == 6 for losses in run.results)
+
+
+def test_compressed_gradients_have_no_sums_over_workers() -> None:
+    run = dps.simulate(with_a_lost_ps, dps.compress.Float16(), workers=2)
+    assert not run.errors and run.results[0] != run.results[1]  # each reports its own part
+
+
 def ends_early(server: Any, epochs: int) -> Any:
     with strategies.ParameterServer(server, dps.SyncReplicas(2, 2)) as strategy:
         with strategy.scope():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,22 @@ def test_arrays_datasets_lists_and_iterators_train_alike() -> None:
     assert fitted(X, Y, batch_size=5, epochs=2) != wanted  # shuffled, the same each time
     assert fitted(X, Y, batch_size=5, epochs=2) == fitted(X, Y, batch_size=5, epochs=2)
     assert fitted(X, Y, batch_size=5, epochs=2) != fitted(X, Y, batch_size=5, epochs=2, seed=9)
+
+
+def test_a_shuffled_dataset_has_the_order_of_its_own_passes() -> None:
+    def shuffled() -> Any:
+        return dps.data.from_arrays(X, Y).shuffle(20, seed=3).batch(5)
+
+    passes = shuffled()
+    batches = [batch for _ in range(2) for batch in passes]
+    assert fitted(shuffled(), epochs=2) == fitted(iter(batches), epochs=2, steps_per_epoch=4)
+
+
+def test_examples_may_be_numbers() -> None:
+    model = nn.Sequential([nn.Embedding(3, 2), nn.Dense(3)])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(Y, Y, verbose=0)
+    assert model.predict(Y).shape == (20, 3)
 
 
 def test_predict_takes_arrays_and_batches() -> None:
@@ -170,6 +187,14 @@ def test_hooks_of_the_strategys_session_are_told_the_loss() -> None:
         model.compile("sgd", "sparse_categorical_crossentropy")
         model.fit(X, Y, verbose=0)
     assert steps.seen == ["begin", 0, 1, "end"]
+
+
+def test_summaries_have_the_numbers_of_the_last_epoch(tmp_path: Path) -> None:
+    saver = dps.SummarySaver(str(tmp_path), steps=1)
+    history = compiled().fit(X, Y, batch_size=10, epochs=2, callbacks=[saver], verbose=0).history
+    rows = [json.loads(line) for line in (tmp_path / "summaries.jsonl").read_text().splitlines()]
+    assert [row.get("epoch_accuracy") for row in rows] == [None, None, None, history["accuracy"][0], None]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
 
 
 def test_a_saver_without_a_ps_is_refused() -> None:
