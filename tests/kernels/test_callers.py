@@ -11,7 +11,7 @@ DPS = Path(__file__).parents[2] / "dps"
 KERNELS = DPS / "kernels"
 BINDINGS = KERNELS / "optimizers.py"
 AVERAGES = DPS / "ps" / "store" / "averages.py"
-LAYERS = DPS / "layers"
+LAYERS = DPS / "layers", DPS / "nn"
 BOUND = ("cpu", "fused", "cuda")
 """The modules in which a binding of `BINDINGS` looks its kernels up by their names."""
 
@@ -79,8 +79,9 @@ def bound() -> Iterator[Name]:
 
 
 def of_layers() -> Iterator[Name]:
-    """The kernels that layers call on the device that they compute on, as `place.kernels.NAME`."""
-    for path in LAYERS.glob("*.py"):
+    """The kernels that layers call on the device that they compute on, as `place.kernels.NAME` or
+    `computation.kernels.NAME`."""
+    for path in (path for folder in LAYERS for path in folder.glob("*.py")):
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.Attribute) and getattr(node.value, "attr", "") == "kernels":
                 yield from ((module, node.attr) for module in ("layers_cpu", "layers_cuda"))
