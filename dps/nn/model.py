@@ -107,6 +107,7 @@ class Model(LayeredModel):
             ConfigError: `compile` was not called, or an argument is wrong.
             DataError: Inputs or targets that do not fit the model, or data that ends early.
         """
+        # More than 9 parameters: they are those that Keras users know.
         compiled = self._ready("fit")
         batches, validation = Batches("fit", x, y, batch_size), self._validation(validation_data, batch_size)
         if steps_per_epoch is not None:

@@ -18,7 +18,7 @@ def test_the_launchers_variables_name_everything() -> None:
     assert server_arguments(environ) == {
         "cluster": None, "job": "ps", "task": 1, "chief": "10.0.0.1:7000", "workers": 4, "ps": 2, "update": "sync",
         "bind": "0.0.0.0:0", "advertise": "node1", "ports": "5000-5100", "trusted_network": True, "device": "gpu:0",
-        "threads": "2",
+        "threads": "2", "keys": None,
     }  # fmt: skip
 
 
