@@ -7,7 +7,7 @@ import os
 
 from dps.errors import ConfigError
 
-LONGEST = 107 - len("/worker-0123456789abcdef")
+LONGEST = 103 - len("/worker-0123456789abcdef")
 """Bytes of a folder's path, so that the paths of sockets in it are not too long for the system."""
 
 
