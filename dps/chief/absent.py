@@ -43,6 +43,7 @@ class Absent:
     def _look(self) -> None:
         """Give up the workers that have been away for too long."""
         self._node.after(ABSENT_S / 10, self._look)
+        self._admission.count_early()
         since_start_s, members, restarted = self._node.now() - self._began_at, self._members, self._epochs.restarted
         for name in members.waiting():
             known = self._cluster.workers.known.get(int(name.partition(":")[2]))

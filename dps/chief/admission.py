@@ -20,6 +20,9 @@ from dps.run_protocol import CloseSession, OpenSession
 
 log = logging.getLogger("dps")
 
+EARLY = 4096
+"""The most closes that are kept of sessions that are not known yet."""
+
 
 class Admission:
     """Connects the sessions with the members of the run and its epochs."""
@@ -27,6 +30,8 @@ class Admission:
     def __init__(self, node: Node, cluster: Cluster, sessions: Sessions, members: Membership, epochs: Epochs) -> None:
         self._node, self._cluster, self._sessions = node, cluster, sessions
         self._members, self._epochs = members, epochs
+        self._early: dict[int, tuple[CloseSession, str]] = {}
+        """The closes of sessions that another chief admitted, whose tickets are not known here yet."""
 
     # -- in -----------------------------------------------------------------------------------------------------
 
@@ -106,6 +111,7 @@ class Admission:
 
     def take_up(self) -> None:
         """Take over the sessions of another chief. End those that have closed or whose process was replaced."""
+        self.count_early()
         workers = self._cluster.workers
         for incarnation, live in list(self._members.live.items()):
             failed = self._sessions.closed(live.session)
@@ -136,6 +142,26 @@ class Admission:
             self.end(session, lost=False, failed=bool(message.error))
         elif news and message.job in self._cluster.jobs:
             self._closed_elsewhere(message)
+
+    def close_early(self, message: CloseSession, ticket: str) -> None:
+        """A session that this chief does not know has closed, and its task has not registered. It counts once the
+        ticket with which it did is known to be that of its process."""
+        if len(self._early) < EARLY:
+            self._early[message.session] = message, ticket
+            self.count_early()
+
+    def count_early(self) -> None:
+        """Count the early closes whose tickets are known by now, and forget those that were forged."""
+        for number, (message, ticket) in list(self._early.items()):
+            name, nodes = f"{message.job}:{message.task}", self._cluster.jobs[message.job].known
+            live = next((live for live in self._members.live.values() if live.session == number), None)
+            wanted = self._members.expected_tickets.get(name) if live is None else live.ticket
+            if wanted is None and message.task in nodes:
+                wanted = nodes[message.task].ticket
+            if wanted is not None:
+                del self._early[number]
+                if wanted == ticket:
+                    self.close(message)
 
     def _closed_elsewhere(self, message: CloseSession) -> None:
         """A session of an earlier chief has closed: its worker is done."""

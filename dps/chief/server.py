@@ -250,9 +250,9 @@ class ChiefActor(Actor):
     def on_CloseSession(self, message: CloseSession, sender: Sender) -> None:
         self.sessions.check_owner(message.session, sender)
         if message.session not in self.sessions.known and not self.cluster.has(message.job, message.task, sender):
-            self.node.answer(sender, Waiting(f"{message.job}:{message.task} has not registered yet"))
-            return
-        self.admission.close(message)
+            self.admission.close_early(message, sender.peer.ticket)
+        else:
+            self.admission.close(message)
         self.node.answer(sender)
         self.ending.check()
 

@@ -54,7 +54,9 @@ class State(Enum):
 
 
 class Agent(Actor):
-    """Registers its node with the chief until the chief answers, and repeats that at intervals."""
+    """Registers its node with the chief until the chief answers, and repeats that at intervals.
+
+    More than 12 attributes: what it registers with, and how far it has come with the chief."""
 
     def __init__(
         self,

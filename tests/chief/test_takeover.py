@@ -162,9 +162,6 @@ def test_questions_of_sessions_wait_until_the_chief_knows() -> None:
 def test_a_session_that_closes_before_the_chief_knows_it_has_finished() -> None:
     led = Second()
     led.come("ps", 0)
-    early = led.tell(CloseSession(0, "", "worker", 0, "run"), "close")
-    assert early == Waiting("worker:0 has not registered yet")
-    led.come("worker", 0)
     assert led.tell(CloseSession(0, "", "worker", 0, "run"), "close") == Done()
     led.serve(0)
     led.come("ps", 1)
@@ -286,3 +283,13 @@ def test_a_chief_that_leads_asks_nobody() -> None:
     led = Led(checkpoint_dir="run").train(0, 1)
     led.tell(Register("ps", 0, "ps:0", 1, 1, {}), "ps:0")
     assert led.desk.take(AskServing) == []
+
+
+def test_a_close_in_the_name_of_a_session_that_the_chief_does_not_know_yet_counts_for_nothing() -> None:
+    led = Second()
+    led.come("ps", 0)
+    assert led.tell(CloseSession(0, "", "worker", 0, "run"), "close", process=9) == Done()
+    led.serve(0)
+    led.come("ps", 1)
+    led.serve(1)
+    assert led.live() == {1: "worker:0", 2: "worker:1"} and led.chief.members.finished == []
