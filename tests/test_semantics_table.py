@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "semantics-coverage.md"
 SECTIONS = [
     "Cluster", "Device strings", "Placement", "Partitioned variables", "Asynchronous updates", "Synchronous updates",
-    "Bounded staleness", "Optimizers", "Session", "Names, versions, readers", "TF_CONFIG and resolvers",
+    "Bounded staleness", "Optimizers", "Session", "Names, versions, readers", "TF_CONFIG and resolvers", "Coordinator",
 ]  # fmt: skip
 
 

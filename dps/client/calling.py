@@ -114,7 +114,10 @@ class Calling:
             assert isinstance(answer, ClusterIs)
             workers = answer.cluster.get("worker", {})
             if str(task) in workers:
-                return Ref(workers[str(task)], CALLS)
+                address = workers[str(task)]
+                if address != connection.chief.address:
+                    self._caller.expect(address, "worker")
+                return Ref(address, CALLS)
             there = ", ".join(f"worker:{index}" for index in workers) or "no worker"
             text = f"worker:{task} has not joined the run, which has {there}; start it with --serve MODULE"
             if self._caller.now() >= deadline - 2 * pause_s:

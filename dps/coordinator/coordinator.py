@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -42,6 +43,7 @@ class Coordinator:
         timeout: Seconds that `schedule`, `join` and `fetch` wait while no call ends.
         queue_size: How many calls may wait for a worker. `schedule` blocks while there are as many.
         ps_errors: How often a call that failed because a ps did not answer is run again.
+        keys: With an address: the folder of a worker's keys. None: as DPS_KEYS says.
 
     Raises:
         ConfigError: A malformed target.
@@ -58,12 +60,13 @@ class Coordinator:
     """
 
     def __init__(
-        self, target: Server | str, *, timeout: float = 60.0, queue_size: int = QUEUE, ps_errors: int = 5
-    ) -> None:
+        self, target: Server | str, *, timeout: float = 60.0, queue_size: int = QUEUE, ps_errors: int = 5,
+        keys: str | os.PathLike[str] | None = None,
+    ) -> None:  # fmt: skip
         if queue_size < 1:
             raise ConfigError(f"queue_size: got {queue_size}, wanted 1 or more")
         self._own_server = isinstance(target, str)
-        self._server = Server.client(target) if isinstance(target, str) else target
+        self._server = Server.client(target, keys) if isinstance(target, str) else target
         runtime = self._server.runtime
         self._timeout, self._queue_size, self._closed = timeout, queue_size, False
         self._lock, self._changes = threading.RLock(), Changes(runtime)
@@ -81,7 +84,7 @@ class Coordinator:
             raise
         self._dispatcher.begin(client, self._server.target)
         self._server.host(f"coordinator/{client}", self._dispatcher)
-        if self._own_server:  # so that it is told of the run's end
+        if self._server.job == "client":  # the chief does not count it, and so does not tell it of the run's end
             self._server.host("announcer", Announcer("coordinator", self._server.target))
 
     # -- calls -------------------------------------------------------------------------------------------------
@@ -256,7 +259,8 @@ class Coordinator:
         if not dispatcher.names:
             there = ", ".join(dispatcher.known) or "no workers"
             text.append(
-                f"no worker serves (the chief at {self._server.target} knows of {there}); start one with "
+                dispatcher.refusal
+                or f"no worker serves (the chief at {self._server.target} knows of {there}); start one with "
                 "--job worker --serve MODULE"
             )
         return "; ".join(text) or "waits for an answer"

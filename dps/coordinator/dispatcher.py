@@ -10,7 +10,7 @@ from dps.actors.actor import Actor
 from dps.actors.ref import Ref
 from dps.calls.messages import CALLS, AskCall, AskServes, Call, CallMissing, LeaveCalls, Raised, Returned, Serves
 from dps.coordinator.schedule import Assignment, Schedule, ScheduledCall
-from dps.errors import Unavailable, remote_error
+from dps.errors import PermissionDenied, Unavailable, remote_error
 from dps.run_protocol import CHIEF, AskCluster, ClusterIs
 from dps.transport.message import Message
 
@@ -47,6 +47,8 @@ class Dispatcher(Actor):
         """What each worker has to run, by its address."""
         self.moved_at = 0.0
         """When a call ended, or a worker came, for the last time; on the runtime's clock."""
+        self.refusal = ""
+        """What a worker answers whose calls need another key."""
         self._greeted: set[str] = set()
         self._number = 0
 
@@ -76,6 +78,8 @@ class Dispatcher(Actor):
         if address in self._greeted:
             return
         self._greeted.add(address)
+        if address != self._chief.address:
+            self.node.expect(address, "worker")
         self.node.watch(address, GRACE_S)
 
         def answered(answer: Message | Exception) -> None:
@@ -85,6 +89,7 @@ class Dispatcher(Actor):
                 self._event(lambda: self._schedule.joined(address))
             else:
                 self._greeted.discard(address)  # it is asked again
+                self.refusal = str(answer) if isinstance(answer, PermissionDenied) else self.refusal
 
         self.node.ask(Ref(address, CALLS), AskServes(), ANSWER_S, answered)
 

@@ -46,6 +46,7 @@ def serve_entries(server: Server, *entries: str) -> None:
 def schedule() -> None:
     """Run the program that schedules; then tell the workers to stop serving."""
     program, *arguments = sys.argv[1:]
+    os.environ["DPS_JOB"] = "client"  # with keys: those of a worker, who may send calls
     code = run_program(program, arguments, verbose=False)
     dismiss(os.environ["DPS_CHIEF"])
     sys.exit(code)
@@ -57,6 +58,8 @@ def dismiss(chief: str) -> None:
     try:
         found = caller.ask(Ref(chief, CHIEF), AskCluster(), TELL_S)
         for address in found.cluster.get("worker", {}).values() if isinstance(found, ClusterIs) else ():
+            if address != chief:
+                caller.expect(address, "worker")
             with contextlib.suppress(DpsError):
                 caller.ask(Ref(address, CALLS), StopServing(), TELL_S)
     except DpsError:

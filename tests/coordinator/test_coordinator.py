@@ -243,6 +243,32 @@ def test_two_coordinators_share_the_workers() -> None:
     assert simulated(program) == [n + 1 for n in range(6) for _ in range(2)]
 
 
+def test_bounded_workers_train() -> None:
+    def program(server: dps.Server) -> Any:
+        params, sgd = {"w": np.zeros(3)}, dps.optim.SGD(1.0)
+        with dps.Session(server, params, optimizer=sgd, update=dps.Bounded(2)) as session:
+            with dps.Coordinator(server) as coordinator:
+                for _ in range(10):
+                    coordinator.schedule(functions.gradients, (session, 0.0))
+                coordinator.join()
+            return session.pull()["w"].tolist()
+
+    assert simulated(program, workers=2) == [-10.0, -10.0, -10.0]
+
+
+def test_a_chief_that_is_started_again_holds_up_no_call() -> None:
+    def program(server: dps.Server) -> Any:
+        with dps.Coordinator(server) as coordinator:
+            first = coordinator.schedule(functions.who, (6.0,))
+            coordinator.join()
+            server.runtime.sleep(20.0)
+            then = [coordinator.schedule(functions.who, (3.0,)) for _ in range(2)]
+            return first.done(), sorted(coordinator.fetch(then))
+
+    faults = [Kill("chief", 3.0, restart_after=2.0), Kill("worker:1", 15.0, restart_after=1.0)]
+    assert simulated(program, faults=faults) == (True, ["worker:0", "worker:1"])
+
+
 def test_a_closed_coordinator_says_so() -> None:
     def program(server: dps.Server) -> Any:
         coordinator = dps.Coordinator(server)

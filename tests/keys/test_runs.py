@@ -15,6 +15,8 @@ import dps
 from dps import cli, role
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
+from dps.calls.functions import Served
+from dps.coordinator.worker import Worker
 from dps.protocol import PS
 from dps.run_protocol import AGENT, CHIEF, AskStats, Configure, Members, Register, Restore, SaveShard, Stats, StopTask
 from dps.transport import key_files, zap
@@ -192,3 +194,20 @@ def test_a_worker_that_hosts_the_chief_listens_with_the_keys_of_a_chief(
         with dps.Session(worker.target, keys=folders["reader"], timeout=WAIT_S) as reader:
             assert reader.pull()["w"][0] == -1
         trains.close()
+
+
+def test_a_coordinator_with_a_workers_keys_has_workers_run_functions_and_a_reader_may_not(
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPS_KEYS", folders["all"])
+    with cluster(transport="tcp") as (worker,):
+        runtime().spawn("serves", Worker(worker, Served(["operator:add"])).run)
+        monkeypatch.delenv("DPS_KEYS")
+        with dps.Coordinator(worker.target, keys=folders["worker"], timeout=WAIT_S) as coordinator:
+            assert coordinator.schedule("operator:add", (1, 2)).fetch() == 3
+        with session(worker.target, keys=folders["worker"]) as s, dps.device("/job:worker/task:0"):
+            assert s.run("operator:add", 1, 2) == 3
+        with dps.Coordinator(worker.target, keys=folders["reader"], timeout=3.0) as coordinator:
+            value = coordinator.schedule("operator:add", (1, 2))
+            with pytest.raises(dps.DeadlineExceeded, match="got AskServes of reader; wanted it of worker"):
+                value.fetch()
