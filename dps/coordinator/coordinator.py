@@ -16,7 +16,7 @@ from dps.client.session import Session
 from dps.coordinator.dispatcher import Dispatcher
 from dps.coordinator.remote_value import PerWorkerDataset, PerWorkerIterator, PerWorkerValue, RemoteValue
 from dps.coordinator.schedule import Schedule, ScheduledCall
-from dps.errors import ConfigError, DeadlineExceeded, TaskLost
+from dps.errors import Cancelled, ConfigError, DeadlineExceeded, TaskLost
 from dps.functions import import_path
 from dps.queues.directory import Announcer
 from dps.server import Server
@@ -239,13 +239,15 @@ class Coordinator:
 
     def _wait(self, ready: Callable[[], bool], what: str, timeout: float | None) -> None:
         """Wait until `ready()`. Raises DeadlineExceeded that says who is waited for, and TaskLost after the run."""
-        node, patience, limit_s = self._dispatcher, Patience(), self._timeout if timeout is None else timeout
+        patience, limit_s = Patience(), self._timeout if timeout is None else timeout
         began = self._server.runtime.now()
         while not self._changes.wait(ready, max(0.0, min(LOOK_S, limit_s))):
+            if self._closed:
+                raise Cancelled(f"{what}: the coordinator was closed before the call had ended")
             if self._server.exit_code is not None:
                 raise TaskLost(f"{what}: {self._server.reason or 'the run has ended'}")
             now = self._server.runtime.now()
-            waited_s = now - (began if timeout is not None else max(began, node.moved_at))
+            waited_s = now - (began if timeout is not None else max(began, self._dispatcher.moved_at))
             text = f"{what}: {self._text()}"
             if waited_s >= limit_s:
                 raise DeadlineExceeded(f"{text}; waited {now - began:.1f} s")

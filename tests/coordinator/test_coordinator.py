@@ -274,7 +274,12 @@ def test_a_closed_coordinator_says_so() -> None:
         coordinator = dps.Coordinator(server)
         value = coordinator.schedule(functions.add, (1, 2))
         value.fetch()
+        running, queued = [coordinator.schedule(functions.who, (50.0,)) for _ in range(3)][1:]
         coordinator.close()
+        with pytest.raises(dps.Cancelled, match="closed before the call had ended"):
+            running.fetch()
+        with pytest.raises(dps.Cancelled, match="cancelled before it ran"):
+            queued.fetch()
         with pytest.raises(ValueError, match="the coordinator is closed"):
             coordinator.schedule(functions.add, (1, 2))
         return value.fetch()

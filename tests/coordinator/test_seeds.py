@@ -115,9 +115,9 @@ class Program:
 
     def _rounds(self, coordinator: dps.Coordinator, session: dps.Session | None) -> None:
         batches = iter(coordinator.create_per_worker_dataset(naturals))
-        for _ in range(self._draw.randint(2, 3)):
+        for _ in range(2):
             fails = False
-            for _ in range(self._draw.randint(3, 8)):
+            for _ in range(self._draw.randint(3, 7)):
                 fails |= self._schedule(coordinator, session, batches)
             failed = False
             try:
@@ -314,12 +314,12 @@ outcome: Callable[..., Any] = Worker._outcome
     [
         (schedule.Schedule, "lost", forgets, 0),
         (Worker, "_outcome", answers_before_it_runs, 0),
-        (dispatcher.Dispatcher, "lost", lambda self, address, silent_s: None, 0),
+        (dispatcher.Dispatcher, "lost", lambda self, address, silent_s: None, 15),
         (schedule.Schedule, "cancel", keeps_the_queue, 0),
         (schedule.Schedule, "_look_at_needs", does_not_wait_for_values, 0),
         (coordinators.Coordinator, "_report", lambda self: None, 0),
         (Calls, "call", runs_copies_again, 0),
-        (Calls, "ended", takes_an_older_outcome, 40),
+        (Calls, "ended", takes_an_older_outcome, 44),
         (Calls, "ask", does_not_say_what_is_missing, 0),
     ],
 )
