@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+from dps import config
 from dps.actors.changes import Changes
 from dps.actors.patience import Patience
 from dps.calls.arguments import RESOURCE, SESSION, VALUE, pack_arguments
@@ -150,6 +151,7 @@ class Coordinator:
 
         Raises:
             RemoteError: The error of the first call that failed, as of `RemoteValue.fetch`.
+            Cancelled: Ctrl-C or SIGTERM asks this program, which dps has started as a task, to stop.
             DeadlineExceeded: The message names the workers that have not ended their calls; they go on.
             TaskLost: The run has ended.
         """
@@ -244,6 +246,8 @@ class Coordinator:
         while not self._changes.wait(ready, max(0.0, min(LOOK_S, limit_s))):
             if self._closed:
                 raise Cancelled(f"{what}: the coordinator was closed before the call had ended")
+            if config.stop_requested.is_set():
+                raise Cancelled(f"{what}: this program was told to stop; {self._text()}")
             if self._server.exit_code is not None:
                 raise TaskLost(f"{what}: {self._server.reason or 'the run has ended'}")
             now = self._server.runtime.now()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dps import config
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.calls.functions import Served
@@ -49,7 +50,7 @@ def schedule() -> None:
     os.environ["DPS_JOB"] = "client"  # with keys: those of a worker, who may send calls
     code = run_program(program, arguments, verbose=False)
     dismiss(os.environ["DPS_CHIEF"])
-    sys.exit(code)
+    sys.exit(0 if config.stop_requested.is_set() else code)  # a run that Ctrl-C has ended has not failed
 
 
 def dismiss(chief: str) -> None:
