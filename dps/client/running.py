@@ -161,8 +161,9 @@ class Running:
 
         Example:
             ```python
-            with dps.LocalCluster(ps=1, workers=2, processes=False, serve=["operator:add"]) as local:
-                params = {"w": np.zeros(3)}
+            cluster = dps.LocalCluster(workers=2, processes=False, serve="operator:add")
+            params = {"w": np.zeros(3)}
+            with cluster as local:
                 with local.session(params, optimizer=dps.optim.SGD(0.1)) as session:
                     with dps.device("/job:worker/task:1"):
                         assert session.run("operator:add", 1, 2) == 3

@@ -52,7 +52,8 @@ class Coordinator:
 
     Example:
         ```python
-        with dps.LocalCluster(ps=1, workers=2, processes=False, serve=["operator:add"]) as local:
+        cluster = dps.LocalCluster(workers=2, processes=False, serve="operator:add")
+        with cluster as local:
             with dps.Coordinator(local.target) as coordinator:
                 values = [coordinator.schedule("operator:add", args=(n, 1)) for n in range(5)]
                 coordinator.join()
