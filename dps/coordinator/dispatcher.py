@@ -51,7 +51,6 @@ class Dispatcher(Actor):
         """What a worker answers whose calls need another key."""
         self._greeted: set[str] = set()
         self._number = 0
-        self._left = False
 
     def begin(self, client: int, chief: str) -> None:
         """Called before the node hosts this actor. `client`: by which workers know this coordinator."""
@@ -67,8 +66,8 @@ class Dispatcher(Actor):
         self.node.ask(self._chief, AskCluster(), ANSWER_S, self._found)
 
     def _found(self, answer: Message | Exception) -> None:
-        if self._left:
-            return
+        if self.node.actors.get(self.name) is not self:
+            return  # the coordinator has ended
         if isinstance(answer, ClusterIs):
             workers = answer.cluster.get("worker", {})
             self.known = [f"worker:{task}" for task in workers]
@@ -172,7 +171,6 @@ class Dispatcher(Actor):
             self.node.tell(Ref(address, CALLS), LeaveCalls(self._client))
         self.names.clear()
         self.node.actors.pop(self.name, None)
-        self._left = True
 
     def doing(self) -> list[str]:
         """What each worker runs, and since when, for people. Any thread may call it."""

@@ -75,8 +75,6 @@ class Agent(Actor):
         self._heard_at = 0.0
         self._start_the_chief, self._patience = start_the_chief, Patience()
         self._beats = 0
-        self._led = False
-        """Whether another task has told the chief's address."""
         self._proof = b""
 
     def started(self) -> None:
@@ -150,7 +148,7 @@ class Agent(Actor):
                 self._end(3, f"the chief at {self.chief.address} was silent for {now - self._heard_at:.0f} s")
             else:
                 self._register()
-        elif isinstance(answer, Unavailable) and self.job == "client" and not (self._led or self._beats > 1):
+        elif isinstance(answer, Unavailable) and self.job == "client" and self._beats == 1:
             self._ask_for_the_chief(answer)
         else:
             assert isinstance(answer, Exception)
@@ -168,7 +166,7 @@ class Agent(Actor):
             if not isinstance(answer, RunIs):
                 self._end(refusal.exit_code, str(refusal))
                 return
-            self._led, self.chief = True, Ref(answer.chief, CHIEF)
+            self.chief = Ref(answer.chief, CHIEF)
             self._told.led(answer.chief, answer.job, answer.task)
             self.node.present(answer.chief)
             self._register()
