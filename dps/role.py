@@ -85,6 +85,11 @@ def parser() -> Parser:
     add("--resolver", help="read the cluster from an engine: kubernetes, mpi, sge, skypilot, slurm or torchrun")
     add("--jobs", help="with --resolver: how many of its processes each job takes, such as ps=1,worker=3")
     add("--device", default="", help="on a ps: where it keeps its variables by default: cpu, or for example gpu:0")
+    add(
+        "--checkpoint-root",
+        metavar="FOLDER",
+        help="on a chief or ps: read and write checkpoints only below this folder (default: wherever a session asks)",
+    )
     add("--threads", default="", help="on a ps: threads that share an update of 8 MB or more, or auto (the default)")
     add("--update", help="how gradients are applied: async, sync, sync:sum or bounded:S; for sessions that name none")
     add("--cpus", help="run this task on these processors only, for example 0,2-3")
@@ -182,6 +187,11 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
         value = getattr(args, name)
         if value is not None and value < 0:
             raise ConfigError(f"got --{name} {value}; wanted a whole number from 0")
+    if args.checkpoint_root:
+        from dps.checkpoint.storage import LocalStorage
+        from dps.transport.real import real_runtime
+
+        real_runtime().storage = LocalStorage(args.checkpoint_root)
     if args.chief == "-":
         args.chief = chief_from_stdin(args.job)
     environ = task_environment(args)

@@ -128,7 +128,7 @@ def _lock(descriptor: int) -> bool | None:
 def _is_at(path: str, descriptor: int) -> bool:
     """Whether the open file is the one at the path."""
     try:
-        here, there = os.fstat(descriptor), os.stat(path)
+        here, there = os.fstat(descriptor), os.lstat(path)
     except OSError:
         return False
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)

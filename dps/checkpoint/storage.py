@@ -2,7 +2,7 @@
 
 A write happens completely or not at all. Every call blocks until it is done, may be made from any thread, and raises
 CheckpointError, with the path, the reason and what to try, if the operating system refuses. Only regular files are
-read, because a FIFO could block its reader for ever.
+read, because a FIFO could block its reader for ever, and a link could name a file that is none of the run's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from dps.errors import CheckpointError
+from dps.errors import CheckpointError, ConfigError
 
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written. Its name starts with a dot and the final name."""
@@ -31,6 +31,7 @@ _ADVICE = {
     errno.EISDIR: "a folder stands where a file is needed: move it away or choose another checkpoint_dir",
     errno.ENOENT: "look whether it was deleted meanwhile, or whether this machine sees the same folder",
     errno.ENXIO: "wanted a regular file: move it away or choose another checkpoint_dir",
+    errno.ELOOP: "wanted a regular file: no symbolic link is followed; move it away or choose another checkpoint_dir",
     errno.ENAMETOOLONG: "choose a shorter checkpoint_dir",
 }
 
@@ -101,10 +102,42 @@ class Claim(Protocol):
 
 
 class LocalStorage:
-    """A folder of this machine, or one that all machines of the cluster mount."""
+    """Folders of this machine, or that all machines of the cluster mount; with a `root`, only those below it.
+
+    No file is read or written through a symbolic link. Below a root no folder is entered through one, either.
+    """
+
+    def __init__(self, root: str = "") -> None:
+        """Raises ConfigError for a root that is no folder."""
+        if root and not os.path.isdir(root):
+            raise ConfigError(f"got --checkpoint-root {root}, which is no folder; make it, or give another")
+        self.root = os.path.realpath(root) if root else ""
+        self._asked = os.path.abspath(root) if root else ""
+
+    def _within(self, path: str, last: bool = True) -> str:
+        """The path, which lies below the root. Raises CheckpointError if it does not, or a link is on the way: also the
+        path itself, unless `last` is false."""
+        if not self.root:
+            return path
+        whole = os.path.abspath(path)
+        for root in (self.root, self._asked):
+            if whole == root or whole.startswith(os.path.join(root, "")):
+                break
+        else:
+            raise CheckpointError(
+                f"{path} lies outside of {self.root}, the --checkpoint-root of this task; give the session a "
+                "checkpoint_dir below that, or start the task with another --checkpoint-root"
+            )
+        found = self.root
+        for name in os.path.relpath(whole, root).split(os.sep):
+            found = os.path.normpath(os.path.join(found, name))
+            if os.path.islink(found) and (last or found != os.path.join(self.root, os.path.relpath(whole, root))):
+                raise CheckpointError(f"{found} is a symbolic link, which is not followed below the --checkpoint-root")
+        return found
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         """As Storage.write: a temporary file beside it, fsync, rename, fsync of the folder."""
+        path = self._within(path)
         folder = os.path.dirname(path) or "."
         try:
             _make_folder(folder)
@@ -121,6 +154,7 @@ class LocalStorage:
 
     def append(self, path: str, data: bytes) -> None:
         """As Storage.append."""
+        path = self._within(path)
         try:
             _make_folder(os.path.dirname(path) or ".")
             with _regular(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY) as descriptor:
@@ -137,6 +171,7 @@ class LocalStorage:
 
     def read_range(self, path: str, offset: int, n: int) -> bytes | memoryview:
         """As Storage.read_range; the caller owns the memory and may write to it."""
+        path = self._within(path)
         try:
             with _regular(path, os.O_RDONLY) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 check_range(path, offset, n, os.fstat(descriptor).st_size)
@@ -150,6 +185,7 @@ class LocalStorage:
 
     def exists(self, path: str) -> bool:
         """As Storage.exists. A folder that may not be entered is an error, because its contents are not known."""
+        path = self._within(path)
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -160,8 +196,9 @@ class LocalStorage:
 
     def size(self, path: str) -> int:
         """As Storage.size."""
+        path = self._within(path)
         try:
-            found = os.stat(path)
+            found = os.lstat(path)
             check_regular(path, found.st_mode)
             return found.st_size
         except OSError as error:
@@ -169,6 +206,7 @@ class LocalStorage:
 
     def names(self, folder: str) -> list[str]:
         """As Storage.names."""
+        folder = self._within(folder)
         try:
             return sorted(os.listdir(folder))
         except FileNotFoundError:
@@ -178,6 +216,7 @@ class LocalStorage:
 
     def remove_tree(self, path: str) -> None:
         """As Storage.remove_tree; a link is deleted, not what it points to."""
+        path = self._within(path, last=False)
         try:
             if os.path.isdir(path) and not os.path.islink(path):
                 import shutil  # imported here, because it loads all archive formats
@@ -193,6 +232,7 @@ class LocalStorage:
 
     def check_writable(self, folder: str) -> None:
         """As Storage.check_writable."""
+        folder = self._within(folder)
         try:
             _make_folder(folder)
             temporary, _ = _write_temporary(os.path.join(folder, "writable"), [b"dps"])
@@ -202,6 +242,7 @@ class LocalStorage:
 
     def claim(self, path: str) -> Claim | None:
         """As Storage.claim: a lock of the whole file (flock)."""
+        path = self._within(path)
         from dps.checkpoint.claim import claimed
 
         try:
@@ -230,8 +271,8 @@ def check_range(path: str, offset: int, n: int, size: int) -> None:
         )
 
 
-AT_ONCE = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
-"""Flags with which opening any kind of file does not block."""
+AT_ONCE = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_NONBLOCK", "O_NOCTTY", "O_NOFOLLOW"))
+"""Flags with which opening any kind of file does not block, and opening a symbolic link is refused."""
 
 
 @contextmanager
@@ -250,11 +291,12 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a character device",
     stat.S_IFBLK: "a block device",
+    stat.S_IFLNK: "a symbolic link",
 }
 
 
 def check_regular(path: str, mode: int) -> None:
-    """Raise CheckpointError unless the path is a regular file or a link to one; OSError for a folder."""
+    """Raise CheckpointError unless the path is a regular file; OSError for a folder."""
     if stat.S_ISREG(mode):
         return
     if stat.S_ISDIR(mode):
