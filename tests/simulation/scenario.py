@@ -214,7 +214,8 @@ def compressed(seed: int) -> dict[str, Any]:
 
 def tuned(chosen: Scenario) -> Tuning:
     """The sizes and times of a seed: odd ones apply pushes of any size ahead, others none; half of all worlds send
-    messages one by one, and lose and reorder them one by one."""
+    messages one by one, and lose and reorder them one by one. In a third of them the pass that applies a push
+    checks it, too."""
     seed, small, crowd = chosen.seed, Tuning.small(), bool(chosen.network.links)
     return small.where(
         together=random.Random(f"{seed}/together").choice((1, 64)),
@@ -225,6 +226,8 @@ def tuned(chosen: Scenario) -> Tuning:
         store__ahead_pieces=(small.store.ahead_pieces, 0, 1000, 0)[seed % 4],
         store__most_skipped=0 if crowd else small.store.most_skipped,
         store__large_pieces=0 if seed % 4 == 2 else small.store.large_pieces,
+        store__stream_nbytes=0 if seed % 3 == 0 else small.store.stream_nbytes,
+        store__looking_nbytes=0 if seed % 3 == 0 else small.store.looking_nbytes,
     )
 
 
