@@ -213,10 +213,9 @@ class PsActor(Actor):
             self.node.answer(sender, Waiting(f"{self.node.name} takes {most} large pushes at a time"))
 
     def _needs_no_credit(self, shard: Shard, key: tuple[int, int]) -> None:
-        """The memory of a push has gone, or is on its way into a step."""
-        if key in shard.credits.held:
-            shard.credits.over(key, self.node.runtime.now())
-            self._grant(shard)
+        """The memory of a push that has credit has gone, or is on its way into a step."""
+        shard.credits.over(key, self.node.runtime.now())
+        self._grant(shard)
 
     def _grant(self, shard: Shard) -> None:
         """Give credit to whom it is due."""
@@ -253,8 +252,8 @@ class PsActor(Actor):
             came = receive(message, ledger, shard.layout, shard.checks_finite, shard.mode.begin)
             if isinstance(came, Staged):
                 shard.mode.whole(came, sender)
-                if shard.credits.held:
-                    self._needs_no_credit(shard, (sender.incarnation, number))
+                if (key := (sender.incarnation, number)) in shard.credits.held:
+                    self._needs_no_credit(shard, key)
             elif came.state is State.LOST:
                 self.node.answer(sender, PushMissing(number))
             else:
