@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dps import __version__
 from dps.config import THREADS
 from dps.errors import ConfigError, DpsError, MissingExtra
+from dps.flags import EXIT_CODES, Parser, add_addresses, addresses
 from dps.launch.commands import add as add_runs
 from dps.launch.commands import add_json, run_status
-from dps.role import DEFAULT_CHIEF, EXIT_CODES, Parser, add_addresses, addresses, guarded
+from dps.role import DEFAULT_CHIEF, guarded
 
 ENGINES = ("local", "ssh", "slurm", "ray")
 EXAMPLES = """examples:

@@ -20,7 +20,6 @@ FILES = sorted((ROOT / "dps").rglob("*.py"))
 LINES, PARAMETERS, ATTRIBUTES = 400, 9, 12
 
 LATER = {
-    "dps/role.py",
     "dps/server.py",
     "dps/client/session.py __init__",
     "dps/launch/supervisor.py Supervisor",
