@@ -474,5 +474,9 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
+    def __repr__(self) -> str:
+        chief = "" if self.job == "chief" else f"; the chief is at {self.target}"
+        return f"<Server {self.name} at {self.address}: {self._standing}{chief}>"
+
     def __exit__(self, *_: object) -> None:
         self.stop()

@@ -74,6 +74,13 @@ class Standing:
         """A session of this process takes part in a run epoch. Called on the session's thread."""
         self.session_epoch = max(self.session_epoch, epoch)
 
+    def __str__(self) -> str:
+        if self.exit_code is not None:
+            return f"ended with exit code {self.exit_code}" + (f" ({self.reason})" if self.reason else "")
+        if self.stop_requested:
+            return "stopping after this step"
+        return "running" if self._joined.is_set() else "joining"
+
     def how(self) -> tuple[int, str] | None:
         """Exit code and reason; None while the task's part is not over."""
         return None if self.exit_code is None else (self.exit_code, self.reason)

@@ -183,3 +183,11 @@ def test_completion_names_the_extra_that_it_needs(
     wanted = "dps: dps completion needs shtab, which is not installed; pip install 'dps[completion]'\n"
     assert capsys.readouterr().err == wanted
     assert exit_code("completion", "fish") == 2
+
+
+def test_python_m_dps_is_the_command() -> None:
+    command = [sys.executable, "-m", "dps"]
+    ended = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"dps {dps.__version__}\n", "")
+    ended = subprocess.run([*command, "fly"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and ended.stderr.startswith("dps: ") and ended.stderr.count("\n") == 1

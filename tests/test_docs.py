@@ -1,7 +1,8 @@
 """The documents say what is true: their examples run, the names and flags in them exist, their links lead somewhere.
 
 In docs/guide/, docs/coming-from-tensorflow.md and README.md every ```python and ```bash block is run, in order, in a
-folder of its own; python blocks of a page share their names. A comment on the line before a block changes that:
+folder of its own; python blocks of a page share their names. What a block prints stands below it, in a block without a
+language. A comment on the line before a block changes that:
 
     <!-- file: NAME -->      the block is written to NAME, for what follows to run or to import
     <!-- skip: REASON -->    the block is not run
@@ -12,6 +13,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import io
 import os
 import random
 import re
@@ -61,13 +63,15 @@ def name_of(page: Path) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `note` is the comment before it, such as "file: trainer.py", or ""."""
+    """A fenced block; `note` is the comment before it, such as "file: trainer.py", or "". `shown` is the block without a
+    language that follows it with nothing in between: what it prints; None if there is none."""
 
     page: Path
     line: int
     language: str
     note: str
     text: str
+    shown: str | None
 
 
 @cache
@@ -78,11 +82,13 @@ def read(page: Path) -> str:
 def blocks(page: Path) -> Iterator[Block]:
     lines = read(page).splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith("```")]
+    texts = {a: "\n".join(lines[a + 1 : b]) + "\n" for a, b in zip(starts[::2], starts[1::2], strict=True)}
     for start, end in zip(starts[::2], starts[1::2], strict=True):
         before = lines[start - 1] if start else ""
         note = re.fullmatch(r"<!-- ((?:file|skip): .+) -->", before)
-        text = "\n".join(lines[start + 1 : end]) + "\n"
-        yield Block(page, start + 1, lines[start][3:].strip(), note[1] if note else "", text)
+        after = next((i for i in range(end + 1, len(lines)) if lines[i]), start)
+        shown = texts[after] if lines[after] == "```" and after > start else None
+        yield Block(page, start + 1, lines[start][3:].strip(), note[1] if note else "", texts[start], shown)
 
 
 def prose(page: Path) -> str:
@@ -122,6 +128,18 @@ def run_bash(block: Block, text: str, log: Path) -> None:
     assert code == 0, f"{name_of(block.page)}:{block.line} gave {code}\n{log.read_text()}"
 
 
+def check_shown(block: Block, printed: str) -> None:
+    """What a python block prints stands below it, line by line. Of the lines below a bash block each is printed, in any
+    order: tasks print by turns, beside lines that a page leaves out. "..." stands for any text."""
+    where = f"{name_of(block.page)}:{block.line}"
+    got, wanted = printed.splitlines(), (block.shown or "").splitlines()
+    fits = [re.compile(re.escape(line).replace(re.escape("..."), ".*")) for line in wanted]
+    if block.language == "python" and block.page.name != "README.md":
+        assert len(got) == len(wanted) and all(map(re.Pattern.fullmatch, fits, got)), f"{where} printed\n{printed}"
+    for pattern in fits:
+        assert any(map(pattern.fullmatch, got)), f"{where} did not print {pattern.pattern}, but\n{printed}"
+
+
 def run_page(page: Path, folder: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}  # what stands under the guard of a script runs, too
     if page.name == "README.md":
@@ -135,10 +153,14 @@ def run_page(page: Path, folder: Path) -> None:
             continue
         elif block.language == "bash":
             run_bash(block, text, folder / "output.txt")
+            check_shown(block, (folder / "output.txt").read_text())
         elif block.language == "python":
             code = compile("\n" * block.line + text, str(page), "exec")
+            printed = io.StringIO()
             with readme_names() if page.name == "README.md" else contextlib.nullcontext(names) as given:
-                exec(code, given)
+                with contextlib.redirect_stdout(printed):
+                    exec(code, given)
+            check_shown(block, printed.getvalue())
 
 
 @contextlib.contextmanager
@@ -186,6 +208,38 @@ def test_every_block_says_what_language_it_is_and_why_it_is_skipped() -> None:
         for block in blocks(page):
             assert block.language in ("python", "bash", "yaml", ""), f"{name_of(page)}:{block.line} is {block.language}"
             assert not block.note.startswith("skip: ") or len(block.note) > 15, f"{name_of(page)}:{block.line}: why?"
+
+
+def unguarded(text: str) -> list[int]:
+    """The lines of a script that make a LocalCluster of processes when a worker process imports it."""
+    found = []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) or (
+            isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+        ):
+            continue
+        for call in ast.walk(node):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("LocalCluster"):
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+                found += [call.lineno] if given.get("processes") != "False" else []
+    return found
+
+
+def test_the_guard_stands_in_every_snippet_whose_cluster_has_processes() -> None:
+    assert unguarded("with dps.LocalCluster(ps=2) as local:\n    local.run(train)\n") == [1]
+    for page in PAGES:
+        for block in (block for block in blocks(page) if block.language == "python"):
+            assert not unguarded(block.text), f"{name_of(page)}:{block.line}"
+    for path in (ROOT / "examples").glob("*.py"):
+        assert not unguarded(path.read_text()), path
+
+
+def test_what_a_page_prints_stands_below_the_code() -> None:
+    """`test_the_examples_of_a_page_run` compares it with what is printed."""
+    for page in RUN[:-1]:
+        for block in blocks(page):
+            if block.language == "python" and not block.note and "print(" in block.text:
+                assert block.shown is not None, f"{name_of(page)}:{block.line} prints; show what, in a block below it"
 
 
 WIDTH = 88
@@ -276,7 +330,7 @@ def test_the_exit_codes_are_those_of_the_help(capsys: pytest.CaptureFixture[str]
 def test_every_error_is_explained_with_its_exit_code() -> None:
     text = read(DOCS / "guide" / "errors.md")
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, dps.DpsError)]
-    written = {name: int(code) for name, code in re.findall(r"^\| `dps\.(\w+)` \|[^|]*\| (\d) \|", text, re.M)}
+    written = {name: int(code) for name, code in re.findall(r"^\| `dps\.(\w+)` \|[^|]*\| (\d) \| [^|]+ \|$", text, re.M)}
     assert written == {c.__name__: c.exit_code for c in classes if c is not dps.DpsError}
 
 
@@ -303,6 +357,17 @@ def anchors(page: Path) -> set[str]:
         plain = re.sub(r"[^\w\s-]", "", re.sub(r"[`*]|\[(.*?)\]\(.*?\)", r"\1", heading)).strip().lower()
         found.add(re.sub(r"[-\s]+", "-", plain))
     return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_all_rows_of_a_table_have_the_same_columns(page: Path) -> None:
+    before, columns = "", 0
+    for line in prose(page).splitlines():
+        if line.startswith("|"):
+            found = re.sub(r"`[^`]*`|\\\|", "", line).count("|")
+            assert not before.startswith("|") or found == columns, f"{name_of(page)}: {line}"
+            columns = found
+        before = line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

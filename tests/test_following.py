@@ -57,7 +57,7 @@ def test_an_evaluator_follows_versions_and_no_step_and_no_end_waits_for_it() -> 
                 go.set()
         thread.join(30)
         assert steps[-1] == 3 and steps == sorted(set(steps))
-        assert evaluator.join(10) == 0 and worker.exit_code == 0
+        assert evaluator.join(60) == 0 and worker.exit_code == 0
 
 
 def test_checkpoints_are_followed_to_the_last_one(tmp_path: Path) -> None:

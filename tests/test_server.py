@@ -43,7 +43,7 @@ def run_static(cluster: dict[str, Any]) -> tuple[list[dps.Server], list[int]]:
         steps = on_all([s for s in servers if s.job == "worker"], train)
         for server in servers:
             if server.job != "worker":
-                assert server.join(5.0) == 0
+                assert server.join(60.0) == 0
     finally:
         for server in servers:
             server.stop()
@@ -79,7 +79,7 @@ def test_worker_0_that_is_told_to_end_and_hosts_the_chief_has_the_others_stop_fi
     servers = [dps.Server(cluster, job, task) for job, task in (("worker", 0), ("worker", 1), ("ps", 0))]
     try:
         assert on_all(servers[:2], loops) == [0, 1]
-        assert servers[2].join(5.0) == 0
+        assert servers[2].join(60.0) == 0
     finally:
         for server in servers:
             server.stop()
@@ -123,3 +123,24 @@ def test_a_local_server_is_chief_ps_and_worker_and_only_its_stop_ends_it() -> No
     finally:
         server.stop()
     assert [s.exit_code for s in (server, *server._beside.servers)] == [0, 0, 0]
+
+
+def test_a_repr_tells_task_address_chief_and_state() -> None:
+    server = dps.Server.create_local_server()
+    try:
+        chief = server._beside.servers[0]
+        assert repr(chief) == f"<Server chief at {server.target}: running>"
+        assert repr(server).startswith(f"<Server worker:0 at {server.address}: ")
+        with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0)) as session:
+            assert repr(server).endswith(f": running; the chief is at {server.target}>")
+            assert repr(session) == f"<Session of worker:0: open at step 0; the chief is at {server.target}>"
+            session.push({"w": np.ones(2)})
+            assert "worker:0: open at step 1;" in repr(session)
+            server.ask_to_stop()
+            assert ": stopping after this step; the chief" in repr(server)
+        assert "worker:0: closed at step 1;" in repr(session)
+        server.cancel("it was enough")
+        assert f": ended with exit code {server.exit_code} (it was enough); the chief" in repr(server)
+    finally:
+        server.stop()
+

@@ -34,7 +34,7 @@ def ones() -> dict[str, Any]:
 
 
 def session(server: Any, **settings: Any) -> dps.Session:
-    return dps.Session(server, params(), **{"optimizer": dps.optim.SGD(0.5), "timeout": 10, **settings})
+    return dps.Session(server, params(), **{"optimizer": dps.optim.SGD(0.5), "timeout": 60, **settings})
 
 
 # -- what it does ---------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_async_replies(server: dps.Server) -> None:
 def test_sparse_rows_sum_duplicates_and_are_looked_up(server: dps.Server) -> None:
     table = np.arange(20, dtype=np.float32).reshape(10, 2)
     tree = {"table": dps.Variable(table, sparse=True), "w": np.zeros(2, np.float32)}
-    with dps.Session(server, tree, optimizer=dps.optim.SGD(1.0), partitioner=dps.partition.Fixed(3), timeout=10) as s:
+    with dps.Session(server, tree, optimizer=dps.optim.SGD(1.0), partitioner=dps.partition.Fixed(3), timeout=60) as s:
         np.testing.assert_array_equal(s.lookup("table", [9, 0, 9]), table[[9, 0, 9]])
         s.push({"table": dps.Rows([4, 0, 4], np.ones((3, 2), np.float32))})
         wanted = table.copy()
@@ -167,7 +167,7 @@ def test_gradients_are_arrays_to_fill(server: dps.Server) -> None:
 
 
 def test_a_reader_takes_the_layout_that_is_there(server: dps.Server) -> None:
-    with session(server) as s, dps.Session(server.target, timeout=10) as reader:
+    with session(server) as s, dps.Session(server.target, timeout=60) as reader:
         s.push(ones())
         np.testing.assert_array_equal(reader.pull()["b"]["0"], [-0.5, -0.5])
         with pytest.raises(ValueError, match="not trained"):
@@ -266,18 +266,18 @@ def test_a_session_that_does_not_fit_the_run_names_both(server: dps.Server) -> N
             ({"optimizer": dps.optim.Adam(0.1)}, "optimizer of w.*adam.*sgd"),
             ({"update": dps.Async()}, "Async.*SyncReplicas"),
         ):
-            settings = {"params": params(), "optimizer": dps.optim.SGD(0.5), "timeout": 5, **other}
+            settings = {"params": params(), "optimizer": dps.optim.SGD(0.5), "timeout": 60, **other}
             with pytest.raises(ConfigError, match=words):
                 dps.Session(server.target, **settings)
 
 
 def test_bad_params_and_settings(server: dps.Server) -> None:
     with pytest.raises(ValueError, match="no optimizer for w"):
-        dps.Session(server, params(), timeout=5)
+        dps.Session(server, params(), timeout=60)
     with pytest.raises(ValueError, match="cannot be a name"):
-        dps.Session(server, {"a/b": np.zeros(2)}, optimizer=dps.optim.SGD(1.0), timeout=5)
+        dps.Session(server, {"a/b": np.zeros(2)}, optimizer=dps.optim.SGD(1.0), timeout=60)
     with pytest.raises(ValueError, match="no arrays"):
-        dps.Session(server, {}, optimizer=dps.optim.SGD(1.0), timeout=5)
+        dps.Session(server, {}, optimizer=dps.optim.SGD(1.0), timeout=60)
     with pytest.raises(ValueError, match="the first step could not finish"):
         dps.SyncReplicas(4, 2, initial_tokens=1)
     with session(server) as s:
@@ -301,17 +301,21 @@ def test_addresses() -> None:
 
 
 def test_a_wait_names_who_is_missing() -> None:
-    with cluster(2, 2, "inproc") as (one, two):
-        with (
-            pytest.raises(DeadlineExceeded, match="step 1 waits for worker:1"),
-            session(one, update=dps.SyncReplicas(), timeout=1.0) as s,
-        ):
-            s.push(ones())
-        assert two.exit_code is None
-    with cluster(1, 2, "inproc") as (one, two), session(one, update=dps.Bounded(0), timeout=1.0) as s, session(two):
-        s.push(ones())
-        with pytest.raises(DeadlineExceeded, match="waits for worker:1"):
-            s.pull(timeout=0.4)
+    def train(server: Any, update: str) -> None:
+        if server.task == 1:
+            server.wait_joined(server.runtime.now() + 60)
+        if server.task == 0 or update != "sync":
+            with session(server, update=update) as s:
+                server.runtime.sleep(1.0)  # until both are open, where both open one
+                if server.task == 0:
+                    with pytest.raises(DeadlineExceeded, match="waits for worker:1"):
+                        s.push(ones(), timeout=3.0)
+                        s.pull(timeout=3.0)
+                server.runtime.sleep(5.0)
+        server.runtime.sleep(10.0)
+
+    for update in ("sync", "bounded:0"):
+        assert not dps.simulate(train, update, workers=2).errors
 
 
 def test_another_protocol_version_is_told(server: dps.Server) -> None:
@@ -456,7 +460,7 @@ def test_restore_rolls_everybody_back(tmp_path: Path, server: dps.Server) -> Non
 def test_an_uneven_plan_is_told_with_what_would_mend_it(caplog: pytest.LogCaptureFixture) -> None:
     tree = {"big": np.zeros(400_000, np.float32), "small": np.zeros(4, np.float32)}
     with cluster(2, 1, "inproc") as (server,):
-        with dps.Session(server, tree, optimizer=dps.optim.SGD(1.0), timeout=10):
+        with dps.Session(server, tree, optimizer=dps.optim.SGD(1.0), timeout=60):
             pass
         advice = "with partitioner=dps.partition.MinSize(min_bytes=262144, max_shards=2) it would be 1.00 times"
         assert [advice in text for text in caplog.messages if "times" in text] == [True]
@@ -466,7 +470,7 @@ def test_the_plan_is_told_by_one_worker_for_all(caplog: pytest.LogCaptureFixture
     tree = {"big": np.zeros(400_000, np.float32), "small": np.zeros(4, np.float32)}
 
     def train(server: dps.Server) -> None:
-        with dps.Session(server, tree, optimizer=dps.optim.SGD(1.0), update="sync", timeout=10) as s:
+        with dps.Session(server, tree, optimizer=dps.optim.SGD(1.0), update="sync", timeout=60) as s:
             s.push({"small": np.ones(4, np.float32)})
 
     with caplog.at_level("DEBUG", "dps"), cluster(2, 3, "inproc") as servers:
@@ -541,7 +545,7 @@ def test_an_interrupt_amid_a_push_to_several_ps_leaves_no_gap(
     from dps.client import transfers
 
     one, params = np.ones(3, np.float32), {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
-    settings: Any = {"optimizer": dps.optim.SGD(1.0), "shared_memory": shared, "update": update, "timeout": 10}
+    settings: Any = {"optimizer": dps.optim.SGD(1.0), "shared_memory": shared, "update": update, "timeout": 60}
     sent, calls = transfers.PushTransfer.__init__, list[None]()
 
     def interrupted(self: transfers.PushTransfer, *arguments: Any, **more: Any) -> None:

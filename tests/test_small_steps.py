@@ -175,7 +175,7 @@ def test_an_interrupt_amid_the_values_that_come_with_a_push_leaves_the_push_to_b
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0), timeout=5) as s:
+    with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0), timeout=60) as s:
         before = s.step(filled(1.0))["w"]
         tune(monkeypatch, client__step_patience_s=0.0)
         with monkeypatch.context() as patch:

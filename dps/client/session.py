@@ -288,6 +288,11 @@ class Session(Writing):
     def __enter__(self) -> Session:
         return self
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open" if self._opened else "opening"
+        step = self._connection.steps.step if self._opened else 0
+        return f"<Session of {self._server.name}: {state} at step {step}; the chief is at {self._server.target}>"
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:

@@ -59,7 +59,7 @@ def test_a_worker_with_filters_trains_and_reads(filters: list[str]) -> None:
     with (
         cluster(2, 1, "inproc") as (server,),
         dps.Server(None, "worker", 1, chief=server.target, bind=bind("inproc"), device_filters=filters) as own,
-        dps.Session(own, model(2), optimizer=dps.optim.SGD(1.0), timeout=10) as session,
+        dps.Session(own, model(2), optimizer=dps.optim.SGD(1.0), timeout=60) as session,
     ):
         assert session.push({"v0": np.ones(2), "v1": np.ones(2)}).step == 1
         np.testing.assert_array_equal(session.pull()["v1"], [-1, -1])
@@ -74,10 +74,10 @@ def test_a_plan_that_needs_a_ps_outside_the_filters_is_one_clear_error_and_the_r
                 r"add '/job:ps'$"
             )
             with pytest.raises(ConfigError, match=told):
-                dps.Session(own, model(2), optimizer=dps.optim.SGD(1.0), timeout=10)
-            with dps.Session(server, model(2), optimizer=dps.optim.SGD(1.0), timeout=10) as session:
+                dps.Session(own, model(2), optimizer=dps.optim.SGD(1.0), timeout=60)
+            with dps.Session(server, model(2), optimizer=dps.optim.SGD(1.0), timeout=60) as session:
                 with pytest.raises(ConfigError, match=told):
-                    dps.Session(own, timeout=10)
+                    dps.Session(own, timeout=60)
                 assert session.push({"v0": np.ones(2)}).accepted
 
 
@@ -91,7 +91,7 @@ def test_a_worker_starts_and_trains_without_ever_connecting_to_another_worker() 
             with (
                 dps.Server(spec, "ps", 0),
                 dps.Server(spec, "worker", 1) as own,
-                dps.Session(own, model(1), optimizer=dps.optim.SGD(1.0), timeout=10) as session,
+                dps.Session(own, model(1), optimizer=dps.optim.SGD(1.0), timeout=60) as session,
             ):
                 for step in range(3):
                     session.pull()

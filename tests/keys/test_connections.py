@@ -19,7 +19,7 @@ from dps.transport.handshake import mechanism
 from dps.transport.keys import credentials, read
 from dps.transport.real import RealRuntime
 
-SOON_S = 5.0
+SOON_S = 60.0
 Make = Callable[..., Endpoint]
 
 
@@ -121,7 +121,7 @@ def test_a_listener_with_another_key_is_refused_at_once(make: Make, folder: str,
     other = str(tmp_path / "other")
     key_files.new(other)
     assert f"has another key than the worker of {other}" in refusal(make(other, "worker"), node.address, "worker")
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 20.0  # 0.1 s where nothing else is at work; a deadline passes after 60 s
 
 
 def test_a_client_whose_key_is_not_known_is_refused_at_once(

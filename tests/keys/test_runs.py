@@ -25,7 +25,7 @@ from dps.transport.keys import credentials
 from dps.transport.message import Message
 from tests.in_process import cluster
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")

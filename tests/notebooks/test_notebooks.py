@@ -95,3 +95,10 @@ def test_gives_the_readme_its_picture(name: str, picture: str) -> None:
     png = (build.PICTURES / f"{picture}.png").read_bytes()
     assert png in plots(committed(name))
     assert len(png) < 150_000
+
+
+@pytest.mark.parametrize("name", LONGEST_FIRST)
+def test_a_notebook_that_needs_images_asks_for_them_in_its_first_cell(name: str) -> None:
+    first, *rest = [cell.source for cell in committed(name).cells if cell.cell_type == "code"]
+    if any("images_and_labels" in source for source in (first, *rest)):  # which end here where they are missing
+        assert "\nimages_file()" in first or "= images_and_labels()" in first

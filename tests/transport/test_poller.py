@@ -11,7 +11,7 @@ import zmq
 from dps.transport import poller as module
 from dps.transport.poller import Poller, Socket
 
-LONG_S = 10.0
+LONG_S = 60.0
 Pair = tuple[Poller, Socket, Socket]
 
 

@@ -26,7 +26,7 @@ from dps.transport.inproc import Names
 from dps.transport.outgoing import CUT, Loans
 from dps.transport.zmq import ZmqEndpoint
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 SCHEMES = ("tcp", "ipc", "inproc")
 
 Make = Callable[..., ZmqEndpoint]
