@@ -63,8 +63,8 @@ def name_of(page: Path) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `note` is the comment before it, such as "file: trainer.py", or "". `shown` is the block without a
-    language that follows it with nothing in between: what it prints; None if there is none."""
+    """A fenced block. `note`: the comment before it, such as "file: trainer.py", or "". `shown`: what it prints, the
+    block without a language right after it; None if there is none."""
 
     page: Path
     line: int
@@ -157,9 +157,9 @@ def run_page(page: Path, folder: Path) -> None:
         elif block.language == "python":
             code = compile("\n" * block.line + text, str(page), "exec")
             printed = io.StringIO()
-            with readme_names() if page.name == "README.md" else contextlib.nullcontext(names) as given:
-                with contextlib.redirect_stdout(printed):
-                    exec(code, given)
+            used = readme_names() if page.name == "README.md" else contextlib.nullcontext(names)
+            with used as given, contextlib.redirect_stdout(printed):
+                exec(code, given)
             check_shown(block, printed.getvalue())
 
 
@@ -330,7 +330,8 @@ def test_the_exit_codes_are_those_of_the_help(capsys: pytest.CaptureFixture[str]
 def test_every_error_is_explained_with_its_exit_code() -> None:
     text = read(DOCS / "guide" / "errors.md")
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, dps.DpsError)]
-    written = {name: int(code) for name, code in re.findall(r"^\| `dps\.(\w+)` \|[^|]*\| (\d) \| [^|]+ \|$", text, re.M)}
+    rows = re.findall(r"^\| `dps\.(\w+)` \|[^|]*\| (\d) \| [^|]+ \|$", text, re.M)
+    written = {name: int(code) for name, code in rows}
     assert written == {c.__name__: c.exit_code for c in classes if c is not dps.DpsError}
 
 

@@ -143,4 +143,3 @@ def test_a_repr_tells_task_address_chief_and_state() -> None:
         assert f": ended with exit code {server.exit_code} (it was enough); the chief" in repr(server)
     finally:
         server.stop()
-

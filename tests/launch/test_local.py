@@ -266,7 +266,7 @@ def test_launch_prefixes_lines_and_ends_with_zero_soon_after_its_workers_and_lea
     text += "\n".join(lines_until(process, "ends at", 2))
     tasks, at = psutil.Process(process.pid).children(), runtime().now()
     text += rest(process)
-    assert runtime().now() - at < 2 * started_s  # 0.3 s after a start of 1.3 s; a launcher that waits for tasks takes 6 s
+    assert runtime().now() - at < 2 * started_s  # 0.3 s after a start of 1.3 s; one that waits for tasks takes 6 s
     assert process.returncode == 0, text
     assert not [p for p in tasks if p.is_running()]
     assert {*program.rglob("*"), *Path("/dev/shm").glob("*dps*")} == before
