@@ -107,7 +107,8 @@ def test_status_of_a_chief_that_is_not_there_is_exit_code_4(
     with dps.Server.create_local_server() as server:
         gone = server.target
     assert exit_code("status", "--chief", gone) == 4
-    assert f"no chief answered at {gone}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"no chief answered at {gone} for 0.2 s; is a run there? dps list has those of dps launch\n" in said
 
 
 def test_doctor_names_packages_and_whether_a_node_can_listen(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,8 @@ class Asking:
             return self._ask(Ref(self._chief, CHIEF))
         except DeadlineExceeded:
             raise DeadlineExceeded(
-                f"no chief answered at {self._chief} for {self._answer_s:g} s; is a run there?"
+                f"no chief answered at {self._chief} for {self._answer_s:g} s; is a run there? dps list has those of "
+                "dps launch"
             ) from None
 
     def ps(self, chief: dict[str, Any]) -> dict[str, dict[str, Any]]:

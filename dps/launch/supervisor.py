@@ -251,7 +251,7 @@ class Supervisor:
         while self.workers_alive() or not self._events.empty():
             self.turn(0.2)
             self._heed()
-            if not self._ending and self.lost():
+            if not self._ending and self.workers_alive() and self.lost():
                 why = self._reason or f"{self.lost()} is lost for good"
                 patience_s = CHIEFLESS_S if self.lost() == "chief" else END_S
                 self.say(f"{why}; the workers have {patience_s:.0f} s to end")

@@ -93,6 +93,16 @@ def test_who_is_lost_for_good_is_who_failed_not_who_crashed_before_and_came_back
     assert run.lost() == "chief"
 
 
+def test_a_ps_that_ends_with_its_failed_run_is_not_called_lost(told: list[Any]) -> None:
+    run = Launched()
+    for name in ("worker:0", "worker:1", "ps:0", "chief"):  # all are over before the launcher looks
+        child: Any = run.children[name]
+        child.code = 2
+        run._events.put(child)
+    assert run.wait() == 2
+    assert run.said == ["dps the run failed: worker:0, worker:1 ended with exit code 2"]
+
+
 def test_a_chief_that_is_being_restarted_is_told_of_ended_workers_once_it_listens(told: list[Any]) -> None:
     run = Launched()
     run.ends("chief", -9)
