@@ -1,31 +1,25 @@
 """Which lines of cargo, intake, modes and store the simulator's seeds reach: `python -m tests.simulation.reached`.
 
 Lines that only raise do not count. What no seed can reach is in `not_reached.txt`, with the reason: an entry is one
-line of source, under its file and function, and stands for one such line there.
+line of source, under its file and function, and stands for one such line there. A process of its own measures them,
+because the modules have to be marked before anything imports them.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import coverage
+from tests.simulation.marked import Marked, statements
 
-from tests.simulation import scenario as scenarios
-from tests.simulation.scenario import (
-    Scenario,
-    crowded,
-    run,
-    scenario,
-    varied,
-    varied_with_kills,
-    with_a_killed_chief,
-    with_a_lost_ps,
-)
+if TYPE_CHECKING:
+    from tests.simulation.scenario import Scenario
 
 ROOT = Path(__file__).parents[2]
 LISTED = Path(__file__).with_name("not_reached.txt")
@@ -50,19 +44,21 @@ def files() -> Iterator[tuple[str, Path]]:
 
 def all_seeds(seeds: int) -> Iterator[tuple[Scenario, dict[str, object]]]:
     """So many seeds of each kind of scenario, with what `run` takes beside each."""
+    from tests.simulation import scenario as of
+
     for seed in range(seeds):
         for mode in ("async", "at once", "sync", "steps", "bounded", "tokens"):
-            yield scenario(mode, seed), {}
+            yield of.scenario(mode, seed), {}
         for mode in ("async", "at once", "sync", "steps", "bounded", "tokens"):
-            yield varied(mode, seed), {}
+            yield of.varied(mode, seed), {}
         for mode in ("async", "sync", "bounded"):
-            yield scenario(mode, seed), scenarios.compressed(seed)
-    few: list[Callable[[str, int], Scenario]] = [with_a_killed_chief, with_a_lost_ps, varied_with_kills]
+            yield of.scenario(mode, seed), of.compressed(seed)
+    few: list[Callable[[str, int], Scenario]] = [of.with_a_killed_chief, of.with_a_lost_ps, of.varied_with_kills]
     for seed in range(max(1, seeds // 5)):
-        yield crowded(seed), {}
-        for of in few:
+        yield of.crowded(seed), {}
+        for kind in few:
             for mode in ("async", "at once", "sync", "steps", "bounded"):
-                yield of(mode, seed), {}
+                yield kind(mode, seed), {}
 
 
 Line = tuple[str, str, str]
@@ -96,22 +92,23 @@ class Reached:
 
 
 def reached(seeds: int) -> list[Reached]:
-    """Run them all in this process; raises AssertionError for a promise that is broken."""
-    measured = coverage.Coverage(data_file=None, include=[str(path) for _, path in files()], concurrency=["greenlet"])
-    measured.set_option("report:exclude_also", ["if TYPE_CHECKING:", r"^\s*\.\.\.$", r"-> .*: \.\.\.$"])
-    with measured.collect():
-        for chosen, more in all_seeds(seeds):
-            broken = run(chosen, **more)  # type: ignore[arg-type]
-            assert not broken, "\n".join(broken)
+    """Run them all in this process, which has imported none of the files.
+
+    Raises RuntimeError if it has, AssertionError for a promise that is broken."""
+    marked = Marked([path for _, path in files()])
+    marked.install()
+    from tests.simulation.scenario import run
+
+    for chosen, more in all_seeds(seeds):
+        broken = run(chosen, **more)  # type: ignore[arg-type]
+        assert not broken, "\n".join(broken)
     found = []
     for room, path in files():
-        _, statements, _, missing, _ = measured.analysis2(str(path))
-        source = path.read_text().splitlines()
-        beside = only_raising(path) | at_import(path)
-        counted = [line for line in statements if line not in beside]
-        owners = functions(path)
-        missed = [(line, owners.get(line, ""), source[line - 1].strip()) for line in missing if line in counted]
-        found.append(Reached(room, path, len(counted), missed))
+        source, owners = path.read_text(), functions(path)
+        tree, texts = ast.parse(source), source.splitlines()
+        lines = {statement.lineno for _, statement in statements(tree)} - only_raising(path)
+        missed = [(n, owners.get(n, ""), texts[n - 1].strip()) for n in sorted(lines - marked.reached[path])]
+        found.append(Reached(room, path, len(lines), missed))
     return found
 
 
@@ -124,20 +121,6 @@ def only_raising(path: Path) -> set[int]:
             if isinstance(block, list) and block and isinstance(block[-1], ast.Raise):
                 lines.update(range(block[0].lineno, (block[-1].end_lineno or block[-1].lineno) + 1))
     return lines
-
-
-def at_import(path: Path) -> set[int]:
-    """The lines that run when the module is loaded, which may be before anything is measured."""
-    inside: set[int] = set()
-    every: set[int] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.stmt):
-            every.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            every.update(decorator.lineno for decorator in node.decorator_list)
-        if isinstance(node, ast.FunctionDef):
-            inside.update(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
-    return every - inside
 
 
 def functions(path: Path) -> dict[int, str]:
@@ -175,11 +158,12 @@ def listed() -> Counter[Line]:
     return Counter(line for line, _ in entries())
 
 
-def main() -> None:
-    """Print each file's lines that are not reached, and the rooms' shares."""
+def main() -> int:
+    """Print each file's lines that are not reached, and the rooms' shares; 1 if one is below what is wanted."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=25, help="of each kind of scenario")
     parser.add_argument("--all", action="store_true", help="also those that are listed")
+    parser.add_argument("--least", type=float, default=0.0, help="the share that each room wants")
     options = parser.parse_args()
     known = Counter[Line]() if options.all else listed()
     found = reached(options.seeds)
@@ -188,8 +172,9 @@ def main() -> None:
         print(f"{file.name}: {file.lines - len(file.missed)} of {file.lines}, {len(missed)} not listed")
         for line, function, text in missed:
             print(f"    {line} {function}: {text}")
-    for room in ROOMS:
-        print(f"{room}: {share(found, room, listed()):.1%}")
+    shares = {room: share(found, room, listed()) for room in ROOMS}
+    print(*(f"{room}: {of:.1%}" for room, of in shares.items()), sep="\n")
+    return int(min(shares.values()) < options.least)
 
 
 def share(found: list[Reached], room: str, known: Counter[Line]) -> float:
@@ -200,4 +185,4 @@ def share(found: list[Reached], room: str, known: Counter[Line]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
