@@ -23,11 +23,12 @@ help:
 demo: $(VENV)/ready-demo
 	@$(BIN)/python -u examples/demo.py
 
+# Three at a time on two cores: tests that start processes wait for them half of the time.
 test: $(VENV)/ready-dev
-	@$(BIN)/python -m pytest -n 2 -m "not slow"
+	@$(BIN)/python -m pytest -n 3 -m "not slow"
 
 examples: $(VENV)/ready-dev
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	@$(BIN)/python -m pytest -n 3 --dist loadfile -m slow
 
 CHAOS_MINUTES ?= 3
 CHAOS_JOBS ?= 2

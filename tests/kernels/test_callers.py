@@ -24,10 +24,12 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
 def modules() -> list[Path]:
     return sorted(KERNELS.glob("*.py"))
 
 
+@cache
 def functions() -> dict[Name, ast.FunctionDef]:
     """All functions of dps/kernels, but for methods and those inside of others."""
     return {(p.stem, node.name): node for p in modules() for node in tree(p).body if isinstance(node, ast.FunctionDef)}

@@ -1,4 +1,4 @@
-"""Every promise, in every update mode, under faults: 100 seeds a mode with `make test` and 100 more with
+"""Every promise, in every update mode, under faults: 100 seeds a mode with `make test` and 200 more with
 `make examples`, or as many as DPS_SEEDS says."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.simulation.scenario import (
     with_a_lost_ps,
 )
 
-SEEDS = int(os.environ.get("DPS_SEEDS", "200"))
-QUICK = SEEDS if "DPS_SEEDS" in os.environ else SEEDS // 2
+SEEDS = int(os.environ.get("DPS_SEEDS", "300"))
+QUICK = SEEDS if "DPS_SEEDS" in os.environ else SEEDS // 3
 """The seeds after these are `slow`."""
 CHUNK = 25
 FIRST = int(os.environ.get("DPS_FIRST_SEED", "0"))
