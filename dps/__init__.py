@@ -36,6 +36,7 @@ _MODULES = {
     "compress": "dps.compress",
     "data": "dps.data",
     "cluster": "dps.cluster",
+    "launch": "dps.launch",
     "strategy": "dps.strategy",
     "placement": "dps.cluster.placement",
     "partition": "dps.cluster.partition",

@@ -1,0 +1,18 @@
+"""Starts the tasks of a run: on this machine, and over SSH."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dps.launch.elsewhere import SSHCluster as SSHCluster
+
+ELSEWHERE = ("SSHCluster",)
+
+
+def __getattr__(name: str) -> Any:
+    """Load the clusters on other machines where they are used."""
+    if name in ELSEWHERE:
+        return getattr(importlib.import_module("dps.launch.elsewhere"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

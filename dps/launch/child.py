@@ -20,6 +20,8 @@ from dps.launch.starter import started
 class Child:
     """A `python -m dps.role` process. `line(name, text)` gets its output, on a thread of its own."""
 
+    host, displaced = "", False
+
     def __init__(self, order: Order, env: Mapping[str, str], line: Line, ended: Callable[[Started], None]) -> None:
         self.name = order.name
         self._line, self._ended = line, ended

@@ -192,7 +192,7 @@ def run_monitor(args: argparse.Namespace) -> int:
     path = folder.find(args.id)
     live = sys.stdout.isatty() and not args.once and not args.json
     view = look(path, wall())
-    use_keys(view.asked.get("plan", {}).get("env", {}))
+    use_keys(path, view.asked.get("plan", {}).get("env", {}))
     monitor = Monitor()
     try:
         if not view.over:

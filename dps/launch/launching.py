@@ -12,7 +12,7 @@ from typing import Any
 
 from dps.config import allowed_cpus, parse_threads
 from dps.errors import ConfigError
-from dps.launch.engines.local import LocalEngine
+from dps.launch.engines.choice import LOCAL, engine
 from dps.launch.plan import Job, Plan, plan_from, small_plan
 from dps.launch.runs import folder, keeper, keeping
 from dps.launch.runs.view import look
@@ -39,8 +39,6 @@ class Wanted:
 def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Start what the arguments of `dps launch` say, and keep it to its end; returns the exit code. `env`: where tasks
     listen. Blocks, except with --detach for the time that the first run needs to begin."""
-    if args.on != "local":
-        raise ConfigError(f"--on {args.on}: this engine is not there yet; wanted local")
     if args.metric:
         from dps.launch.runs.results import parse_metric
 
@@ -55,9 +53,11 @@ def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     else:
         wanted = [of_flags(args, env)]
     for each in wanted:
-        plan = each.plan("0")
-        LocalEngine().check(plan)
+        plan, where = each.plan("0"), each.asked["where"]
+        engine(where).check(plan)
         if plan.pin:
+            if where["on"] != LOCAL:
+                raise ConfigError(f"got --pin and --on {where['on']}; tasks are pinned on this machine only")
             allowed_cpus()
     paths = [begin(each) for each in wanted]
     if args.detach:
@@ -103,14 +103,16 @@ def of_file(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[list[Want
     if args.arguments:
         raise ConfigError(f"got arguments after --; those of an experiment are in its file, {args.program}, under run")
     experiment = load(args.program, args.set)
+    on = [] if args.on == LOCAL else ["--on", args.on]
+    command = shlex.join(["dps", "launch", *on, os.path.abspath(args.program)])
 
     def wanted(values: dict[str, str]) -> Wanted:
         def plan(run: str) -> Plan:
             made = experiment.at(values, run)
             return Plan(made.jobs, made.update, {**env, **made.env}, made.owned, args.pin, made.folder)
 
-        file = os.path.abspath(args.program)
-        return Wanted(plan, {"name": experiment.name, "command": f"dps launch {file}", "values": values})
+        where = {"on": args.on, **experiment.elsewhere}
+        return Wanted(plan, {"name": experiment.name, "command": command, "values": values, "where": where})
 
     return [wanted(values) for values in experiment.points()], experiment.parallel
 
@@ -137,7 +139,8 @@ def of_flags(args: argparse.Namespace, env: Mapping[str, str]) -> Wanted:
     serves = [word for module in args.serve for word in ("--serve", module)]
     own = [args.program] if args.program is not None else []
     command = shlex.join(["dps", "launch", *serves, *own, *(["--", *args.arguments] if args.arguments else [])])
-    return Wanted(lambda run: plan, {"name": name, "command": command, "values": {}})
+    asked = {"name": name, "command": command, "values": {}, "where": {"on": args.on}}
+    return Wanted(lambda run: plan, asked)
 
 
 def check_flags(args: argparse.Namespace, ps: int, workers: int) -> None:
@@ -179,4 +182,5 @@ def resumed(args: argparse.Namespace) -> Wanted:
         raise ConfigError(f"run {view.id} has no plan: it was never begun")
     plan = plan_from(view.asked["plan"])
     told = {name: view.asked[name] for name in ("name", "command", "values")}
+    told["where"] = view.asked.get("where") or {"on": LOCAL}
     return Wanted(lambda run: plan, told | {"resumes": view.id})

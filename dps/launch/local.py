@@ -123,12 +123,16 @@ class LocalCluster:
         if _running is not None:
             _running.stop()
         self._run = None
-        made = self.ps, self.workers, self._update
-        self._tasks = Processes(*made, self._pin) if self.processes else Threads(*made)
+        self._tasks = self._begun()
         _running = self
         if self._serving is not None:
             self._serving.begin(self)
         return self
+
+    def _begun(self) -> Processes | Threads:
+        """Chief and ps, started."""
+        made = self.ps, self.workers, self._update
+        return Processes(*made, self._pin) if self.processes else Threads(*made)
 
     @property
     def target(self) -> str:

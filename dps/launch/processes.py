@@ -1,4 +1,4 @@
-"""A LocalCluster of processes: chief and ps under a supervisor, and one process for each worker of a run."""
+"""A cluster of processes, here or where an engine starts them: chief and ps under a supervisor, and a run's workers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dps import update
 from dps.errors import TaskLost
 from dps.functions import path_of, sources
-from dps.launch.engines.engine import Started
+from dps.launch.engines.engine import Engine, Started
 from dps.launch.failures import Failure, failure_of
 from dps.launch.outcome import describe
 from dps.launch.output import Output
@@ -25,13 +25,18 @@ from dps.launch.values import pack, receive, send
 
 
 class Processes:
-    """Chief, ps and workers as processes of this machine. The constructor blocks until the chief listens."""
+    """Chief, ps and workers as processes. `engine`: starts them, None: on this machine; `env`: their variables. The
+    constructor blocks until the chief listens."""
 
-    def __init__(self, ps: int, workers: int, wanted: update.Update | str | None, pin: bool) -> None:
+    def __init__(
+        self, ps: int, workers: int, wanted: update.Update | str | None, pin: bool, engine: Engine | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         mode = wanted if wanted is None or isinstance(wanted, str) else update.as_text(wanted)
         self._workers, self._output = workers, Output(sys.stdout)
-        plan = small_plan(ps, workers, update=mode or "", owned=True, pin=pin)
-        self.supervisor = Supervisor(plan, self._line)
+        folder = "" if engine is None else os.getcwd()
+        plan = small_plan(ps, workers, update=mode or "", owned=True, pin=pin, env=env or {}, folder=folder)
+        self.supervisor = Supervisor(plan, self._line, engine=engine)
         try:
             self.supervisor.start()
         except BaseException:

@@ -18,12 +18,12 @@ from dps.errors import DeadlineExceeded, DpsError, TaskLost
 from dps.launch.engines.engine import Engine, Order, Started
 from dps.launch.engines.local import LocalEngine
 from dps.launch.interrupts import Interrupts
+from dps.launch.moving import Moving
 from dps.launch.outcome import describe, outcome
 from dps.launch.output import Output, Print
 from dps.launch.plan import EVALUATOR, STDIN, Plan, host_of, runs_program
 from dps.launch.tails import Tails
 from dps.transport.clock import now
-from dps.transport.private import private_chief, remove
 
 START_S = 30.0
 ALONE_S = 0.5
@@ -43,8 +43,6 @@ TOLD_S = 2.0
 """How long the chief may take to end itself and the ps after it was told to."""
 SAY_S = 5.0
 """How long the evaluator may take until a line says that it is waited for."""
-NETWORK = {"DPS_BIND", "DPS_ADVERTISE", "DPS_PORTS", "DPS_KEYS", "DPS_TRUSTED_NETWORK"}
-"""Variables of the environment that say how tasks use a network."""
 PINNED = ("ps:", "worker:")
 """Tasks that keep to processors of their own. The chief has none, because it has little work."""
 NEVER_AGAIN = (0, 2, 3)
@@ -54,7 +52,7 @@ NEVER_AGAIN = (0, 2, 3)
 class Watch(Protocol):
     """Is told of the tasks of a supervisor, on its thread."""
 
-    def started(self, name: str, pid: int) -> None:
+    def started(self, task: Started) -> None:
         """A task runs, for the first time or again."""
 
     def ended(self, name: str, code: int) -> None:
@@ -78,8 +76,8 @@ class Supervisor:
         self.target = ""
         self._engine = engine or LocalEngine()
         self._keys = {"DPS_KEYS": os.environ["DPS_KEYS"]} if os.environ.get("DPS_KEYS") else {}
-        self._folder, self._bind = "", plan.bind
-        """The folder of all tasks' sockets, if nothing says that they use a network; where the chief listens."""
+        self._bind = ""
+        """Where the chief listens."""
         self._crashed: dict[str, int] = {}
         """Exit codes of ps and chief that died before the run had ended; the latest last."""
         self._reason = ""
@@ -99,6 +97,7 @@ class Supervisor:
         self._events: queue.Queue[Started] = queue.Queue()
         self._ready: queue.Queue[str] = queue.Queue()
         self._ending = False
+        self.moving = Moving(self.children, self.say)
 
     # -- starting ---------------------------------------------------------------------------------------------
 
@@ -111,8 +110,7 @@ class Supervisor:
         """
         descriptors.check("each task of this run", descriptors.needed_to_launch(self.plan.ps, self.plan.workers))
         self._engine.check(self.plan)
-        if not {**self._keys, **self.plan.env}.keys() & NETWORK:
-            self._folder, self._bind = private_chief()
+        self._bind = self._engine.open(self.plan, self._line, self.moving.notice)
         for name in self.plan.tasks():
             if not runs_program(name) or self.plan.job(name).run:
                 self._spawn(name, self._flags(name, STDIN), waits=name != "chief")
@@ -153,7 +151,7 @@ class Supervisor:
         self.children[name] = child
         self.states[name] = "running"
         if self._watch is not None:
-            self._watch.started(name, child.pid)
+            self._watch.started(child)
         return child
 
     def _line(self, name: str, text: str) -> None:
@@ -177,6 +175,7 @@ class Supervisor:
     def turn(self, wait_s: float) -> None:
         """Handle a task that ended, and restart it if it may be restarted. Blocks up to `wait_s`."""
         self._tell_ends()
+        self.moving.heed()
         try:
             child = self._events.get(timeout=wait_s)
         except queue.Empty:
@@ -195,29 +194,40 @@ class Supervisor:
         if not (self._ending or runs_program(name) or code in NEVER_AGAIN):
             self._crashed.pop(name, None)
             self._crashed[name] = code
-        if self._may_start_again(name, code):
-            self._start_again(name, code)
+        if self._may_start_again(child, code) and self._start_again(child, code):
             return
         self._note_end(name, code)
         if name == EVALUATOR and code and not self._ending:
             self.say(f"{name} ended with {describe(code)}; the training goes on")
 
-    def _may_start_again(self, name: str, code: int) -> bool:
+    def _may_start_again(self, child: Started, code: int) -> bool:
         """Whether a task that has ended is started again. A program that has failed by itself is not."""
+        name = child.name
+        if not self._ending and not self._heeded and self.moving.moves(child):
+            return self.lost() in ("", name)
         if self._ending or code in NEVER_AGAIN or self._left.setdefault(name, self.plan.job(name).restarts) < 1:
             return False
         if runs_program(name):
             return code < 0 and not self._heeded and not self.lost()
         return self.plan.owned or bool(self.workers_alive())
 
-    def _start_again(self, name: str, code: int) -> None:
-        self._left[name] -= 1
+    def _start_again(self, child: Started, code: int) -> bool:
+        """Start a task again; returns whether there was a place for it."""
+        name = child.name
+        if not child.displaced:
+            self._left[name] -= 1
         self.say(f"{name} ended with {describe(code)}; it is started again")
         flags = self._flags(name, self.target)
         if name == "chief":
-            bind = self._bind if self._folder else f"{host_of(self._bind)}:{self.target.rpartition(':')[2]}"
+            port = self.target.rpartition(":")[2]
+            bind = self._bind if self._bind.startswith("ipc:") else f"{host_of(self._bind)}:{port}"
             flags = [*self.plan.chief_flags(bind), "--restarted"]
-        self._spawn(name, flags)
+        try:
+            self._spawn(name, flags)
+        except DpsError as error:
+            self.say(f"{name} cannot be started again: {error}")
+            return False
+        return True
 
     def _note_end(self, name: str, code: int) -> None:
         """Have the chief told how a worker's process ended, unless its session or its role has reported a good end."""
@@ -239,6 +249,10 @@ class Supervisor:
             if not self.children[f"worker:{task}"].alive:  # else the next run's worker has taken its place
                 leave(self.target, task, how, code)
 
+    def _workers_running(self) -> bool:
+        """Whether a worker runs, or has ended and that was not handled yet."""
+        return any(name.startswith("worker") and state == "running" for name, state in self.states.items())
+
     def workers_alive(self) -> list[str]:
         return [n for n, c in self.children.items() if n.startswith("worker") and c.alive]
 
@@ -248,7 +262,7 @@ class Supervisor:
     def wait(self, interrupts: Interrupts | None = None) -> int:
         """Wait until all workers have ended, and then chief and ps; returns the run's exit code. Blocks."""
         self._interrupts = interrupts or self._interrupts
-        while self.workers_alive() or not self._events.empty():
+        while self._workers_running() or not self._events.empty():
             self.turn(0.2)
             self._heed()
             if not self._ending and self.workers_alive() and self.lost():
@@ -373,5 +387,4 @@ class Supervisor:
             child.tell_to_end()
         for child in self.children.values():
             child.end(KILL_S)
-        if self._folder:
-            remove(self._folder)
+        self._engine.close()

@@ -25,6 +25,18 @@ def new(path: str) -> None:
     _write_set(path, 1)
 
 
+def part(path: str, roles: Sequence[str]) -> dict[str, str]:
+    """The files that a host of these roles needs, by their names: the private keys of the roles, and all public ones.
+    NotAuthenticated if others may read the folder."""
+    read(path)
+    files = {}
+    for name in _listed(path):
+        if name.endswith(".pub") or _role(name) in roles:
+            with open(os.path.join(path, name), encoding="ascii") as file:
+                files[name] = file.read().strip()
+    return files
+
+
 def export(path: str, roles: Sequence[str], to: str) -> None:
     """Write what a host of these roles needs: their private keys, and all public ones. A folder that an earlier export
     wrote is brought up to date."""
@@ -40,11 +52,10 @@ def export(path: str, roles: Sequence[str], to: str) -> None:
     os.makedirs(to, mode=0o700, exist_ok=True)
     if os.listdir(to):
         read(to)  # an earlier export; nothing else is written to
-    names = {name for name in _listed(path) if name.endswith(".pub") or _role(name) in roles}
-    for name in sorted(names):
-        with open(os.path.join(path, name), "rb") as file:
-            _write(os.path.join(to, name), file.read().strip())
-    for name in set(_listed(to)) - names:
+    files = part(path, roles)
+    for name, key in sorted(files.items()):
+        _write(os.path.join(to, name), key.encode())
+    for name in set(_listed(to)) - files.keys():
         os.unlink(os.path.join(to, name))
 
 

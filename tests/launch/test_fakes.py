@@ -20,6 +20,8 @@ from tests.launch.test_local import until
 class Task:
     """Stands for a process: it ends by SIGKILL, or when the test says so."""
 
+    host, displaced = "", False
+
     def __init__(self, name: str) -> None:
         self.name, self.code = name, None
         self.pid = 0

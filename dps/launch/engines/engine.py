@@ -15,7 +15,8 @@ from dps.record import made, record
 @record
 class Order:
     """One task to start: `python -m dps.role ARGUMENTS`. `waits`: it reads the chief's address from stdin; `tell` of
-    what was started writes it. `pass_fds`: descriptors of this process that the task inherits."""
+    what was started writes it. `pass_fds`: descriptors of this process that the task inherits; an engine for other
+    machines takes a pipe to the task and one from it, named in the task's DPS_RUN_FDS."""
 
     name: str
     arguments: Sequence[str]
@@ -29,6 +30,14 @@ class Started(Protocol):
     """A task that an engine has started."""
 
     name: str
+
+    @property
+    def host(self) -> str:
+        """The machine where it runs; "" for this one."""
+
+    @property
+    def displaced(self) -> bool:
+        """Whether its place is lost or about to go. It may be started again in another one, which is no restart."""
 
     @property
     def alive(self) -> bool:
@@ -59,14 +68,32 @@ class Started(Protocol):
 
 
 Line = Callable[[str, str], None]
-"""Gets a line of a task's output: the task's name and the text. Called on any thread."""
+"""Gets a line of a task's output: the task's name and the text; "dps" for the engine itself. Called on any thread."""
+Notice = Callable[[Sequence[str], str], None]
+"""Gets the tasks whose place is about to go, and why. Called on any thread."""
 
 
 class Engine(Protocol):
     """Starts tasks."""
 
     def check(self, plan: Plan) -> None:
-        """Raise ConfigError if the tasks of a plan cannot get what they ask for. Starts nothing."""
+        """Raise ConfigError if the tasks of a plan cannot get what they ask for, as far as that is seen from here.
+        Starts nothing."""
+
+    def open(self, plan: Plan, line: Line, notice: Notice) -> str:
+        """Get the machines of a run; returns where its chief listens, HOST:PORT or an address in a private folder.
+        Blocks. Raises DpsError if a machine cannot be had."""
 
     def start(self, order: Order, line: Line, ended: Callable[[Started], None]) -> Started:
-        """Start a task. `ended` is called on any thread after its last line. Blocks until it is started."""
+        """Start a task. `ended` is called on any thread after its last line. Blocks until it is started. Raises
+        DpsError if there is no place for it (any more)."""
+
+    def go_on(self) -> bool:
+        """Whether a run whose chief has lost its place can begin again from its checkpoint, after `close` and another
+        `open`."""
+
+    def used(self) -> Mapping[str, Mapping[str, float]]:
+        """What tasks on other machines use, by their names: `cpu_s`, `memory_mb`, GPU figures if there are any."""
+
+    def close(self) -> None:
+        """Give back what `open` got. May be called several times."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from dps.config import THREADS, cores
-from dps.errors import ConfigError
 from dps.launch.child import Child
-from dps.launch.engines.engine import Line, Order, Started
-from dps.launch.plan import Plan, Resources
+from dps.launch.engines.engine import Line, Notice, Order, Started
+from dps.launch.engines.machine import GPUS, this_machine
+from dps.launch.plan import Plan
+from dps.transport.private import private_chief, remove
 
-GPUS = "CUDA_VISIBLE_DEVICES"
+NETWORK = {"DPS_BIND", "DPS_ADVERTISE", "DPS_PORTS", "DPS_KEYS", "DPS_TRUSTED_NETWORK"}
+"""Variables that say how tasks use a network."""
 
 
 class LocalEngine:
@@ -20,50 +21,38 @@ class LocalEngine:
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
-        self._gpus: dict[str, str] = {}
-        """Which GPUs each task sees."""
-        self._threads: dict[str, int] = {}
+        self._shares: dict[str, dict[str, str]] = {}
+        """The variables that tell each task what it has."""
+        self._folder = ""
+        """The folder of all tasks' sockets, if nothing says that they use a network."""
 
     def check(self, plan: Plan) -> None:
         """Raise ConfigError if a task wants more than this machine has. Deals out the GPUs."""
-        free = visible_gpus(self._environ)
-        has = Resources(cores(), memory_bytes(), len(free))
-        for name in plan.tasks():
-            wanted = plan.job(name).resources
-            for what in ("cpus", "memory", "gpus"):
-                want, there = getattr(wanted, what), getattr(has, what)
-                if want is not None and there is not None and want > there:
-                    raise ConfigError(f"{name} wants {what}: {want}; this machine has {there}")
-            if wanted.gpus is not None:
-                if wanted.gpus > len(free):
-                    raise ConfigError(
-                        f"the tasks of this run want more GPUs than this machine has ({has.gpus}); {name} gets none"
-                    )
-                self._gpus[name], free = ",".join(free[: wanted.gpus]), free[wanted.gpus :]
-            if wanted.cpus is not None:
-                self._threads[name] = wanted.cpus
+        machine = this_machine(self._environ)
+        self._shares = {name: machine.take(name, plan.job(name).resources) for name in plan.tasks()}
+
+    def open(self, plan: Plan, line: Line, notice: Notice) -> str:
+        """Where the chief listens: in a private folder, if nothing says that the run uses a network."""
+        if self._environ.get("DPS_KEYS") or plan.env.keys() & NETWORK:
+            return plan.bind
+        self._folder, bind = private_chief()
+        return bind
 
     def start(self, order: Order, line: Line, ended: Callable[[Started], None]) -> Started:
         """Start a task as a child process."""
-        env = dict(order.env)
-        if order.name in self._threads:
-            env = {name: str(self._threads[order.name]) for name in THREADS if name not in self._environ} | env
-        if order.name in self._gpus:
-            env.setdefault(GPUS, self._gpus[order.name])
-        return Child(order, env, line, ended)
+        share = self._shares.get(order.name, {})
+        env = {name: value for name, value in share.items() if name == GPUS or name not in self._environ}
+        return Child(order, env | dict(order.env), line, ended)
 
+    def go_on(self) -> bool:
+        """Whether a run whose chief has lost its machine can begin again: there is no other machine."""
+        return False
 
-def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """The GPUs that this process may give to tasks, as CUDA_VISIBLE_DEVICES names them."""
-    if GPUS in environ:
-        return [name for name in environ[GPUS].split(",") if name.strip()]
-    devices = os.listdir("/dev") if os.path.isdir("/dev") else []
-    return sorted((name[6:] for name in devices if name[:6] == "nvidia" and name[6:].isdecimal()), key=int)
+    def used(self) -> dict[str, dict[str, float]]:
+        """Nothing is told of tasks on this machine: everybody can look."""
+        return {}
 
-
-def memory_bytes() -> int | None:
-    """The memory of this machine; None if the system does not tell."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError):
-        return None
+    def close(self) -> None:
+        """Remove the folder of the sockets."""
+        if self._folder:
+            remove(self._folder)

@@ -155,6 +155,8 @@ class Loading:
         for key in ("hosts", "volumes"):
             if key in top:
                 found[key] = schema.texts(top[key])
+        for node in top["hosts"].value if "hosts" in top else ():
+            _check_host(node)
         if "image" in top:
             found["image"] = schema.text(top["image"])
         if "sync" in top:
@@ -218,6 +220,15 @@ class Loading:
                 program = fill(job.run[0], {**values, "id": "0", "name": made.name})
                 if why := missing(program, self._folder):
                     roles[role].value["run"].fail(why)
+
+
+def _check_host(node: Node) -> None:
+    from dps.launch.engines.ssh import parse_host
+
+    try:
+        parse_host(node.text)
+    except ConfigError as error:
+        node.fail(str(error))
 
 
 def missing(program: str, folder: str) -> str:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 
 from dps.errors import DpsError
+from dps.launch.engines.choice import engine, makes_keys
+from dps.launch.engines.engine import Started
 from dps.launch.interrupts import GRACE_S, Interrupts
+from dps.launch.outcome import LOST
 from dps.launch.output import Print
 from dps.launch.plan import Plan, plan_from
 from dps.launch.runs import folder
 from dps.launch.runs.identity import identity, start_of
-from dps.launch.runs.logs import Log
 from dps.launch.runs.states import States
 from dps.launch.runs.times import utc
 from dps.launch.runs.view import kill_orders
+from dps.launch.runs.writing import Writing
 from dps.launch.supervisor import Supervisor
 from dps.transport.clock import now, wall
 
@@ -24,12 +28,16 @@ BEAT_S = 5.0
 """How often the heartbeat is written."""
 LOOK_S = 0.25
 """How often orders are looked for."""
+USE_S = 2.0
+"""How often it is written what tasks on other machines use."""
+KEYS = "keys"
+"""The folder of keys that a run on several machines makes for itself."""
 
 
 def make(path: str, plan: Plan, asked: dict[str, object]) -> Plan:
     """Write what a new run is, before its keeper starts; returns its plan, in which every task has an OUTPUT_DIR.
 
-    `asked`: name, command, values and output, and what else people want to see of it later."""
+    `asked`: name, command and values, what else people want to see of it later, and `where`: the engine's settings."""
     from dps import __version__
 
     output = plan.env.get("OUTPUT_DIR") or os.environ.get("OUTPUT_DIR") or os.path.join(path, "output")
@@ -48,9 +56,10 @@ def make(path: str, plan: Plan, asked: dict[str, object]) -> Plan:
     return plan
 
 
-def use_keys(env: Mapping[str, str]) -> None:
-    """Use the keys of a run, which its variables name, for all that this process asks of it."""
-    if keys := env.get("DPS_KEYS"):
+def use_keys(path: str, env: Mapping[str, str]) -> None:
+    """Use the keys of a run, which its variables name or its folder has, for all that this process asks of it."""
+    own = os.path.join(path, KEYS)
+    if keys := env.get("DPS_KEYS") or (own if os.path.isdir(own) else ""):
         os.environ["DPS_KEYS"] = keys
 
 
@@ -58,55 +67,78 @@ class Keeper:
     """Keeps one run that `make` has prepared. `show` prints the lines of its tasks, if anybody looks."""
 
     def __init__(self, path: str, show: Print | None = None) -> None:
-        self.path, self._show = path, show
-        plan = plan_from(folder.read(os.path.join(path, "run.json"))["plan"])
-        use_keys(plan.env)
-        self.states = States(plan.tasks(), wall())
-        self._logs: dict[str, Log] = {}
-        self._writing = threading.Lock()
-        self._said = self._trouble = ""
+        asked = folder.read(os.path.join(path, "run.json"))
+        self._where = asked.get("where") or {}
+        self.path, self._plan = path, plan_from(asked["plan"])
+        self._engine = engine(self._where)
+        self.states = States(self._plan.tasks(), wall())
+        self._files = Writing(path, show)
+        self._said = ""
         self._seen: set[str] = set()
         """Orders that were heeded."""
         self._over = threading.Event()
         self._interrupts = Interrupts()
-        self._identity = identity()
-        self._supervisor = Supervisor(plan, self._line, self)
 
     def keep(self) -> int:
         """Start the run and supervise it to its end; returns its exit code. Blocks."""
         code, reason = 1, ""
-        supervisor, pulse = self._supervisor, threading.Thread(target=self._pulse, name="dps heartbeat", daemon=True)
+        pulse = threading.Thread(target=self._pulse, name="dps heartbeat", daemon=True)
         with self._interrupts:
-            self._note(self.states.begin)
+            self._note(lambda at: self.states.begin(at, building=bool(self._where.get("sync"))))
             pulse.start()
             try:
-                supervisor.start()
-                self._note(lambda at: self.states.listening(supervisor.target, at))
-                self._greet()
-                code = supervisor.wait(self._interrupts)
+                self._take_keys()
+                code = self._supervise()
                 reason = self._said if code else ""
             except DpsError as error:
                 code, reason = error.exit_code, str(error)
                 raise
             finally:
-                supervisor.stop()
                 self._over.set()
                 pulse.join()
                 self._mark_killing()
                 self._note(lambda at: self.states.finish(code, reason, at))
-                for log in self._logs.values():
-                    log.close()
+                self._files.close()
+                shutil.rmtree(os.path.join(self.path, KEYS), ignore_errors=True)
         return code
 
-    def _greet(self) -> None:
-        run, chief = os.path.basename(self.path), self._supervisor.target
-        self._supervisor.say(f"chief at {chief}; look at this run with: dps status {run}")
+    def _take_keys(self) -> None:
+        """Make the keys of a run on several machines, if it names none."""
+        if makes_keys(self._where, self._plan):
+            from dps.transport import key_files
+
+            key_files.new(os.path.join(self.path, KEYS))
+        use_keys(self.path, self._plan.env)
+
+    def _supervise(self) -> int:
+        """Supervise the run to its end, and again from its checkpoint if its machines went; returns the exit code."""
+        while True:
+            supervisor = Supervisor(self._plan, self._line, self, self._engine)
+            try:
+                supervisor.start()
+                self._greet(supervisor)
+                code = supervisor.wait(self._interrupts)
+            finally:
+                supervisor.stop()
+            if not supervisor.moving.begins_again or self._interrupts.count:
+                return code
+            if not self._engine.go_on():
+                run = os.path.basename(self.path)
+                supervisor.say(f"the run's machines have gone; it goes on elsewhere with: dps launch --resume {run}")
+                return LOST
+            supervisor.say("the run begins again from its checkpoint, on the machines that are left")
+
+    def _greet(self, supervisor: Supervisor) -> None:
+        run, chief = os.path.basename(self.path), supervisor.target
+        self._note(lambda at: self.states.listening(chief, at))
+        supervisor.say(f"chief at {chief}; look at this run with: dps status {run}")
 
     # -- the supervisor's watch -----------------------------------------------------------------------------------
 
-    def started(self, name: str, pid: int) -> None:
+    def started(self, task: Started) -> None:
         """Note that a task runs."""
-        self._note(lambda at: self.states.started(name, pid, start_of(pid), at))
+        start = "" if task.host else start_of(task.pid)
+        self._note(lambda at: self.states.started(task.name, task.pid, start, at, task.host))
 
     def ended(self, name: str, code: int) -> None:
         """Note that a task has ended."""
@@ -117,44 +149,27 @@ class Keeper:
         if self._interrupts.count:
             self.states.killing()
 
-    # -- what is written ------------------------------------------------------------------------------------------
-
     def _note(self, change: Callable[[float], None]) -> None:
         """Apply a change to the states and write them."""
         change(wall())
-        values = self.states.values | {"keeper": self._identity}
-        self._try(lambda: folder.write(os.path.join(self.path, "state.json"), values))
+        self._files.state(self.states.values)
 
     def _line(self, name: str, text: str) -> None:
         if name == "dps":
             self._said = text
-        with self._writing:
-            self._try(lambda: self._log(name).write(wall(), text))
-        if self._show is not None:
-            self._show(name, text)
-
-    def _log(self, name: str) -> Log:
-        if name not in self._logs:
-            self._logs[name] = Log(os.path.join(self.path, "logs"), name)
-        return self._logs[name]
-
-    def _try(self, write: Callable[[], None]) -> None:
-        """Write something; a full disk does not end a run, and is told once."""
-        try:
-            write()
-        except OSError as error:
-            if not self._trouble and self._show is not None:
-                self._show("dps", f"{self.path} cannot be written: {error.strerror}; the run goes on")
-            self._trouble = str(error)
+        self._files.line(name, text)
 
     # -- signs of life and orders -----------------------------------------------------------------------------------
 
     def _pulse(self) -> None:
-        beat_at = now()
+        beat_at = use_at = now()
         while True:
             if now() >= beat_at:
                 beat_at = now() + BEAT_S
-                self._try(lambda: folder.replace(os.path.join(self.path, "heartbeat"), utc(wall()) + "\n"))
+                self._files.beat()
+            if now() >= use_at and (used := self._engine.used()):
+                use_at = now() + USE_S
+                self._files.used(used)
             self._heed_orders()
             self._interrupts.look()
             if self._over.wait(LOOK_S):

@@ -29,7 +29,9 @@ class States:
         self._killing = False
         self._enter(self.values, CREATED, at)
         for name in tasks:
-            task = self.values["tasks"][name] = {"exit_code": None, "pid": None, "start": "", "restarts": 0}
+            task = self.values["tasks"][name] = {
+                "exit_code": None, "pid": None, "start": "", "host": "", "restarts": 0,
+            }  # fmt: skip
             self._enter(task, CREATED, at)
 
     @staticmethod
@@ -54,11 +56,11 @@ class States:
         self.values["chief"] = chief
         self._enter(self.values, RUNNING, at)
 
-    def started(self, name: str, pid: int, start: str, at: float) -> None:
-        """A task runs, for the first time or again. `start`: its process's start time."""
+    def started(self, name: str, pid: int, start: str, at: float, host: str = "") -> None:
+        """A task runs, for the first time or again. `start`: its process's start time; `host`: "" for the keeper's."""
         task = self.values["tasks"][name]
         task["restarts"] += task["pid"] is not None
-        task["pid"], task["start"], task["exit_code"] = pid, start, None
+        task["pid"], task["start"], task["exit_code"], task["host"] = pid, start, None, host
         self._enter(task, RUNNING, at)
 
     def killing(self) -> None:

@@ -37,7 +37,7 @@ def run_row(view: View, at: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-TASK_COLUMNS = ("task", "state", "since", "pid", "restarts", "exit code")
+TASK_COLUMNS = ("task", "state", "since", "host", "pid", "restarts", "exit code")
 
 
 def task_row(view: View, name: str) -> dict[str, Any]:
@@ -45,7 +45,8 @@ def task_row(view: View, name: str) -> dict[str, Any]:
     task = view.tasks[name]
     return {
         "task": full_name(view.id, name), "state": task["state"], "since": local(task["since"]),
-        "pid": task["pid"], "restarts": task["restarts"], "exit code": task["exit_code"],
+        "host": task.get("host"), "pid": task["pid"], "restarts": task["restarts"],
+        "exit code": task["exit_code"],
     }  # fmt: skip
 
 

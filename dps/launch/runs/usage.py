@@ -48,3 +48,14 @@ def gpu_memory_mb() -> dict[int, float] | None:
         if pid.strip().isdecimal() and amount.strip().isdecimal():
             used[int(pid)] = used.get(int(pid), 0.0) + float(amount) * 1.048576
     return used
+
+
+def used_by(pids: dict[str, int]) -> dict[str, dict[str, float]]:
+    """Processor seconds and memory of these processes, by the names of their tasks. Those that are not there are left
+    out."""
+    found: dict[str, dict[str, float]] = {}
+    for name, pid in pids.items():
+        cpu, memory = cpu_s(pid), memory_mb(pid)
+        if cpu is not None and memory is not None:
+            found[name] = {"cpu_s": cpu, "memory_mb": memory}
+    return found

@@ -200,7 +200,7 @@ def test_every_commented_line_of_dps_inits_file_is_right_too(tmp_path: Path) -> 
         (["--ps", "2"], "got --ps with an experiment file"),
         (["--update", "sync"], "got --update with an experiment file"),
         (["--", "x"], "got arguments after --"),
-        (["--on", "ssh"], "this engine is not there yet"),
+        (["--on", "ssh"], "got no hosts"),
         (["--metric", "loss:most"], "wanted NAME, or NAME:max"),
     ],
 )

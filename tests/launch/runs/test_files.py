@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,13 +143,12 @@ def test_a_disk_that_is_full_ends_no_run_and_is_told_once(run: str, monkeypatch:
     kept = keeper.Keeper(run, lambda name, text: told.append(f"{name} {text}"))
     monkeypatch.setattr(folder, "write", full)
     monkeypatch.setattr(Log, "write", full)
-    kept.started("worker:0", os.getpid())
+    kept.started(SimpleNamespace(name="worker:0", pid=os.getpid(), host=""))  # type: ignore[arg-type]
     kept._line("worker:0", "hello")
     kept.ended("worker:0", 0)
     assert kept.states.values["tasks"]["worker:0"]["state"] == "SUCCEEDED"
     assert told == [f"dps {run} cannot be written: No space left on device; the run goes on", "worker:0 hello"]
-    for log in kept._logs.values():
-        log.close()
+    kept._files.close()
 
 
 # -- logs --------------------------------------------------------------------------------------------------------------

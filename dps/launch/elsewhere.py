@@ -1,0 +1,92 @@
+"""Clusters on other machines, with the interface of `dps.LocalCluster`: over SSH."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dps import update
+from dps.launch.engines.choice import engine
+from dps.launch.local import LocalCluster
+from dps.launch.plan import small_plan
+from dps.launch.processes import Processes
+from dps.launch.threads import Threads
+from dps.transport.private import private_folder
+
+Serve = str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
+
+
+class _Elsewhere(LocalCluster):
+    """A cluster whose tasks an engine starts on other machines."""
+
+    def __init__(
+        self, settings: Mapping[str, Any], ps: int, workers: int, mode: update.Update | str | None,
+        keys: str | os.PathLike[str] | None, trusted_network: bool, serve: Serve,
+    ) -> None:  # fmt: skip
+        super().__init__(ps, workers, update=mode, serve=serve)
+        self._engine = engine(settings)
+        self._engine.check(small_plan(ps, workers))
+        self._env = {"DPS_TRUSTED_NETWORK": "1"} if trusted_network else {}
+        given = os.environ.get("DPS_KEYS") if keys is None else os.path.abspath(os.fspath(keys))
+        if given:
+            self._env["DPS_KEYS"] = given
+        self._own, self._before = "", os.environ.get("DPS_KEYS")
+        """A private folder with keys of this cluster's own, and what this process had for others."""
+
+    def _begun(self) -> Processes | Threads:
+        env = dict(self._env)
+        if not env:
+            from dps.transport import key_files
+
+            self._own = private_folder()
+            env["DPS_KEYS"] = os.path.join(self._own, "keys")
+            key_files.new(env["DPS_KEYS"])
+        if "DPS_KEYS" in env:
+            os.environ["DPS_KEYS"] = env["DPS_KEYS"]  # for the sessions of this process
+        try:
+            return Processes(self.ps, self.workers, self._update, False, self._engine, env)
+        except BaseException:
+            self._forget_keys()
+            raise
+
+    def stop(self) -> None:
+        """End all tasks, and give the machines back. Blocks; a second call does nothing."""
+        super().stop()
+        self._forget_keys()
+
+    def _forget_keys(self) -> None:
+        if self._own:
+            shutil.rmtree(self._own, ignore_errors=True)
+            self._own = ""
+        if self._before is None:
+            os.environ.pop("DPS_KEYS", None)
+        else:
+            os.environ["DPS_KEYS"] = self._before
+
+
+class SSHCluster(_Elsewhere):
+    """Chief, ps and workers on hosts that are reached by ssh. It is used as `dps.LocalCluster` is.
+
+    The hosts need the same Python and dps, and the program, at the same paths as here; ssh must reach them without
+    asking anything. Functions travel by their paths, so `run` takes functions of modules and scripts.
+
+    Args:
+        hosts: Hosts as ssh names them, such as `["box1", "me@box2 slots=4"]`; the chief is on the first.
+        ps: How many ps.
+        workers: How many workers.
+        update: As of `dps.LocalCluster`.
+        keys: A folder of keys. None: as DPS_KEYS says, or keys that are made for this cluster.
+        trusted_network: No keys, and plain sockets: every machine of the network is trusted.
+        serve: As of `dps.LocalCluster`.
+
+    Raises:
+        ConfigError: No hosts, too few slots, or no ssh.
+    """
+
+    def __init__(
+        self, hosts: Sequence[str], ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
+        keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
+    ) -> None:  # fmt: skip
+        super().__init__({"on": "ssh", "hosts": hosts}, ps, workers, update, keys, trusted_network, serve)

@@ -1,0 +1,244 @@
+"""Runs tasks on one machine for a launcher elsewhere: `python -m dps.launch.engines.host`, which an engine starts.
+
+Orders come on stdin and reports go to stdout, a JSON object a line each:
+
+    launcher                                            host
+    {"do": "keys", "files": {NAME: TEXT}}               {"is": "hello", "version", "address", "machine", ...}, the first
+    {"do": "project", "data": BASE64, "last": BOOL}     {"is": "project", "path": PATH}
+    {"do": "start", "name", "arguments", "env", ...}    {"is": "started", "name", "pid", "start"}, or "failed", "text"
+    {"do": "tell", "name", "chief": ADDRESS}            {"is": "line", "name", "text"}
+    {"do": "signal", "name", "number"}                  {"is": "ended", "name", "code"}
+    {"do": "order", "name", "data": BASE64}             {"is": "report", "name", "data": BASE64}
+    {"do": "beat"}, every 2 s                           {"is": "beat", "used": {NAME: ...}}, every 2 s
+                                                        {"is": "notice", "why"}: this machine is about to go
+
+Its tasks die with it. It ends when stdin does, and when nothing was read for 8 s: nobody is there any more.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dps import __version__
+from dps.errors import DpsError
+from dps.launch.child import Child
+from dps.launch.engines.engine import Order, Started
+from dps.launch.engines.machine import this_machine
+from dps.launch.engines.project import Unpacking
+from dps.launch.runs.identity import start_of
+from dps.launch.runs.usage import used_by
+from dps.transport.clock import now
+from dps.transport.private import private_folder
+
+BEAT_S = 2.0
+SILENT_S = 8.0
+"""A side that has sent nothing for so long is gone. Tasks of a host that is cut off end within 10 s."""
+END_S = 1.0
+"""How long killed tasks may take to be gone."""
+MODULE = "dps.launch.engines.host"
+OWN = ("SLURM_STEP", "SLURM_PROCID", "SLURM_TASK", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS")
+"""Beginnings of variables that describe this process and not its tasks."""
+
+Message = dict[str, Any]
+
+
+class Host:
+    """The tasks of one launcher on this machine. `send` takes each report, on any thread."""
+
+    def __init__(self, send: Callable[[Message], None], environ: Mapping[str, str]) -> None:
+        self._send, self._environ = send, environ
+        self._tasks: dict[str, Child] = {}
+        self._orders: dict[str, int] = {}
+        """Pipes to tasks that a launcher sends data."""
+        self._folder = ""
+        """A private folder for keys and the project's files."""
+        self._unpacking: Unpacking | None = None
+
+    def hello(self) -> Message:
+        """The first report."""
+        machine = this_machine(self._environ)
+        return {
+            "is": "hello", "version": __version__, "address": own_address(self._environ), "machine": machine.as_dict(),
+            "name": os.uname().nodename,
+        }  # fmt: skip
+
+    def take(self, message: Message) -> None:
+        """Do what an order says. Errors go back as a report."""
+        try:
+            getattr(self, f"_{message['do']}")(message)
+        except (DpsError, OSError) as error:
+            text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
+            self._send({"is": "failed", "name": message.get("name", ""), "text": text})
+
+    def _beat(self, message: Message) -> None:
+        """The launcher is there."""
+
+    def _own(self, part: str) -> str:
+        self._folder = self._folder or private_folder()
+        return os.path.join(self._folder, part)
+
+    def _keys(self, message: Message) -> None:
+        """Write keys that only this user may read."""
+        path = self._own("keys")
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        for name, text in message["files"].items():
+            file = os.open(os.path.join(path, os.path.basename(name)), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(file, "w", encoding="ascii") as out:
+                out.write(text)
+
+    def _project(self, message: Message) -> None:
+        self._unpacking = self._unpacking or Unpacking(self._own("project"))
+        self._unpacking.add(base64.b64decode(message["data"]))
+        if message["last"]:
+            self._unpacking.finish()
+            self._send({"is": "project", "path": self._unpacking.path})
+
+    def _start(self, message: Message) -> None:
+        name, env = message["name"], dict(message["env"])
+        keys = os.path.join(self._folder, "keys") if self._folder else ""
+        if os.path.isdir(keys):
+            env["DPS_KEYS"] = keys
+        own: list[int] = []
+        if message["pipes"]:
+            own = self._pipes(name)
+            env["DPS_RUN_FDS"] = f"{own[0]},{own[1]}"
+        order = Order(name, message["arguments"], env, message["folder"], message["waits"], own)
+        started = threading.Event()
+
+        def line(task: str, text: str) -> None:
+            started.wait()
+            self._send({"is": "line", "name": task, "text": text})
+
+        def ended(task: Started) -> None:
+            started.wait()
+            self._close_orders(name)
+            self._send({"is": "ended", "name": name, "code": task.code})
+
+        try:
+            child = self._tasks[name] = Child(order, env, line, ended)
+        finally:
+            for descriptor in own:
+                os.close(descriptor)
+        self._send({"is": "started", "name": name, "pid": child.pid, "start": start_of(child.pid)})
+        started.set()
+
+    def _pipes(self, name: str) -> list[int]:
+        """Pipes to and from a task, whose other ends pass on what the launcher and the task write."""
+        orders_out, orders_in = os.pipe()
+        reports_out, reports_in = os.pipe()
+        self._orders[name] = orders_in
+        threading.Thread(target=self._pass_on, args=(name, reports_out), daemon=True).start()
+        return [orders_out, reports_in]
+
+    def _pass_on(self, name: str, reports: int) -> None:
+        while data := os.read(reports, 1 << 16):
+            self._send({"is": "report", "name": name, "data": base64.b64encode(data).decode()})
+        os.close(reports)
+
+    def _order(self, message: Message) -> None:
+        """Data for a task; without any, the end of it."""
+        name = message["name"]
+        data = base64.b64decode(message["data"])
+        if not data:
+            self._close_orders(name)
+        elif name in self._orders:
+            with contextlib.suppress(BrokenPipeError), open(self._orders[name], "wb", closefd=False) as pipe:
+                pipe.write(data)
+
+    def _close_orders(self, name: str) -> None:
+        descriptor = self._orders.pop(name, -1)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _tell(self, message: Message) -> None:
+        self._tasks[message["name"]].tell(message["chief"])
+
+    def _signal(self, message: Message) -> None:
+        self._tasks[message["name"]].signal(message["number"])
+
+    def beat(self) -> None:
+        """Tell the launcher that this machine is there, and what its tasks use."""
+        living = {name: child.pid for name, child in list(self._tasks.items()) if child.alive}
+        self._send({"is": "beat", "used": used_by(living)})
+
+    def end(self) -> None:
+        """Kill all tasks, and remove what was written for them."""
+        for child in self._tasks.values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+        deadline = now() + END_S
+        for child in self._tasks.values():
+            child.wait(max(0.0, deadline - now()))
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def own_address(environ: Mapping[str, str]) -> str:
+    """The address of this machine that the launcher has connected to, if it came by ssh; else ""."""
+    words = environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else ""
+
+
+def main() -> int:
+    """Serve the launcher at the other end of stdin and stdout until it, or the way to it, is gone."""
+    out, sending = os.dup(1), threading.Lock()
+    os.dup2(2, 1)  # whatever else prints does not disturb the messages
+
+    def send(message: Message) -> None:
+        data = (json.dumps(message) + "\n").encode()
+        with sending, contextlib.suppress(OSError):
+            while data:
+                data = data[os.write(out, data) :]
+
+    for name in [name for name in os.environ if name.startswith(OWN)]:
+        del os.environ[name]
+    host = Host(send, os.environ)
+    noticed: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: noticed.append(number))
+    signal.signal(signal.SIGUSR1, lambda number, _: noticed.append(number))
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which tasks would inherit
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    over, heard = threading.Event(), [now()]
+    send(host.hello())
+    for work in (lambda: guard(host, heard, over), lambda: report(host, send, noticed, over)):
+        threading.Thread(target=work, daemon=True).start()
+    for text in sys.stdin.buffer:
+        heard[0] = now()
+        host.take(json.loads(text))
+    over.set()
+    host.end()
+    return 0
+
+
+def guard(host: Host, heard: list[float], over: threading.Event) -> None:
+    """End everything when the launcher gives no sign of life any more. Sends nothing, because stdout may be stuck."""
+    while not over.wait(0.2):
+        if now() - heard[0] > SILENT_S:
+            host.end()
+            os._exit(1)
+
+
+def report(host: Host, send: Callable[[Message], None], noticed: list[int], over: threading.Event) -> None:
+    """Send signs of life and notices."""
+    beat_at, told = 0.0, 0
+    while not over.wait(0.2):
+        if len(noticed) > told:
+            told = len(noticed)
+            send({"is": "notice", "why": f"it got {signal.Signals(noticed[-1]).name}"})
+        if now() >= beat_at:
+            beat_at = now() + BEAT_S
+            host.beat()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

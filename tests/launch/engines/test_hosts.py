@@ -1,0 +1,202 @@
+"""Hosts without a network: where tasks go, what a host process does, and what people read when ssh fails."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import sys
+import tarfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dps import __version__
+from dps.errors import ConfigError, DpsError, TaskLost, Unavailable
+from dps.launch.engines import project
+from dps.launch.engines.host import MODULE, Host, own_address
+from dps.launch.engines.hosts import HostsEngine
+from dps.launch.engines.machine import Machine
+from dps.launch.engines.pipe import Pipe
+from dps.launch.engines.remote import Place, RemoteHost
+from dps.launch.engines.ssh import SSHEngine, command, parse_host, reason
+from dps.launch.plan import Job, Plan, Resources, small_plan
+from dps.launch.supervisor import Supervisor
+from dps.transport import key_files
+from tests.launch.test_local import until
+
+
+def test_a_host_has_a_name_and_perhaps_slots() -> None:
+    assert parse_host("me@box-1.example") == Place("me@box-1.example")
+    assert parse_host(" box1  slots = 4 ") == Place("box1", 4)
+    for wrong in ("", "-oProxyCommand=x", "box1 slots=0", "box1 gpus=2", "a b"):
+        with pytest.raises(ConfigError, match="wanted a host"):
+            parse_host(wrong)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "text", "error"),
+    [
+        (255, ["@@@", "Host key verification failed."], "ssh says: Host key verification failed; try", ConfigError),
+        (255, ["ssh: connect to host b port 22: Connection refused"], "Connection refused", Unavailable),
+        (127, ["bash: python: not found"], f"it has no {sys.executable}", ConfigError),
+        (1, ["python: No module named dps.launch"], "has no dps", ConfigError),
+        (-9, [], "its connection has ended (exit code -9)", TaskLost),
+    ],
+)
+def test_why_a_connection_has_ended(code: int, said: list[str], text: str, error: type[DpsError]) -> None:
+    why, found = reason("b", code, said)
+    assert text in why and found is error
+
+
+def test_ssh_asks_nobody_anything_and_gets_no_secret() -> None:
+    words = command("box1")
+    assert words[0] == "ssh" and "BatchMode=yes" in words and words[-2] == "box1" and MODULE in words[-1]
+
+
+def test_hosts_are_needed_once_each_with_enough_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = small_plan(2, 2)
+    for hosts, words in (([], "got no hosts"), (["a", "a"], "got a twice"), (["a slots=3"], "3 slots for 4 tasks")):
+        with pytest.raises(ConfigError, match=words):
+            SSHEngine({"hosts": hosts}).check(plan)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match="has no ssh"):
+        SSHEngine({"hosts": ["a"]}).check(plan)
+
+
+def test_a_machine_deals_its_gpus_out_and_takes_them_back() -> None:
+    machine = Machine("box", 4, 1000, ["0", "1"])
+    assert machine.take("worker:0", Resources(gpus=1))["CUDA_VISIBLE_DEVICES"] == "0"
+    assert machine.take("worker:1", Resources(cpus=2, gpus=1))["CUDA_VISIBLE_DEVICES"] == "1"
+    with pytest.raises(ConfigError, match=r"more GPUs than box has \(2\); worker:2 gets none"):
+        machine.take("worker:2", Resources(gpus=1))
+    machine.give_back("worker:0")
+    assert machine.take("worker:2", Resources(gpus=1))["CUDA_VISIBLE_DEVICES"] == "0"
+    with pytest.raises(ConfigError, match="ps:0 wants memory: 2000; box has 1000"):
+        machine.take("ps:0", Resources(memory=2000))
+
+
+class Fake(HostsEngine):
+    """Hosts whose processes are children of this one."""
+
+    def __init__(self, *places: Place) -> None:
+        super().__init__({})
+        self.places = places
+
+    def check(self, plan: Plan) -> None:
+        pass
+
+    def _reach(self, plan: Plan, notice: Any) -> list[RemoteHost]:
+        hosts = [RemoteHost(place, self._line, notice) for place in self.places]
+        for host in hosts:
+            host.connect(Pipe([sys.executable, "-m", MODULE], host.received, partial(broken, host)))
+        return hosts
+
+    def go_on(self) -> bool:
+        return False
+
+
+def broken(host: RemoteHost, code: int, said: list[str]) -> None:
+    host.broken(f"exit code {code}")
+
+
+def test_tasks_go_to_the_host_with_the_fewest_and_come_back_elsewhere(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import time\nprint('here', flush=True)\nwhile True: time.sleep(0.1)\n")
+    key_files.new(str(tmp_path / "keys"))
+    lines: list[str] = []
+    engine = Fake(Place("a", 2, address="127.0.0.1"), Place("b", address="127.0.0.1"))
+    env = {"DPS_KEYS": str(tmp_path / "keys")}
+    jobs = {"chief": Job(), "ps": Job(), "worker": Job(2, (str(program),))}
+    supervisor = Supervisor(
+        Plan(jobs, env=env), lambda name, text: lines.append(f"{name} {text}"), engine=engine
+    )  # fmt: skip
+    try:
+        supervisor.start()
+        places = {name: child.host for name, child in supervisor.children.items()}
+        assert places == {"chief": "a", "ps:0": "a", "worker:0": "b", "worker:1": "a"}
+        until(lambda: lines.count("worker:0 here") == 1)
+        until(lambda: "worker:0" in engine.used())
+        supervisor._engine._hosts[1].cut("a test says so")  # type: ignore[attr-defined]
+        until(lambda: supervisor.turn(0.05) or lines.count("worker:0 here") == 2)
+        assert supervisor.children["worker:0"].host == "a" and "dps b is lost: a test says so" in lines
+        assert "dps worker:0 ended with SIGKILL; it is started again" in lines
+    finally:
+        supervisor.stop()
+    assert not [child for child in supervisor.children.values() if child.alive]
+
+
+def test_a_host_process_keeps_keys_and_projects_private_and_removes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dps-1").mkdir()
+    monkeypatch.setattr("dps.launch.engines.host.private_folder", lambda: str(tmp_path / "dps-1"))
+    said: list[dict[str, Any]] = []
+    host = Host(said.append, {"SSH_CONNECTION": "10.0.0.1 5 10.0.0.2 22"})
+    hello = host.hello()
+    assert (hello["version"], hello["address"]) == (__version__, "10.0.0.2") and own_address({}) == ""
+    host.take({"do": "keys", "files": {"worker-1.key": "x" * 40, "../outside": "y"}})
+    (folder,) = tmp_path.glob("dps-*")
+    assert {f.name: f.stat().st_mode & 0o777 for f in (folder / "keys").iterdir()} == {
+        "worker-1.key": 0o600, "outside": 0o600,
+    }  # fmt: skip
+    source = tmp_path / "source"
+    (source / ".git").mkdir(parents=True)
+    (source / ".git" / "config").write_text("no")
+    (source / "out").mkdir()
+    (source / "out" / "values").write_text("no")
+    (source / "train.py").write_text("yes")
+    project.pack(str(source), str(tmp_path / "archive"), str(source / "out"))
+    with tarfile.open(tmp_path / "archive") as archive:
+        assert sorted(archive.getnames()) == [".", "./train.py"]
+    for data, last in project.pieces(str(tmp_path / "archive")):
+        host.take({"do": "project", "data": base64.b64encode(data).decode(), "last": last})
+    assert Path(said[-1]["path"], "train.py").read_text() == "yes"
+    host.take({
+        "do": "start", "name": "worker:0", "arguments": [], "env": {}, "folder": "/nowhere", "waits": False,
+        "pipes": False,
+    })  # fmt: skip
+    assert said[-1] == {"is": "failed", "name": "worker:0", "text": "No such file or directory: /nowhere"}
+    host.end()
+    assert not list(tmp_path.glob("dps-*"))
+
+
+def test_a_project_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project, "LARGEST", 10)
+    (tmp_path / "data").write_bytes(b"x" * 11)
+    with pytest.raises(ConfigError, match="keep data elsewhere"):
+        project.pack(str(tmp_path), os.devnull)
+
+
+def test_a_notice_moves_workers_and_ps_and_ends_the_run_where_it_takes_the_chief() -> None:
+    from dps.launch.moving import Moving
+
+    class Task:
+        def __init__(self, name: str) -> None:
+            self.name, self.alive, self.code, self.displaced = name, True, None, False
+            self.signals: list[int] = []
+
+        def signal(self, number: int) -> None:
+            self.signals.append(number)
+
+    def made() -> tuple[dict[str, Any], Moving, list[str]]:
+        tasks = {name: Task(name) for name in ("chief", "ps:0", "worker:0", "worker:1")}
+        said: list[str] = []
+        return tasks, Moving(tasks, said.append), said  # type: ignore[arg-type]
+
+    tasks, moving, said = made()
+    moving.notice(["ps:0", "worker:1"], "b")
+    moving.heed()
+    assert {name: task.signals for name, task in tasks.items() if task.signals} == {
+        "ps:0": [signal.SIGTERM], "worker:1": [signal.SIGTERM],
+    }  # fmt: skip
+    tasks["worker:1"].displaced, tasks["worker:1"].code = True, 0
+    assert moving.moves(tasks["worker:1"]) and not moving.moves(tasks["worker:0"]) and not moving.begins_again
+    for names in (["chief"], ["worker:0", "worker:1"]):
+        tasks, moving, said = made()
+        moving.notice(names, "a")
+        moving.heed()
+        assert tasks["chief"].signals == [signal.SIGTERM] and not tasks["worker:0"].signals
+        assert moving.begins_again and "begins again from its checkpoint" in said[0]
