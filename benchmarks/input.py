@@ -2,11 +2,13 @@
 
     python benchmarks/input.py                        # 5 rounds of all works
     python benchmarks/input.py --works mnist --rounds 9 --json
+    python benchmarks/input.py --busy                 # how busy one dataset task keeps four workers
 
 Works: "mnist", batches of 100 images of 28 x 28 (0.3 MB as float32), and "images", batches of 64 of 3 x 64 x 64 (3 MB).
 Every way shuffles the same bytes in memory and prepares each batch with the same function: scaled, noise added,
-normalised. The dataset task and the DataLoader have one process beside the worker. The worker computes nothing, so that
-the figures are what the input can do: batches per second, medians over the rounds, and over "worker" in each round.
+normalised. The dataset task and the DataLoader have one process beside the worker. "nothing sent" is a dataset task
+that sends a number in the place of each batch: what shared memory could bring at most. The worker computes nothing, so
+that the figures are what the input can do: batches per second, medians over the rounds, and over "worker" in each.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ SHAPES = {"mnist": (5000, 100, (28, 28)), "images": (2000, 64, (3, 64, 64))}
 """Examples, examples in a batch, shape of one."""
 COUNTS = {"mnist": 400, "images": 60}
 """Batches in a round."""
+
+BUSY_S, STEP_S = 5.0, 0.02
+"""How long workers are fed with --busy, and what a step takes."""
 
 Batch = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
@@ -61,6 +66,16 @@ def mnist() -> dps.data.Dataset:
 def images() -> dps.data.Dataset:
     """For the dataset task."""
     return pipeline("images")
+
+
+def mnist_unsent() -> dps.data.Dataset:
+    """As `mnist`, but workers get a number for each batch: what is left when its bytes cost nothing on their way."""
+    return pipeline("mnist").map(lambda x, y: y[0])
+
+
+def images_unsent() -> dps.data.Dataset:
+    """As `images`, in the same way."""
+    return pipeline("images").map(lambda x, y: y[0])
 
 
 class Prepared:
@@ -95,10 +110,10 @@ def loader(work: str) -> Iterator[Any]:
         yield from made
 
 
-def feeding(work: str) -> tuple[Iterator[Any], Callable[[], None]]:
-    """Batches of a dataset task, and what ends it and the chief that it has."""
+def feeding(function: str) -> tuple[Iterator[Any], Callable[[], None]]:
+    """Batches of a dataset task that serves a function of this file, and what ends it and the chief that it has."""
     chief = dps.Server(None, "chief", 0, ps=0, workers=0, owned=True)
-    program = f"{Path(__file__).resolve()}:{work}"
+    program = f"{Path(__file__).resolve()}:{function}"
     command = [sys.executable, "-m", "dps.role", "--job", "dataset", "--chief", chief.address, "--program", program]
     task = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     worker = dps.Server(None, "worker", 0, chief=chief.address)
@@ -122,9 +137,10 @@ def per_second(batches: Iterator[Any], count: int) -> float:
 
 def measured(work: str, rounds: int) -> dict[str, list[float]]:
     """Batches per second of each way, by round."""
-    fed, stop = feeding(work)
+    fed, unsent = feeding(work), feeding(f"{work}_unsent")
     ways: dict[str, Iterator[Any]] = {
-        "worker": iter(pipeline(work)), "thread": iter(pipeline(work).prefetch(4)), "dataset task": fed,
+        "worker": iter(pipeline(work)), "thread": iter(pipeline(work).prefetch(4)), "dataset task": fed[0],
+        "nothing sent": unsent[0],
     }  # fmt: skip
     try:
         import torch  # noqa: F401
@@ -139,8 +155,41 @@ def measured(work: str, rounds: int) -> dict[str, list[float]]:
         order = list(ways)
         for way in order[turn % len(order) :] + order[: turn % len(order)]:
             found[way].append(per_second(ways[way], COUNTS[work]))
-    stop()
+    for _, stop in (fed, unsent):
+        stop()
     return found
+
+
+def busy(chief: str, step_s: float) -> None:
+    """A worker whose steps take a time, asleep, so that several fit on the cores that there are: prints a line of JSON
+    with the share of the time in which it does not wait for its next batch."""
+    with dps.Server(None, "worker", None, chief=chief) as server:
+        server.wait_joined(server.runtime.now() + 30)
+        batches = iter(dps.data.remote(server))
+        next(batches)
+        began, steps = time.perf_counter(), 0
+        while time.perf_counter() < began + BUSY_S:
+            time.sleep(step_s)
+            next(batches)
+            steps += 1
+        took_s = time.perf_counter() - began
+        batches.close()
+    print(json.dumps({"step_ms": 1000 * step_s, "steps": steps, "busy": steps * step_s / took_s}), flush=True)
+
+
+def kept_busy(steps_s: list[float]) -> list[dict[str, float]]:
+    """What workers with these steps say that one dataset task feeds, and the most memory that the task had, in MB."""
+    chief = dps.Server(None, "chief", 0, ps=0, workers=0, owned=True)
+    program = f"{Path(__file__).resolve()}:mnist"
+    command = [sys.executable, "-m", "dps.role", "--job", "dataset", "--chief", chief.address, "--program", program]
+    task = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    own = [sys.executable, __file__, "--busy-worker", chief.address]
+    workers = [subprocess.Popen([*own, str(step_s)], stdout=subprocess.PIPE, text=True) for step_s in steps_s]
+    found: list[dict[str, float]] = [json.loads(worker.communicate()[0]) for worker in workers]
+    most_mb = int(Path(f"/proc/{task.pid}/status").read_text().split("VmHWM:")[1].split()[0]) / 1e3
+    chief.stop()
+    task.wait(10)
+    return [*found, {"most_mb": most_mb}]
 
 
 def main() -> None:
@@ -148,7 +197,17 @@ def main() -> None:
     parser.add_argument("--works", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="one object instead of a table")
+    parser.add_argument(
+        "--busy", action="store_true", help="four workers fed by one task instead, then one of them slow"
+    )
+    parser.add_argument("--busy-worker", nargs=2, metavar=("CHIEF", "SECONDS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.busy_worker:
+        busy(args.busy_worker[0], float(args.busy_worker[1]))
+        return
+    if args.busy:
+        print(json.dumps({"even": kept_busy([STEP_S] * 4), "one slow": kept_busy([STEP_S] * 3 + [20 * STEP_S])}))
+        return
     results = {work: measured(work, args.rounds) for work in args.works}
     if args.json:
         print(json.dumps(results))

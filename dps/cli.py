@@ -137,6 +137,8 @@ def add_launch(commands: argparse._SubParsersAction[Parser]) -> None:
     )  # fmt: skip
     evaluator = add("--evaluator", help="FILE of a program that evaluates beside the training, or 'FILE ARGUMENTS'")
     evaluator.complete = FILES  # type: ignore[attr-defined]
+    add("--dataset", metavar="FILE:NAME", help="what dataset tasks read for all workers, or 'FILE:NAME ARGUMENTS'")
+    add("--datasets", type=int, help="number of tasks that read the dataset, each its part (default 1)")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the experiment file")
     add("--on", default="local", choices=ENGINES, help="where the tasks run (default local, this machine)")
     add("--detach", action="store_true", help="keep the run in the background; dps logs, status and kill reach it")

@@ -16,6 +16,7 @@ from dps.queues.directory import DIRECTORY, Directory
 from dps.queues.messages import QUEUES
 from dps.run_protocol import CHIEF
 from dps.standing import Standing
+from dps.transport.roles import TASKS
 
 log = logging.getLogger("dps")
 
@@ -35,6 +36,10 @@ class HostedChief:
         """`where`: the flags by which other tasks find the cluster. `is_task`: the chief is a task of its own, whose
         node ends with it; else worker 0 hosts it."""
         self._node, self._standing, self._is_task = node, standing, is_task
+        if not TASKS.issuperset(cluster.jobs):
+            from dps.cluster import jobs  # seldom needed
+
+            jobs.warn(jobs.unknown(cluster))
         launched = config.launched.is_set()
         addresses = frozenset(cluster.task_address(task.job, task.index) for task in cluster.tasks())
         self._actor = ChiefActor(*expected, update, self._ended, owned, restarted, where, launched, addresses)

@@ -22,7 +22,7 @@ from dps.launch.program import run_program
 
 if TYPE_CHECKING:
     from dps.cluster.spec import ClusterSpec, Task
-    from dps.data.dataset import Dataset
+    from dps.data.program import Part
     from dps.server import Server
 
 DEFAULT_CHIEF = "127.0.0.1:2220"
@@ -44,6 +44,7 @@ def parser() -> Parser:
     add_addresses(made)
     add("--workers", type=int, help="on the chief: how many workers are expected")
     add("--ps", type=int, help="on the chief: how many ps are expected")
+    add("--datasets", type=int, help="on a dataset task: how many there are; each serves its part (default 1)")
     add("--resolver", help="read the cluster from an engine: kubernetes, mpi, sge, skypilot, slurm or torchrun")
     add("--jobs", help="with --resolver: how many of its processes each job takes, such as ps=1,worker=3")
     add("--device", default="", help="on a ps: where it keeps its variables by default: cpu, or for example gpu:0")
@@ -120,7 +121,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
         from dps.update import parse_flag
 
         parse_flag(args.update)
-    for name in ("task", "workers", "ps"):
+    for name in ("task", "workers", "ps", "datasets"):
         value = getattr(args, name)
         if value is not None and value < 0:
             raise ConfigError(f"got --{name} {value}; wanted a whole number from 0")
@@ -138,7 +139,9 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     if job not in JOBS:
         raise ConfigError(f"--job {job} cannot be run; wanted {', '.join(JOBS[:-1])} or {JOBS[-1]}")
     if job == "dataset":
-        return serve(environ, args, load_dataset(args.program))
+        from dps.data.program import load
+
+        return serve(environ, args, load(args.program, rest, environ, args.datasets))
     if job in ("chief", "ps"):
         if args.program and args.job:  # with jobs from the environment, all tasks have the same command line
             raise ConfigError(f"a {job} runs no program; leave --program out")
@@ -158,7 +161,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
 def chief_from_stdin(job: str) -> str:
     """The chief's address, the only line on stdin. Blocks; imports the task's modules first."""
     with config.loading():
-        for name in ("dps.server", "dps.transport.real", "dps.ps.server" if job == "ps" else "dps.client.session"):
+        own = {"ps": "dps.ps.server", "dataset": "dps.data.serving"}.get(job, "dps.client.session")
+        for name in ("dps.server", "dps.transport.real", own):
             importlib.import_module(name)
     with open(0, closefd=False) as stdin:
         chief = stdin.readline().strip()
@@ -246,23 +250,7 @@ def from_engine(args: argparse.Namespace) -> tuple[ClusterSpec, Task | None]:
     return cluster, own
 
 
-def load_dataset(program: str | None) -> Dataset:
-    """What a dataset task serves. ConfigError where the program names no dataset."""
-    from dps.data.dataset import Dataset
-    from dps.functions import find
-
-    if not program or ":" not in program:
-        got = f"--program {program}" if program else "no --program"
-        raise ConfigError(f"a dataset task serves the dataset of a program; got {got}, wanted --program FILE:NAME")
-    found = find(program)
-    if callable(found) and not isinstance(found, Dataset):
-        found = found()
-    if not isinstance(found, Dataset):
-        raise ConfigError(f"--program {program}: got a {type(found).__name__}, wanted a dps.data.Dataset")
-    return found
-
-
-def serve(environ: dict[str, str], args: argparse.Namespace, dataset: Dataset | None = None) -> int:
+def serve(environ: dict[str, str], args: argparse.Namespace, part: Part | None = None) -> int:
     """Run a chief, ps or dataset task until the run ends, or a signal ends it."""
     with config.loading():
         from dps.server import Server
@@ -275,10 +263,7 @@ def serve(environ: dict[str, str], args: argparse.Namespace, dataset: Dataset | 
             from dps.ps.warm import start
 
             start()  # meanwhile the node answers on its own thread
-        if dataset is not None:
-            from dps.data.serving import serve as serve_dataset
-
-            serving = serve_dataset(dataset, server)
+        serving = None if part is None else part.serve(server)
     heard = 0
     while (code := server.join(0.2)) is None:
         if name != server.name:  # the chief has assigned the ps's index
@@ -289,7 +274,7 @@ def serve(environ: dict[str, str], args: argparse.Namespace, dataset: Dataset | 
             end(server, signals)
     if code and server.reason:
         print(f"dps: {server.reason}", file=sys.stderr)
-    if dataset is not None and serving.error is not None:
+    if serving is not None and serving.error is not None:
         print(f"dps: {serving.error}", file=sys.stderr)
         return code or 1
     return code or 0

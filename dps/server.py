@@ -378,8 +378,8 @@ class Server:
         who = self.runtime, self.name, self.job, self.task, self.address, self._node.incarnation
         calls = (self.job,) if self.job in ("worker", "evaluator", "dataset") else CLIENTS["client"]
         keys = None if self._node.keys is None else self._node.keys.as_role(*calls)
-        told = self._chief, self._standing.how, self._standing.session_joined, keys, self._standing.named
-        return Home(*who, *told, self._node.ticket)
+        told = self._chief, self._standing.how, self._standing.session_joined, self._standing.hooks
+        return Home(*who, *told, keys, self._standing.named, self._node.ticket)
 
     # -- other ways to make one -------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dps.errors import DeadlineExceeded, DpsError, NotAuthenticated, TaskLost
 from dps.transport.endpoint import Runtime
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class Home(NamedTuple):
-    """The task that a session belongs to, as the session knows it."""
+    """The task that a session belongs to, as the session knows it.
+
+    More than 12 attributes: all that a session needs of its task, so that it knows nothing else of the server.
+    """
 
     runtime: Runtime
     name: str
@@ -28,6 +31,8 @@ class Home(NamedTuple):
     """Exit code and reason once this node was told to end, else None."""
     joined: Callable[[int], None]
     """Is told each run epoch that a session takes part in."""
+    hooks: list[Any]
+    """Instances of `dps.Hook` that all sessions of the task have, called before their own."""
     keys: Credentials | None = None
     """What the session connects with."""
     named: int = -1
@@ -51,6 +56,8 @@ class Standing:
         """The highest run epoch that a session of this process took part in."""
         self.named = -1
         """Of a client: the worker whose address it was given; -1: none."""
+        self.hooks: list[Any] = []
+        """The hooks that all sessions of the task have."""
         self._over = threading.Event()
         self._joined = threading.Event()
 

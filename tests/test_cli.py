@@ -30,6 +30,16 @@ def exit_code(*argv: str) -> int:
         (["fly"], "fly"),
         (["launch"], "program"),
         (["launch", "--ps", "0", "train.py"], "got --ps 0"),
+        (
+            ["launch", "--datasets", "2", "train.py"],
+            "got --datasets 2 and nothing to serve; wanted --dataset FILE:NAME",
+        ),
+        (
+            ["launch", "--dataset", "feed.py", "train.py"],
+            "got --dataset feed.py, wanted FILE:NAME, a dataset or a function",
+        ),
+        (["launch", "--dataset", "feed.py:x", "--datasets", "0", "train.py"], "got --datasets 0; wanted at least one"),
+        (["launch", "--dataset", "no-feed.py:x 3", __file__], "no-feed.py: no such file"),
         (["launch", "--workers", "-1", "train.py"], "--workers -1"),
         (["launch", "nowhere.py"], "nowhere.py: no such file"),
         (

@@ -152,7 +152,7 @@ class Session(Writing):
         self.scalars = Scalars()
         """What `summary` was given; hooks read it."""
         try:
-            self._hooks = Chain(hooks, lambda: self.name, self._hook_failed)
+            self._hooks = Chain(hooks, lambda: self.name, self._hook_failed, self._server.home().hooks)
             self._reports = Reports(self, self._hooks)
             if checkpoint_dir:
                 from dps.hooks.saver import CheckpointSaver

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from dps.data.dataset import from_files as from_files
     from dps.data.dataset import from_generator as from_generator
     from dps.data.remote_dataset import RemoteDataset as RemoteDataset
-    from dps.data.remote_dataset import RemotePass as RemotePass
     from dps.data.remote_dataset import remote as remote
+    from dps.data.remote_pass import RemotePass as RemotePass
     from dps.data.saver import InputSaver as InputSaver
     from dps.data.saver import saved_position as saved_position
     from dps.data.serving import Serving as Serving
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "Dataset": "dataset", "Iterator": "dataset", "from_arrays": "dataset", "from_files": "dataset",
     "from_generator": "dataset", "Queue": "shared_queue", "queue": "shared_queue", "RemoteDataset": "remote_dataset",
-    "RemotePass": "remote_dataset", "remote": "remote_dataset", "InputSaver": "saver",
+    "RemotePass": "remote_pass", "remote": "remote_dataset", "InputSaver": "saver",
     "saved_position": "saver", "Serving": "serving", "serve": "serving",
 }  # fmt: skip
 

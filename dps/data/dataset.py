@@ -11,7 +11,7 @@ from dps.data.prefetching import Prefetch
 from dps.data.shuffling import Shuffle
 from dps.data.sources import ArraySource, FileSource, GeneratorSource
 from dps.data.stage import Cursor, Stage, State
-from dps.data.stages import Batch, Map, Repeat, Rows, Shard
+from dps.data.stages import Batch, Map, Repeat, Rows, sharded
 from dps.errors import ConfigError
 from dps.transport.current import runtime
 
@@ -150,6 +150,8 @@ class Dataset:
     def shard(self, n: int, i: int) -> Dataset:
         """Every n-th element, from element `i` on: the part of one of `n` workers. All parts together are the dataset.
 
+        After `map`, the function is called for the elements of this part only.
+
         Args:
             n: How many parts there are.
             i: Which one, from 0 to n - 1.
@@ -163,7 +165,7 @@ class Dataset:
         _whole("shard: n", n, 1)
         if _whole("shard: i", i, 0) >= n:
             raise ConfigError(f"shard: i: got {i}, wanted 0 to {n - 1}")
-        return Dataset(Shard(self._stage, n, i))
+        return Dataset(sharded(self._stage, n, i))
 
     def prefetch(self, n: int) -> Dataset:
         """Elements made ahead by a thread of their own, while others are used.

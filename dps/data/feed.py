@@ -75,8 +75,7 @@ class Feed:
 
     def want(self, worker: int, epoch: int, number: int, floor: int, finished: list[int], asker: Any) -> list[Action]:
         """A worker wants a batch, perhaps again, and tells what it has finished."""
-        if worker not in self._workers:
-            raise Aborted(f"dataset {self._name!r} does not know this worker; it was started again")
+        self._check(worker)
         if epoch != self.epoch:
             return [Ended(asker)] if epoch < self.epoch else []
         self.line.open(worker, *self._workers[worker])
@@ -87,12 +86,20 @@ class Feed:
         """Whether a worker waits for a batch."""
         return epoch > self.epoch or (epoch == self.epoch and self.line.get_waits(worker, number))
 
-    def leave(self, worker: int, epoch: int, floor: int, finished: list[int]) -> list[Action]:
-        """A worker ends its pass: what it has not finished goes to others."""
-        self._workers.pop(worker, None)
+    def finish(self, worker: int, epoch: int, floor: int, finished: list[int]) -> list[Action]:
+        """A worker tells what it has finished, and wants nothing."""
+        self._check(worker)
         if epoch != self.epoch or worker not in self.line.clients:
             return []
-        return [*self._finish(worker, floor, finished), *self.line.leave(worker)]
+        return self._finish(worker, floor, finished)
+
+    def leave(self, worker: int, epoch: int, floor: int, finished: list[int]) -> list[Action]:
+        """A worker ends its pass: what it has not finished goes to others."""
+        if worker not in self._workers:
+            return []
+        actions = self.finish(worker, epoch, floor, finished)
+        del self._workers[worker]
+        return [*actions, *self.line.leave(worker)] if epoch == self.epoch else actions
 
     def lost(self, address: str) -> list[Action]:
         """A node is lost, and its workers with it."""
@@ -101,6 +108,10 @@ class Feed:
     def address(self, worker: int) -> str:
         """The node of a worker; "" for one that is not known."""
         return self._workers.get(worker, ("", ""))[1]
+
+    def _check(self, worker: int) -> None:
+        if worker not in self._workers:
+            raise Aborted(f"dataset {self._name!r} does not know this worker; it was started again")
 
     def _finish(self, worker: int, floor: int, finished: list[int]) -> list[Action]:
         actions: list[Action] = []
@@ -123,6 +134,17 @@ class Feed:
         """Which batches are finished: all ahead of the dataset's position `from`, and these of the next ones."""
         first = self._after[0][0] if self._after else self._read
         return {"from": self._base, "finished": sorted(number - first for number in self._finished)}
+
+    def counts(self) -> dict[str, Any]:
+        """The epoch, how many of its batches are finished and wait for a worker, and how many each worker has. Any
+        thread may call it."""
+        open_ones = list(self._after)  # the node's thread may change it meanwhile
+        finished = (open_ones[0][0] if open_ones else self._read) + len(self._finished)
+        held = [(client.name, len(client.given)) for key, client in list(self.line.clients.items()) if key != READER]
+        given = dict.fromkeys(sorted(name for name, _ in held), 0)
+        for name, count in held:
+            given[name] += count
+        return {"epoch": self.epoch, "finished": finished, "ready": len(self.line.items), "given": given}
 
     def unfinished(self) -> list[str]:
         """The workers that have batches which they have not finished."""

@@ -16,6 +16,7 @@ from dps.data.messages import (
     Batch,
     EpochEnded,
     FeedIs,
+    Finish,
     JoinFeed,
     LeaveFeed,
     PositionIs,
@@ -39,8 +40,11 @@ GRACE_S = 1.0
 class DatasetActor(Actor):
     """Reads a dataset on a task of its own, and gives its batches out."""
 
-    def __init__(self, dataset: Dataset, name: str, ahead: int, position: dict[str, Any] | None, chief: str) -> None:
-        self._dataset, self._served, self._chief = dataset, name, Ref(chief, DIRECTORY)
+    def __init__(
+        self, dataset: Dataset, name: str, ahead: int, position: dict[str, Any] | None, chief: str, tasks: int = 0
+    ) -> None:
+        """`tasks`: how many tasks serve under this name; 0: it is not known."""
+        self._dataset, self._served, self._chief, self._tasks = dataset, name, Ref(chief, DIRECTORY), tasks
         first: Iterator = dataset.iterator(None if position is None else checked(position)["from"])
         self.feed = Feed(name, ahead, position or {"from": first.position, "finished": []})
         self.error: Exception | None = None
@@ -57,7 +61,8 @@ class DatasetActor(Actor):
         self._line.close()
 
     def _announce(self) -> None:
-        self.node.ask(self._chief, Announce(self._served, self.node.address), ANNOUNCE_S, lambda answer: None)
+        said = Announce(self._served, self.node.address, self._tasks)
+        self.node.ask(self._chief, said, ANNOUNCE_S, lambda answer: None)
         self.node.after(ANNOUNCE_S, self._announce)
 
     # -- the reader --------------------------------------------------------------------------------------------
@@ -118,6 +123,10 @@ class DatasetActor(Actor):
         else:
             text = f"reads the next batch since {since_s:.0f} s"
         self.node.answer(sender, Waiting(f"{self.node.name} {text}"))
+
+    def on_Finish(self, message: Finish, sender: Sender) -> None:
+        self._carry_out(self.feed.finish(message.client, message.epoch, message.floor, message.finished))
+        self.node.answer(sender)
 
     def on_LeaveFeed(self, message: LeaveFeed, sender: Sender) -> None:
         self._carry_out(self.feed.leave(message.client, message.epoch, message.floor, message.finished))

@@ -77,3 +77,12 @@ class PositionIs(Message, kind=107, roles=ANSWER):
     task: str
     """Who serves."""
     position: dict[str, Any]
+
+
+class Finish(Message, kind=108, roles=TASKS):
+    """The worker has finished batches, and asks for none. Answered with Done, once they go to nobody else."""
+
+    client: int
+    epoch: int
+    floor: int
+    finished: list[int]

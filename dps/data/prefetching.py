@@ -10,8 +10,8 @@ from typing import Any
 from dps.data.stage import Block, Cursor, Stage, State, check
 from dps.transport.current import runtime
 
-LOOK_S = 1e-3
-"""In the simulator a side that waits looks so often."""
+LOOK_S, SELDOM_S = 1e-3, 16e-3
+"""In the simulator a side that waits looks so often: at first, and when it has waited for long."""
 
 
 class Handover:
@@ -55,8 +55,10 @@ class Handover:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         if self._runtime.simulated:
+            pause_s = LOOK_S
             while not ready():
-                self._runtime.sleep(LOOK_S)
+                self._runtime.sleep(pause_s)
+                pause_s = min(2 * pause_s, SELDOM_S)
         else:
             with self._changed:
                 self._changed.wait_for(ready)

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from dps.checkpoint.folder import candidates
-from dps.checkpoint.names import MANIFEST_FILE, join
+from dps.checkpoint.names import MANIFEST_FILE, join, parse_folder_name
 from dps.data.dataset import Iterator
 from dps.data.remote_dataset import RemoteDataset
 from dps.errors import CheckpointError, ConfigError
@@ -14,10 +14,12 @@ from dps.hooks.saver import CheckpointSaver
 from dps.transport.current import runtime
 
 if TYPE_CHECKING:
+    from dps.checkpoint.storage import Storage
     from dps.hooks.loop import Loop
 
 
 POSITION_FILE = "input.json"
+"""In the folder of each checkpoint. That of the run has the one for the next checkpoint, and its step."""
 
 
 class InputSaver(CheckpointSaver):
@@ -61,11 +63,12 @@ class InputSaver(CheckpointSaver):
             super()._save(session)
 
     def _write(self, session: Loop) -> str:
-        source = self._source
+        source, storage = self._source, session.runtime.storage
         position = source.position() if isinstance(source, RemoteDataset) else source.position
+        folder, step = str(session.checkpoint_dir), session.global_step
+        storage.write(join(folder, POSITION_FILE), [json.dumps({"step": step, "position": position}).encode()])
         name = session.save()
-        path = join(join(str(session.checkpoint_dir), name), POSITION_FILE)
-        session.runtime.storage.write(path, [json.dumps(position).encode()])
+        storage.write(join(join(folder, name), POSITION_FILE), [json.dumps(position).encode()])
         return name
 
 
@@ -74,7 +77,7 @@ def saved_position(checkpoint_dir: str, name: str | None = None) -> dict[str, An
 
     Args:
         checkpoint_dir: The run's checkpoint_dir.
-        name: The checkpoint. None: the newest.
+        name: The checkpoint. None: the newest one that has a position.
 
     Returns:
         The position, for `dataset.iterator(position)` or `dps.data.serve(position=...)`; None where there is no
@@ -92,14 +95,23 @@ def saved_position(checkpoint_dir: str, name: str | None = None) -> dict[str, An
     storage = runtime().storage
     for found in [name] if name is not None else candidates(storage, checkpoint_dir):
         folder = join(checkpoint_dir, found)
-        path = join(folder, POSITION_FILE)
         if not storage.exists(join(folder, MANIFEST_FILE)):
             continue
-        if not storage.exists(path):
-            return None
-        try:
-            position: dict[str, Any] = json.loads(bytes(storage.read(path)))
-            return position
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from None
+        path = join(folder, POSITION_FILE)
+        if storage.exists(path):
+            own: dict[str, Any] = _read(storage, path)
+            return own
+        path, key = join(checkpoint_dir, POSITION_FILE), parse_folder_name(found)
+        if storage.exists(path) and key is not None:  # the worker was killed before it wrote to the folder
+            ahead = _read(storage, path)
+            if ahead["step"] == key[1]:
+                position: dict[str, Any] = ahead["position"]
+                return position
     return None
+
+
+def _read(storage: Storage, path: str) -> Any:
+    try:
+        return json.loads(bytes(storage.read(path)))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None

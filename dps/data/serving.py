@@ -43,10 +43,30 @@ class Serving:
         """What ended the reading; workers get it as a `dps.DataError`."""
         return self._actor.error
 
+    def stats(self) -> dict[str, Any]:
+        """What the task does now. Any thread may call it; it does not block.
+
+        Returns:
+            `epoch`; `finished`: batches of it that workers have finished; `ready`: batches that wait for a worker;
+            `given`: by worker, the batches that it was given and has not finished.
+
+        Example:
+            ```pycon
+            >>> pairs = dps.data.from_arrays(np.arange(6)).batch(2)
+            >>> serving = dps.data.serve(pairs, server, "some")
+            >>> len(list(dps.data.remote(server, "some")))
+            3
+            >>> serving.stats()["finished"]
+            3
+            ```
+        """
+        return self._actor.feed.counts()
+
 
 def serve(
-    dataset: Dataset, server: Server, name: str = "dataset", ahead: int = 8, position: dict[str, Any] | None = None
-) -> Serving:
+    dataset: Dataset, server: Server, name: str = "dataset", ahead: int = 8, position: dict[str, Any] | None = None,
+    tasks: int | None = None,
+) -> Serving:  # fmt: skip
     """Read a dataset once, in this process, and feed all workers of the run. Returns at once.
 
     A thread reads and prepares batches ahead of the workers; the task's node gives them out. At most `ahead` batches
@@ -58,12 +78,14 @@ def serve(
         name: The name under which workers find it. Several tasks may serve under one name, each its own part.
         ahead: How many batches are kept ready.
         position: Where an earlier run was: what `remote.position()` or `dps.data.saved_position` said.
+        tasks: How many tasks serve under this name: workers wait for all of them. None: as many as the cluster has of
+            a job of this name; where it has none, workers take who is there.
 
     Returns:
         A handle, to be read.
 
     Raises:
-        ConfigError: No dataset, or a position of another one.
+        ConfigError: No dataset, or a position of another one, or of another number of tasks.
 
     Example:
         ```pycon
@@ -75,14 +97,17 @@ def serve(
     """
     if not isinstance(dataset, Dataset):
         raise ConfigError(f"serve: got a {type(dataset).__name__}, wanted a dataset, as dps.data.from_arrays makes it")
-    if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
-        raise ConfigError(f"serve: ahead: got {ahead!r}, wanted a whole number from 1 on")
-    actor = DatasetActor(dataset, name, ahead, _own(position, server), server.target)
+    for what, number in (("ahead", ahead), ("tasks", 1 if tasks is None else tasks)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ConfigError(f"serve: {what}: got {number!r}, wanted a whole number from 1 on")
+    if tasks is None:
+        tasks = server.cluster.num_tasks(name) if name in server.cluster.jobs else 0
+    actor = DatasetActor(dataset, name, ahead, _own(position, server, tasks), server.target, tasks)
     server.host(feed_name(name), actor)
     return Serving(actor)
 
 
-def _own(position: dict[str, Any] | None, server: Server) -> dict[str, Any] | None:
+def _own(position: dict[str, Any] | None, server: Server, tasks: int) -> dict[str, Any] | None:
     """This task's part of the positions of all tasks that serve. Blocks until the task has its number."""
     if not isinstance(position, dict) or "from" in position or not all(":" in task for task in position):
         return position
@@ -91,6 +116,11 @@ def _own(position: dict[str, Any] | None, server: Server) -> dict[str, Any] | No
         raise ConfigError(
             f"position: got those of {', '.join(position) or 'no task'}, wanted that of {server.name}; give the task "
             "the same --task as in the run before"
+        )
+    if tasks and tasks != len(position):
+        raise ConfigError(
+            f"position: got those of {len(position)} tasks ({', '.join(position)}), and {tasks} serve now, each "
+            "another part; start as many as in the run before"
         )
     found: dict[str, Any] = position[server.name]
     return found

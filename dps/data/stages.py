@@ -172,3 +172,10 @@ class ShardCursor:
 
     def close(self) -> None:
         self._of.close()
+
+
+def sharded(stage: Stage, shards: int, shard: int) -> Stage:
+    """The shard of a stage. A function before it is called for the shard's own elements only."""
+    if isinstance(stage, Map):
+        return Map(sharded(stage.of, shards, shard), stage.function)
+    return Shard(stage, shards, shard)

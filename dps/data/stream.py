@@ -5,8 +5,8 @@ from __future__ import annotations
 from dps.actors.caller import Caller
 from dps.actors.messages import Failed, Waiting
 from dps.actors.ref import Ref
-from dps.actors.requests import Request
-from dps.data.messages import Batch, EpochEnded, FeedIs, JoinFeed, LeaveFeed, Want
+from dps.actors.requests import Question, Request
+from dps.data.messages import Batch, EpochEnded, FeedIs, Finish, JoinFeed, LeaveFeed, Want
 from dps.server import Server
 from dps.transport.message import Message
 
@@ -42,6 +42,7 @@ class Stream:
         self._numbers = Numbers(window)
         self.reason, self.ended = "", False
         self.error: Exception | None = None
+        self.open: dict[int, Request] = {}
 
     def join(self, timeout_s: float, epoch: int) -> None:
         """Begin an epoch, or that of a task that was started again and is not as far. Blocks."""
@@ -51,7 +52,9 @@ class Stream:
         assert isinstance(answer, FeedIs), answer
         self.epoch, self.task = min(epoch, answer.epoch), answer.task
         self._numbers = Numbers(self._numbers.window)
-        self.open: dict[int, Request] = {}
+        for request in self.open.values():
+            self._caller.drop(request)
+        self.open.clear()
         self.came: dict[int, Batch] = {}
         self.error = None
         for _ in range(self._numbers.window):
@@ -96,6 +99,19 @@ class Stream:
         self._numbers.finish(number)
         if not self.ended:
             self.want()
+
+    def confirm(self, number: int) -> Request:
+        """As `finish`. The request is complete when the task knows that the batch is finished."""
+        epoch, client, numbers = self.epoch, self._client, self._numbers
+        numbers.finish(number)
+
+        def message() -> Message:
+            return Finish(client, epoch, numbers.floor, sorted(numbers.finished))
+
+        told = Question(lambda answer: True, message, lambda: None)
+        self._caller.open(self.to, message(), told)
+        self.want()  # both leave together
+        return told
 
     def leave(self) -> LeaveFeed:
         """The message that ends the stream."""

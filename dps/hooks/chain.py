@@ -10,15 +10,18 @@ from dps.hooks.hook import Hook
 
 
 class Chain:
-    """The hooks of the session `name`. `failed` is called with the error's text before it is raised.
+    """The hooks of the session `name`. `failed` is called with the error's text before it is raised. `shared`: hooks
+    of all sessions of the task, called before those; others may add and remove some at any time.
 
     Raises ConfigError for an object that is not a hook.
     """
 
-    def __init__(self, hooks: Sequence[Hook], name: Callable[[], str], failed: Callable[[str], None]) -> None:
+    def __init__(
+        self, hooks: Sequence[Hook], name: Callable[[], str], failed: Callable[[str], None], shared: Sequence[Hook] = ()
+    ) -> None:
         if isinstance(hooks, Hook) or not hasattr(hooks, "__iter__"):
             raise ConfigError(f"hooks: got {hooks!r}, wanted a list of them, such as [dps.StopAtStep(last_step=100)]")
-        self.hooks, self._name, self._failed = list(hooks), name, failed
+        self.hooks, self._name, self._failed, self._shared = list(hooks), name, failed, shared
         for hook in self.hooks:
             if not isinstance(hook, Hook):
                 what = f"the class {hook.__name__}" if isinstance(hook, type) else repr(hook)
@@ -30,7 +33,7 @@ class Chain:
         Raises HookError if a hook raises an exception. An error of dps keeps its class; its text begins with the name
         of the hook. StopIteration, and BaseExceptions such as Ctrl-C, are not changed.
         """
-        for hook in self.hooks:
+        for hook in [*self._shared, *self.hooks] if self._shared else self.hooks:
             try:
                 getattr(hook, method)(*arguments)
             except StopIteration:

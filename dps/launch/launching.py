@@ -13,7 +13,7 @@ from typing import Any
 from dps.config import allowed_cpus, parse_threads
 from dps.errors import ConfigError
 from dps.launch.engines.choice import LOCAL, engine
-from dps.launch.plan import Job, Plan, plan_from, small_plan
+from dps.launch.plan import DATASET, Job, Plan, plan_from, small_plan
 from dps.launch.runs import folder, keeper, keeping
 from dps.launch.runs.view import look
 from dps.record import record
@@ -21,7 +21,7 @@ from dps.transport.clock import wall
 
 FILES = (".yaml", ".yml", ".json")
 """Endings of experiment files."""
-IN_THE_FILE = ("ps", "workers", "update", "restarts", "threads", "device", "evaluator", "serve")
+IN_THE_FILE = ("ps", "workers", "update", "restarts", "threads", "device", "evaluator", "serve", "dataset", "datasets")
 """Flags for what an experiment file says itself."""
 SERVING = "dps.launch.serving"
 """Has the programs of a run whose workers serve."""
@@ -130,6 +130,9 @@ def of_flags(args: argparse.Namespace, env: Mapping[str, str]) -> Wanted:
     jobs = {**plan.jobs, "ps": Job(ps, flags=tuple(flags), restarts=restarts)}
     if args.evaluator is not None:
         jobs["evaluator"] = Job(run=tuple(shlex.split(args.evaluator)))
+    if args.dataset is not None:
+        count = 1 if args.datasets is None else args.datasets
+        jobs[DATASET] = Job(count, tuple(shlex.split(args.dataset)), restarts=restarts)
     if args.serve:
         jobs["worker"] = Job(workers, (f"{SERVING}:main", *args.serve), restarts=restarts)
         if program:  # it is outside of the training cluster, as an evaluator is
@@ -149,7 +152,9 @@ def check_flags(args: argparse.Namespace, ps: int, workers: int) -> None:
         raise ConfigError(f"got --ps {ps} --workers {workers}; wanted at least one of each")
     if args.serve:
         check_serves(args)
-    for program in (args.program or "", *shlex.split(args.evaluator or "")[:1]):
+    check_datasets(args)
+    beside = [word for text in (args.evaluator, args.dataset) for word in shlex.split(text or "")[:1]]
+    for program in (args.program or "", *beside):
         file = program.rpartition(":")[0] or program
         if file.endswith(".py") and not os.path.exists(file):
             raise ConfigError(f"{file}: no such file; wanted a program, FILE or package.module")
@@ -161,6 +166,16 @@ def check_flags(args: argparse.Namespace, ps: int, workers: int) -> None:
         parse_flag(args.update)
     if args.threads:
         parse_threads(args.threads)
+
+
+def check_datasets(args: argparse.Namespace) -> None:
+    """Raise ConfigError for dataset tasks that cannot be started."""
+    if args.dataset is None and args.datasets is not None:
+        raise ConfigError(f"got --datasets {args.datasets} and nothing to serve; wanted --dataset FILE:NAME, too")
+    if args.dataset is not None and ":" not in args.dataset:
+        raise ConfigError(f"got --dataset {args.dataset}, wanted FILE:NAME, a dataset or a function that makes one")
+    if args.datasets is not None and args.datasets < 1:
+        raise ConfigError(f"got --datasets {args.datasets}; wanted at least one")
 
 
 def check_serves(args: argparse.Namespace) -> None:

@@ -10,6 +10,8 @@ from dps.record import made, record
 STDIN = "-"
 """Stands for the chief's address if it comes on stdin."""
 EVALUATOR = "evaluator:0"
+DATASET = "dataset"
+"""The role of tasks that read for all workers."""
 LOOPBACK = "127.0.0.1:0"
 
 
@@ -95,7 +97,10 @@ class Plan:
         if role == "ps":
             return flags
         program, *arguments = run or self.job(name).run
-        flags += ["--ps", str(self.ps), "--workers", str(self.workers)]  # for the program's TF_CONFIG
+        if role == DATASET:
+            flags += ["--datasets", str(self.job(name).count)]
+        else:
+            flags += ["--ps", str(self.ps), "--workers", str(self.workers)]  # for the program's TF_CONFIG
         return [*flags, "--program", program, "--", *arguments]
 
     def as_dict(self) -> dict[str, Any]:
@@ -128,6 +133,11 @@ def small_plan(ps: int = 1, workers: int = 1, run: Sequence[str] = (), restarts:
     """A plan with a chief, this many ps and workers, and nothing of its own for any role."""
     jobs = {"chief": Job(restarts=restarts), "ps": Job(ps, restarts=restarts), "worker": Job(workers, tuple(run))}
     return Plan(jobs, **settings)
+
+
+def has_program(role: str) -> bool:
+    """Whether the tasks of a role are given a program."""
+    return role == DATASET or runs_program(f"{role}:")
 
 
 def runs_program(name: str) -> bool:

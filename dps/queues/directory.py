@@ -25,6 +25,8 @@ class Announce(Message, kind=95, roles=TASKS):
 
     name: str
     address: str
+    tasks: int = 0
+    """How many tasks serve under this name; 0: it does not know."""
 
 
 class Find(Message, kind=96, roles=NODES):
@@ -39,6 +41,8 @@ class Found(Message, kind=97, roles=ANSWER):
     addresses: list[str]
     keys: list[str] = NONE
     """Whose key each has: a role; empty without keys."""
+    tasks: int = 0
+    """How many there are to be, as they say; 0: nobody says."""
 
 
 class Announcer(Actor):
@@ -56,18 +60,20 @@ class Directory(Actor):
     """Names and addresses, as long as their nodes are there. Those nodes end with the run."""
 
     def __init__(self) -> None:
-        self._addresses: dict[str, dict[str, tuple[str, str]]] = {}
-        """By name: where this node dials each that serves it, where others are told that it is, whose key it has."""
+        self._addresses: dict[str, dict[str, tuple[str, str, int]]] = {}
+        """By name: where this node dials each that serves it, where others are told that it is, whose key it has, how
+        many it says that there are."""
 
     def on_Announce(self, message: Announce, sender: Sender) -> None:
         address = self.node.dials(message.address)
-        self._addresses.setdefault(message.name, {})[address] = message.address, self.node.asker
+        self._addresses.setdefault(message.name, {})[address] = message.address, self.node.asker, message.tasks
         self.node.watch(address, GRACE_S)
         self.node.answer(sender)
 
     def on_Find(self, message: Find, sender: Sender) -> None:
         found = sorted(self._addresses.get(message.name, {}).values())
-        self.node.answer(sender, Found([told for told, _ in found], [role for _, role in found]))
+        tasks = max((tasks for _, _, tasks in found), default=0)
+        self.node.answer(sender, Found([told for told, _, _ in found], [role for _, role, _ in found], tasks))
 
     def lost(self, address: str, silent_s: float) -> None:
         for addresses in self._addresses.values():

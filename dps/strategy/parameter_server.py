@@ -55,6 +55,10 @@ class ParameterServer(Strategy):
         if isinstance(self._update, SyncReplicas):
             self._update = replace(self._update, reduction="sum")
         self._workers = workers_in_sync(server, self._update)
+        if isinstance(server, Server) and server.cluster and server.is_first:  # one of the workers says it
+            from dps.cluster import jobs
+
+            jobs.warn(jobs.unfit(server.cluster, type(self).__name__, needs=("ps",), leaves=()))
         self._session: Session | None = None
 
     @property

@@ -84,6 +84,20 @@ def test_shards_are_disjoint_and_together_the_dataset() -> None:
         assert all_of(of.shard(3, 0).batch(3)) == [[0, 3, 6], [9]]
 
 
+def test_a_shard_calls_functions_for_its_own_elements_only_and_its_position_is_kept() -> None:
+    called: list[int] = []
+
+    def noted(batch: Any) -> Any:
+        called.append(int(batch[0]))
+        return batch * 10
+
+    dataset = numbers(10).batch(2).map(noted).map(lambda batch: batch + 1).shard(2, 1)
+    batches = dataset.iterator()
+    assert plain(next(batches)) == [21, 31]
+    assert [plain(batch) for batch in dataset.iterator(batches.position)] == [[61, 71]]
+    assert called == [2, 6]
+
+
 def test_repeat_is_one_epoch_after_the_other() -> None:
     once, twice = numbers(7).shuffle(4, seed=3), numbers(7).shuffle(4, seed=3).repeat(2)
     first, second = all_of(once), all_of(once)

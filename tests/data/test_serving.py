@@ -53,6 +53,8 @@ def test_bad_use_of_serving_is_told_in_one_line() -> None:
             dps.data.serve([1, 2], server)  # type: ignore[arg-type]
         with pytest.raises(dps.ConfigError, match="ahead: got 0, wanted a whole number from 1 on"):
             dps.data.serve(dataset, server, ahead=0)
+        with pytest.raises(dps.ConfigError, match="tasks: got 0, wanted a whole number from 1 on"):
+            dps.data.serve(dataset, server, tasks=0)
         with pytest.raises(dps.ConfigError, match="prefetch: got 99, wanted 0 to 32"):
             dps.data.remote(server, prefetch=99)
         with pytest.raises(dps.ConfigError, match="wanted the position of a dataset that is served"):
@@ -80,3 +82,23 @@ def test_a_handover_that_is_looked_at_does_not_wait() -> None:
     assert line.poll() is None
     line.put("item")
     assert line.poll() == "item"
+
+
+def test_workers_wait_for_all_tasks_that_are_to_serve_and_take_from_each() -> None:
+    with dps.Server.create_local_server() as server:
+        numbers = dps.data.from_arrays(np.arange(10))
+        feeders = [dps.Server(None, "dataset", task, chief=server.target) for task in range(2)]
+        dps.data.serve(numbers.shard(2, 0), feeders[0], tasks=2)
+        with pytest.raises(dps.DeadlineExceeded, match="is served by 1 of 2 tasks after 0.5 s"):
+            iter(dps.data.remote(server, timeout=0.5))
+        dps.data.serve(numbers.shard(2, 1), feeders[1], tasks=2)
+        remote = dps.data.remote(server)
+        assert sorted(int(number) for number in remote) == [*range(10)]
+        positions = remote.position()
+        assert sorted(positions) == ["dataset:0", "dataset:1"]
+        with pytest.raises(
+            dps.ConfigError, match="those of 2 tasks .*and 1 serve now, each another part; start as many"
+        ):
+            dps.data.serve(numbers, feeders[0], "again", position=positions, tasks=1)
+        for feeder in feeders:
+            feeder.stop()

@@ -12,7 +12,7 @@ from typing import Any
 from dps.cluster.engines.ranks import PORT
 from dps.errors import ConfigError
 from dps.launch.experiment.experiment import Experiment
-from dps.launch.plan import Job, Plan, runs_program
+from dps.launch.plan import DATASET, Job, Plan, has_program
 
 API = "jobset.x-k8s.io/v1alpha2"
 CONTAINER = "dps"
@@ -45,7 +45,7 @@ def manifests(experiment: Experiment) -> list[dict[str, Any]]:
 def manifest(name: str, plan: Plan, where: Mapping[str, Any]) -> dict[str, Any]:
     """The JobSet of one plan. `where`: its image and volumes."""
     volumes = [_volume(text) for text in where.get("volumes", ())]
-    roles = [role for role in ("chief", "ps", "worker", "evaluator") if role in plan.jobs]
+    roles = [role for role in ("chief", "ps", "worker", "evaluator", DATASET) if role in plan.jobs]
     return {
         "apiVersion": API,
         "kind": "JobSet",
@@ -117,10 +117,11 @@ def _flags(name: str, role: str, plan: Plan) -> list[str]:
     if role == "evaluator":
         flags = ["--job", role, "--chief", f"{name}-chief-0-0.{name}:{PORT}"]
     else:
-        counts = ",".join(f"{each}={plan.jobs[each].count}" for each in ("chief", "ps", "worker"))
+        members = [each for each in ("chief", DATASET, "ps", "worker") if each in plan.jobs]
+        counts = ",".join(f"{each}={plan.jobs[each].count}" for each in members)
         flags = ["--resolver", "kubernetes", "--jobs", counts, *job.flags]
         flags += ["--update", plan.update] if plan.update else []
-    if runs_program(f"{role}:"):
+    if has_program(role):
         program, *arguments = job.run
         flags += ["--program", program, "--", *arguments]
     return [_escaped(flag) for flag in flags]

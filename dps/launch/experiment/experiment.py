@@ -14,7 +14,7 @@ from dps.errors import ConfigError
 from dps.launch.experiment import schema
 from dps.launch.experiment.nodes import Node, nearest, read
 from dps.launch.experiment.words import check_names, fill, split
-from dps.launch.plan import Job, Plan, Resources, runs_program
+from dps.launch.plan import DATASET, Job, Plan, Resources, has_program, runs_program
 from dps.record import record
 from dps.update import parse
 
@@ -183,13 +183,15 @@ class Loading:
         if count > 1 and role in ("chief", "evaluator"):
             found["count"].fail(f"got {count}, wanted 1: a run has one {role}")
         words: tuple[str, ...] = ()
-        if runs_program(f"{role}:"):
+        if has_program(role):
             if "run" not in found:
                 node.fail("no run; wanted run: PROGRAM ARGUMENTS")
             check_names(found["run"], self._text, self._known())
             words = split(found["run"])
+            if role == DATASET and ":" not in words[0]:
+                found["run"].fail(f"got {words[0]!r}, wanted FILE:NAME, a dataset or a function that makes one")
         elif "run" in found:
-            found["run"].fail(f"a {role} runs no program; wanted run under worker or evaluator")
+            found["run"].fail(f"a {role} runs no program; wanted run under worker, evaluator or dataset")
         restarts = schema.whole(found["restarts"], 0) if "restarts" in found else restarts
         resources = schema.resources(found.get("resources"), default)
         flags = self._ps_flags(role, found)

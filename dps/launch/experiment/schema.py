@@ -13,7 +13,7 @@ TOP = (
     "name", "output", "parameters", "parallel", "update", "durability", "keys", "restarts", "env", "resources", "hosts",
     "sync", "image", "volumes", "roles",
 )  # fmt: skip
-ROLES = ("chief", "ps", "worker", "evaluator")
+ROLES = ("chief", "ps", "worker", "evaluator", "dataset")
 ROLE = ("count", "run", "env", "resources", "restarts", "device", "threads")
 RESOURCES = ("cpus", "memory", "gpus")
 UNITS = {

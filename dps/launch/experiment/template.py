@@ -26,6 +26,7 @@ roles:
     # restarts: 1                   # how often a worker that a signal killed is started again
     run: train.py --steps {{ steps }}    # a text, split as a shell would and never given to one, or a list of words
   # evaluator: {run: evaluate.py}   # runs beside the training
+  # dataset: {run: "feed.py:dataset"}    # reads for all workers; NAME is a dataset, or a function that returns one
 """
 
 PROGRAM = """\

@@ -100,6 +100,18 @@ def test_every_pod_finds_itself_and_the_others_with_its_own_flags(
     assert seen == ["chief:0", "ps:0", "ps:1", "worker:0", "worker:1", "worker:2"]
 
 
+def test_dataset_tasks_are_a_job_of_the_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = FILE + '  dataset: {count: 2, run: "train.py:dataset {{ steps }}"}\n'
+    (found,) = yaml.safe_load_all(printed(capsys, tmp_path, text))
+    check(found["spec"], SCHEMA)
+    *_, made = found["spec"]["replicatedJobs"]
+    args = role.parser().take(made["template"]["spec"]["template"]["spec"]["containers"][0]["args"])
+    assert (made["name"], args.program, args.arguments) == ("dataset", "train.py:dataset", ["400"])
+    pod = {"HOSTNAME": "my-mnist-dataset-0-1", "JOB_COMPLETION_INDEX": "1"}
+    cluster, task = kubernetes(pod, parse_jobs(args.jobs))
+    assert str(task) == "dataset:1" and cluster.num_tasks("dataset") == 2
+
+
 def test_a_grid_is_a_jobset_for_each_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = list(yaml.safe_load_all(printed(capsys, tmp_path, FILE, "--set", "steps=1", "--set", "steps=2")))
     assert [each["metadata"]["name"] for each in made] == ["my-mnist-1", "my-mnist-2"]

@@ -37,6 +37,7 @@ roles:
     restarts: 4
     run: train.py --steps {{ steps }} --rate={{rate}} '{{ words }}' {{ words }} "x y"
   evaluator: {run: [train.py, "{{ words }}"], env: {ROLE: evaluator}}
+  dataset: {run: "train.py:dataset {{ steps }}", count: 2}
 """
 SMALL = "roles: {worker: {run: train.py}}\n"
 
@@ -67,6 +68,11 @@ def test_the_plan_has_every_value_in_its_word_as_the_file_has_it(full: Experimen
     words = "a b; $HOME 'c'"
     assert plan.job("worker:2").run == ("train.py", "--steps", "400", "--rate=0.20", words, words, "x y")
     assert plan.job("evaluator:0").run == ("train.py", words)
+    assert plan.flags("dataset:1", "a:1") == [
+        "--job", "dataset", "--task", "1", "--chief", "a:1", "--datasets", "2",
+        "--program", "train.py:dataset", "--", "400",
+    ]  # fmt: skip
+    assert plan.tasks()[-3:] == ["evaluator:0", "dataset:0", "dataset:1"]
     assert plan.environment("worker:0") == {
         "OMP_NUM_THREADS": "1", "NAME": "mnist-400", "OUTPUT_DIR": str(tmp_path / "runs/mnist-7"),
     }  # fmt: skip
@@ -74,7 +80,13 @@ def test_the_plan_has_every_value_in_its_word_as_the_file_has_it(full: Experimen
     assert (plan.ps, plan.workers, plan.update, plan.folder) == (2, 3, "sync", str(tmp_path))
     assert plan.job("ps:0").resources == Resources(1, 4 << 30, 0) and plan.job("ps:0").flags == ("--threads=2",)
     assert plan.job("worker:0").resources == Resources(1, 1 << 30, 0)
-    assert [plan.job(name).restarts for name in ("chief", "ps:1", "worker:0", "evaluator:0")] == [2, 2, 4, 0]
+    assert [plan.job(name).restarts for name in ("chief", "ps:1", "worker:0", "evaluator:0", "dataset:1")] == [
+        2,
+        2,
+        4,
+        0,
+        2,
+    ]
 
 
 def test_a_plan_is_the_same_after_it_was_written_to_a_file(full: Experiment) -> None:
@@ -135,6 +147,9 @@ def test_a_value_stays_one_word_whatever_it_contains(value: str) -> None:
         ("resources: {memory: much}\n" + SMALL, "1:21", "wanted an amount of memory"),
         ("resources: {disk: 1}\n" + SMALL, "1:13", "unknown resource 'disk'"),
         ("roles: {worker: {run: train.py}, ps: {run: train.py}}\n", "1:44", "a ps runs no program"),
+        ("roles: {worker: {run: train.py}, dataset: {}}\n", "1:43", "no run; wanted run: PROGRAM ARGUMENTS"),
+        ("roles: {worker: {run: train.py}, dataset: {run: train.py}}\n", "1:49", "got 'train.py', wanted FILE:NAME, a"),
+        ("roles: {worker: {run: train.py}, dataset: {run: 'no.py:d'}}\n", "1:49", "no file 'no.py'"),
         ("roles: {worker: {run: train.py}, chief: {count: 2}}\n", "1:49", "a run has one chief"),
         ("roles: {worker: {run: train.py, threads: 2}}\n", "1:42", "only ps have a key 'threads'"),
         ("roles: {worker: {run: train.py}, ps: {threads: all}}\n", "1:48", "got 'all' threads"),
@@ -182,7 +197,7 @@ def test_the_file_of_dps_init_is_one_that_can_be_started(tmp_path: Path, monkeyp
 
 
 def test_every_commented_line_of_dps_inits_file_is_right_too(tmp_path: Path) -> None:
-    for name in ("train.py", "evaluate.py"):
+    for name in ("train.py", "evaluate.py", "feed.py"):
         (tmp_path / name).touch()
     lines = []
     for line in TEMPLATE.splitlines()[2:]:
@@ -191,13 +206,18 @@ def test_every_commented_line_of_dps_inits_file_is_right_too(tmp_path: Path) -> 
     (tmp_path / "e.yaml").write_text("\n".join(lines))
     made = load(str(tmp_path / "e.yaml"))
     plan = made.at({"steps": "3"}, "1")
-    assert isinstance(plan, Plan) and "evaluator" in plan.jobs and plan.job("ps:0").resources.memory == 4 << 30
+    assert (
+        isinstance(plan, Plan)
+        and {"evaluator", "dataset"} < plan.jobs.keys()
+        and plan.job("ps:0").resources.memory == 4 << 30
+    )
 
 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["--ps", "2"], "got --ps with an experiment file"),
+        (["--datasets", "2"], "got --datasets with an experiment file"),
         (["--update", "sync"], "got --update with an experiment file"),
         (["--", "x"], "got arguments after --"),
         (["--on", "ssh"], "got no hosts"),

@@ -1,0 +1,114 @@
+"""When an accepted push finishes the batch in use, and when that waits for the next one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from dps.data.finishing import Finishing
+
+ACCEPTED, DROPPED = dps.Push(1, True), dps.Push(1, False)
+
+
+class Pass:
+    """Stands for a pass: counts the batches that were confirmed."""
+
+    confirmed = 0
+
+    def confirm(self) -> None:
+        self.confirmed += 1
+
+
+def after(*events: str) -> int:
+    """How many batches are confirmed after these events: taken, begin, accepted, dropped."""
+    of = Pass()
+    hook = Finishing(of)  # type: ignore[arg-type]
+    for event in events:
+        if event == "taken":
+            hook.taken()
+        elif event == "begin":
+            hook.before_run(None)
+        else:
+            hook.after_run(None, ACCEPTED if event == "accepted" else DROPPED, None)
+    return of.confirmed
+
+
+@pytest.mark.parametrize(
+    ("events", "confirmed"),
+    [
+        ("taken begin accepted", 1),
+        ("taken begin dropped", 0),
+        ("taken begin dropped begin accepted", 1),
+        ("begin accepted taken", 0),
+        ("taken begin accepted taken begin accepted", 2),
+        ("taken begin taken begin accepted accepted", 0),  # the first result may be that of the batch before
+        ("taken begin taken begin accepted accepted taken begin accepted", 1),
+        ("taken begin begin accepted accepted", 1),
+        ("taken begin taken begin accepted taken begin accepted", 0),  # a push that was refused has no result
+        ("accepted taken begin accepted", 0),  # a session that was there before, with a push in flight
+    ],
+)
+def test_a_push_finishes_a_batch_only_if_it_is_certainly_one_of_it(events: str, confirmed: int) -> None:
+    assert after(*events.split()) == confirmed
+
+
+def test_a_push_of_another_thread_than_that_of_the_loop_finishes_nothing() -> None:
+    of = Pass()
+    hook = Finishing(of)  # type: ignore[arg-type]
+    thread = threading.Thread(target=hook.taken)
+    thread.start()
+    thread.join()
+    hook.before_run(None)
+    hook.after_run(None, ACCEPTED, None)
+    assert of.confirmed == 0
+
+
+def test_the_batch_of_an_accepted_push_is_finished_when_push_returns() -> None:
+    with dps.Server.create_local_server() as server:
+        serving = dps.data.serve(dps.data.from_arrays(np.arange(8.0)).batch(2), server)
+
+        def finished() -> Any:
+            return serving.stats()["finished"]
+
+        with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0)) as session:
+            batches = iter(dps.data.remote(server))
+            session.push({"w": next(batches)})
+            assert finished() == 1
+            session.push({"w": np.ones(2)})  # another push of the same batch
+            assert finished() == 1
+            session.step({"w": next(batches)})
+            assert finished() == 2
+            reply = session.push_async({"w": next(batches)})
+            assert reply.result().accepted and finished() == 3
+            reply = session.push_async({"w": next(batches)})
+            assert serving.stats() == {"epoch": 0, "finished": 3, "ready": 0, "given": {"worker:0": 1}}
+            assert reply.result().accepted
+            assert next(batches, None) is None
+            assert finished() == 4
+        assert server.home().hooks == []
+
+
+def test_a_pass_whose_loop_was_left_is_no_hook_any_more() -> None:
+    with dps.Server.create_local_server() as server:
+        dps.data.serve(dps.data.from_arrays(np.arange(8)), server)
+        for _ in dps.data.remote(server):
+            assert len(server.home().hooks) == 1
+            break
+        assert server.home().hooks == []
+
+
+def test_a_dataset_task_that_is_gone_holds_no_push_up(caplog: pytest.LogCaptureFixture) -> None:
+    with dps.Server.create_local_server() as server:
+        feeder = dps.Server(None, "dataset", 0, chief=server.target)
+        dps.data.serve(dps.data.from_arrays(np.arange(8.0)).batch(2), feeder)
+        with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0)) as session:
+            batches = iter(dps.data.remote(server))
+            batch = next(batches)
+            feeder.stop()
+            assert session.push({"w": batch}).accepted
+            batches.close()
+    assert "dataset:0 (" in caplog.text and "has not confirmed that a batch is finished; it may be given" in caplog.text
