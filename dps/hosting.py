@@ -11,6 +11,8 @@ from dps.actors.system import Node
 from dps.chief.examiner import EXAMINER, Examiner
 from dps.chief.server import ChiefActor
 from dps.cluster.spec import ClusterSpec
+from dps.collectives.keeper import Groups
+from dps.collectives.messages import GROUPS
 from dps.queues.actor import QueuesActor
 from dps.queues.directory import DIRECTORY, Directory
 from dps.queues.messages import QUEUES
@@ -47,12 +49,18 @@ class HostedChief:
         node.host(QUEUES, QueuesActor())
         node.host(DIRECTORY, Directory())
         node.host(EXAMINER, Examiner())
+        node.host(GROUPS, Groups(expected[1], self._actor.cluster.group, self._left_group))
 
     def _ended(self, code: int, reason: str) -> None:
         """The run is over. The chief still answers for a moment, so that every task hears the reason."""
         if self._standing.end(code or self._standing.ends_with, reason):
             linger_s = 0.2 if code == 0 else 1.0
             self._node.after(linger_s, self._node.stop if self._is_task else lambda: None)
+
+    def _left_group(self, name: str) -> None:
+        """A worker that trained without a ps has finished."""
+        self._actor.members.done_elsewhere(name)
+        self._actor.ending.check()
 
     def drain(self, why: str) -> None:
         """Have the workers stop after their step."""

@@ -153,6 +153,8 @@ class Server:
         trusted = trusts_network(os.environ) if trusted_network is None else trusted_network
         towards = "" if own.hosts_chief else own.chief
         binding = Binding(own.bind, advertise or own.told, ports, towards, trusted)
+        self.binding = binding
+        """How this task listens; for a further node of it."""
         self._make_node(own, binding, expected, self._own_keys(own, keys))
         if own.hosts_chief:
             from dps.cluster.command import where_flags

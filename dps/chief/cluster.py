@@ -116,6 +116,12 @@ class Cluster:
         """The flags by which a started task finds this cluster; "" if people do not start the tasks."""
         self.launched = False
         """Whether a launcher has started the tasks, and reports those that end."""
+        self.grouped = False
+        """Whether workers train in a group, without a ps."""
+
+    def group(self) -> None:
+        """Note that workers train in a group, so that no ps is missed."""
+        self.grouped = True
 
     def grace_s(self, job: str) -> float:
         """How long a node of a job may be disconnected before it counts as lost, in seconds."""

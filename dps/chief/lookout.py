@@ -41,7 +41,7 @@ class Lookout:
 
     def _missing(self) -> str:
         """A sentence about missing ps, or else about workers that never registered; "" if there are none."""
-        if not self._cluster.complete():
+        if not self._cluster.complete() and not self._cluster.grouped:
             return self._text()
         never = [name for name in self._members.waiting() if int(name.partition(":")[2]) not in self._workers()]
         if not never or not self._where:

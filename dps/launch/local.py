@@ -41,7 +41,7 @@ class LocalCluster:
     repr shows each task's state, the step and the chief's address.
 
     Args:
-        ps: How many ps.
+        ps: How many ps. 0: the workers train by all-reduce (`dps.strategy.MultiWorkerMirrored`).
         workers: How many workers.
         processes: True: each task is a process (a ps or chief that dies is restarted once). A script must then make the
             cluster under `if __name__ == "__main__":`, because worker processes import the script to find the function.
@@ -52,7 +52,7 @@ class LocalCluster:
             on; one, or a list. A notebook's functions need dps[notebook]. None: workers run what `run` gives them.
 
     Raises:
-        ConfigError: Fewer than one ps or worker; or `pin`, and tasks cannot be pinned.
+        ConfigError: No worker, or a negative number of ps; or `pin`, and tasks cannot be pinned.
 
     Example:
         ```python
@@ -73,8 +73,8 @@ class LocalCluster:
         self, ps: int = 1, workers: int = 2, processes: bool = True, update: update.Update | str | None = None,
         pin: bool = False, serve: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
     ) -> None:  # fmt: skip
-        if ps < 1 or workers < 1:
-            raise ConfigError(f"got ps={ps}, workers={workers}; wanted at least one of each")
+        if ps < 0 or workers < 1:
+            raise ConfigError(f"got ps={ps}, workers={workers}; wanted at least one worker, and no ps or some")
         if pin and not processes:
             raise ConfigError("got pin=True with processes=False; only processes can be pinned to processors")
         if isinstance(update, str):

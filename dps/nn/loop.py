@@ -15,11 +15,22 @@ from dps.transport.endpoint import Runtime
 class LocalLoop:
     """As much of `dps.Session` as there is without a ps; see `dps.hooks.loop.Loop`."""
 
-    name, checkpoint_dir, is_chief = "model", None, True
+    name = "model"
 
     def __init__(self, variables: Variables) -> None:
         self._variables, self._stop = variables, False
-        self.scalars, self.global_step = Scalars(), 0
+        self.scalars, self.global_step = Scalars(), int(getattr(variables, "step", 0))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes files."""
+        return not self._variables.strategy.first_replica
+
+    @property
+    def checkpoint_dir(self) -> str | None:
+        """Where this process keeps checkpoints, if its strategy does."""
+        found: str | None = getattr(self._variables.strategy, "checkpoint_dir", None)
+        return found if hasattr(self._variables, "save") else None
 
     @property
     def runtime(self) -> Runtime:
@@ -47,5 +58,7 @@ class LocalLoop:
         return self._variables.read()
 
     def save(self, timeout: float | None = None) -> str:
-        """Refused: a checkpoint is what ps write."""
+        """Write a checkpoint, if the strategy can without ps; else ConfigError."""
+        if hasattr(self._variables, "save"):
+            return str(self._variables.save())
         raise ConfigError("a model without ps has no run checkpoints; use dps.nn.ModelCheckpoint, or ParameterServer")

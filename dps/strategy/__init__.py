@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dps.strategy.local import Local as Local
     from dps.strategy.loss import average_loss as average_loss
     from dps.strategy.mirrored import Mirrored as Mirrored
+    from dps.strategy.multi_worker import MultiWorkerMirrored as MultiWorkerMirrored
     from dps.strategy.one_device import OneDevice as OneDevice
     from dps.strategy.parameter_server import ParameterServer as ParameterServer
     from dps.strategy.strategy import Strategy as Strategy
@@ -31,7 +32,7 @@ _NAMES = {
     "in_cross_replica_context": "default", "get_replica_context": "default", "PerReplica": "values",
     "MirroredValue": "values", "Variables": "variables", "Distributed": "input", "InputContext": "input",
     "ParameterServer": "parameter_server", "Local": "local",
-    "average_loss": "loss",
+    "average_loss": "loss", "MultiWorkerMirrored": "multi_worker",
 }  # fmt: skip
 
 __all__ = [*_NAMES]  # noqa: PLE0604

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dps.errors import ConfigError
 from dps.strategy.meeting import Meeting
-from dps.strategy.reduction import gathered, op_of, reduced
+from dps.strategy.reduction import op_of
 from dps.strategy.values import each_leaf, of_replica, regrouped
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class ReplicaContext:
         self.strategy.check_all_replicas_are_here("all_reduce")
 
         def decide(values: list[Any]) -> list[Any]:
-            made = each_leaf(lambda path, *leaves: _still(reduced(op, leaves)), *values)
+            made = each_leaf(lambda path, leaf: _still(leaf), self.strategy.over_replicas(op, values))
             return [made] * len(values)
 
         return self.meet(f"all_reduce {op!r}", value, decide)
@@ -102,7 +102,7 @@ class ReplicaContext:
         self.strategy.check_all_replicas_are_here("all_gather")
 
         def decide(values: list[Any]) -> list[Any]:
-            made = each_leaf(lambda path, *leaves: _still(gathered(leaves, axis)), *values)
+            made = each_leaf(lambda path, leaf: _still(leaf), self.strategy.gather_over_replicas(values, axis))
             return [made] * len(values)
 
         return self.meet("all_gather", value, decide)

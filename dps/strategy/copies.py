@@ -36,6 +36,14 @@ class Copy(Protocol):
         """One update by the optimizer; `t` counts this variable's, from 1."""
         ...
 
+    def slots(self) -> dict[str, Array]:
+        """The optimizer's slots, on the host."""
+        ...
+
+    def load(self, slot: str, values: Array) -> None:
+        """Replace a slot."""
+        ...
+
 
 class HostCopy:
     """In this process's memory. A dense update goes to new memory, so that what was read before keeps its values."""
@@ -43,13 +51,14 @@ class HostCopy:
     def __init__(self, value: Array, optimizer: Optimizer | None) -> None:
         self._values = value.copy()
         self._half = is_half(value.dtype)
+        self._by_name: dict[str, Array] = {}
         if optimizer is None:
             return
         precision = np.dtype(np.float32) if self._half else value.dtype
         self._bound = Bound(optimizer, precision)
         self._rows, self._dim = rows_of(value)
-        slots = initial_slots(optimizer, value.size, precision, self._rows)
-        self._slots = self._bound.ordered(slots)
+        self._by_name = initial_slots(optimizer, value.size, precision, self._rows)
+        self._slots = self._bound.ordered(self._by_name)
 
     def host(self) -> Array:
         """As Copy.host."""
@@ -77,6 +86,14 @@ class HostCopy:
         self._bound.apply(new, w, self._slots, (g,), 1 if self._half else 0, t, step, 1.0)
         self._values = out
 
+    def slots(self) -> dict[str, Array]:
+        """As Copy.slots."""
+        return dict(self._by_name)
+
+    def load(self, slot: str, values: Array) -> None:
+        """As Copy.load."""
+        self._by_name[slot][...] = values.reshape(-1)
+
 
 class GpuCopy:
     """In the memory of a GPU, updated in place there. What is read on the host is a copy of one version."""
@@ -90,6 +107,7 @@ class GpuCopy:
             )
         self._device, self._gpu = device, device.device(index)
         self._host: Array | None = None
+        self._by_name: dict[str, Any] = {}
         self._shape = value.shape
         with self._gpu:
             self._values = device.to_device(value.reshape(-1))
@@ -98,7 +116,8 @@ class GpuCopy:
             self._bound = Bound(optimizer, value.dtype, cuda)
             self._rows, self._dim = rows_of(value)
             slots = initial_slots(optimizer, value.size, value.dtype, self._rows)
-            self._slots = self._bound.ordered({name: device.to_device(slot) for name, slot in slots.items()})
+            self._by_name = {name: device.to_device(slot) for name, slot in slots.items()}
+            self._slots = self._bound.ordered(self._by_name)
 
     def host(self) -> Array:
         """As Copy.host."""
@@ -133,6 +152,16 @@ class GpuCopy:
                 bound.apply(w, w, self._slots, (g,), 0, t, step, 1.0)
             device.wait()
         self._host = None
+
+    def slots(self) -> dict[str, Array]:
+        """As Copy.slots."""
+        with self._gpu:
+            return {name: np.asarray(self._device.to_host(slot)) for name, slot in self._by_name.items()}
+
+    def load(self, slot: str, values: Array) -> None:
+        """As Copy.load."""
+        with self._gpu:
+            self._device.to_device(np.ascontiguousarray(values).reshape(-1), out=self._by_name[slot])
 
 
 def rows_of(value: Array) -> tuple[int, int]:

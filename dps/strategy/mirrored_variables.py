@@ -69,6 +69,11 @@ class MirroredVariables(Variables):
         self._applied = dict.fromkeys(values, 0)
         self._step = 0
 
+    @property
+    def step(self) -> int:
+        """How many steps were made."""
+        return self._step
+
     # -- reading --------------------------------------------------------------------------------------------------
 
     def read(self, on_device: bool = False) -> Any:
@@ -110,11 +115,12 @@ class MirroredVariables(Variables):
 
     def _apply(self, of_replicas: Sequence[Mapping[str, Any]]) -> Push:
         """One step with the sum over the replicas, in their order; nothing of it if some gradient is not finite."""
-        total: dict[str, Any] = {}
+        sums: dict[str, Any] = {}
         for name in self._plan.by_name:
             found = [gradients[name] for gradients in of_replicas if name in gradients]
             if found:
-                total[name] = self._prepared(name, found)
+                sums[name] = summed(found, self._specs[name][0])
+        total = {name: _prepared(gradient) for name, gradient in self._over_workers(sums).items()}
         for name, gradient in total.items():
             if problem := not_finite(name, gradient):
                 raise ValueError(problem)
@@ -125,15 +131,9 @@ class MirroredVariables(Variables):
         self._step += 1
         return Push(self._step, True)
 
-    def _prepared(self, name: str, found: Sequence[Any]) -> Any:
-        """The sum of a variable's gradients, as kernels take it."""
-        shape, _ = self._specs[name]
-        gradient = summed(found, shape)
-        if not isinstance(gradient, Rows):
-            return np.require(gradient, None, ["C", "A", "W"])
-        values = np.require(halves.widened(gradient.values), None, ["C", "A", "W"])
-        rows, sums, _ = sum_duplicate_rows(gradient.indices, values.reshape(len(gradient.indices), -1))
-        return Rows(rows, sums)
+    def _over_workers(self, sums: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The sums of the gradients of this process, added to those of others; here there are none."""
+        return sums
 
     # -- assigning ------------------------------------------------------------------------------------------------
 
@@ -156,10 +156,10 @@ class MirroredVariables(Variables):
 
     def _assign_together(self, replica: ReplicaContext, values: dict[str, Array]) -> None:
         without = [name for name in values if self._aggregation.get(name) is None]
-        if without and len(self._home_of) > 1:
+        if without and self.strategy.num_replicas_in_sync > 1:
             raise ConfigError(
-                f"assign: {without[0]} would get another value from each of {len(self._home_of)} replicas; say how "
-                "they become one: dps.Variable(value, aggregation='mean'), 'sum' or 'only_first_replica'"
+                f"assign: {without[0]} would get another value from each of {self.strategy.num_replicas_in_sync} replicas; "
+                "say how they become one: dps.Variable(value, aggregation='mean'), 'sum' or 'only_first_replica'"
             )
 
         def decide(of_replicas: list[dict[str, Array]]) -> list[None]:
@@ -202,6 +202,15 @@ def _of(value: Any, replica: int) -> Any:
     if isinstance(value, PerReplica):
         return value.values[replica]
     return value if replica == 0 else None
+
+
+def _prepared(gradient: Any) -> Any:
+    """A gradient as kernels take it."""
+    if not isinstance(gradient, Rows):
+        return np.require(gradient, None, ["C", "A", "W"])
+    values = np.require(halves.widened(gradient.values), None, ["C", "A", "W"])
+    rows, sums, _ = sum_duplicate_rows(gradient.indices, values.reshape(len(gradient.indices), -1))
+    return Rows(rows, sums)
 
 
 def _still(value: Array) -> Array:

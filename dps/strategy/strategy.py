@@ -152,6 +152,14 @@ class Strategy:
     def check_all_replicas_are_here(self, what: str) -> None:
         """ConfigError if replicas in sync are in other processes, which `what` does not reach."""
 
+    def over_replicas(self, op: str, values: Sequence[Any], axis: int | None = None) -> Any:
+        """Reduce what each replica of this process has, a nesting for each, over all replicas that are reached."""
+        return each_leaf(lambda path, *leaves: reduced(op, leaves, axis), *values)
+
+    def gather_over_replicas(self, values: Sequence[Any], axis: int) -> Any:
+        """As `over_replicas`, the arrays one after the other."""
+        return each_leaf(lambda path, *leaves: gathered(leaves, axis), *values)
+
     # -- values -----------------------------------------------------------------------------------------------------
 
     def reduce(self, op: str, value: Any, axis: int | None = None) -> Any:

@@ -1,0 +1,190 @@
+"""One operation of a group, as one member sees it: a state machine without clock, sockets or threads.
+
+Pieces that come are events; pieces to send are put into `out`. A piece is OPEN, then SENT (this member's part has
+left), then FINAL. It becomes FINAL once, and is the same on all members. All events may come again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from dps.collectives.routes import Algorithm, Part, Route
+from dps.errors import ProtocolError
+from dps.transport.wire import Array
+
+Total = Callable[[Array, Sequence[Array]], None]
+"""Writes the sum of arrays, added in their order, to the first argument, which is none of them."""
+
+
+class Phase(IntEnum):
+    """Of a message about a piece."""
+
+    UP = 0
+    """The sender's part, or the sum of some members."""
+    DOWN = 1
+    """The result."""
+    ASK = 2
+    """Whoever has the piece should send it (again)."""
+    PLAIN = 3
+    """The sender of this cannot read the receiver's shared memory."""
+
+
+class Send(NamedTuple):
+    """A piece to send. `own`: as it is in `given`; else as it is in `result`. ASK carries nothing."""
+
+    to: int
+    index: int
+    phase: Phase
+    own: bool
+
+
+OPEN, SENT, FINAL = range(3)
+
+
+class Flow:
+    """`given` has this member's part, and does not change; `result` gets the result. Both are 1-D.
+
+    More than 12 attributes: six say what is done, and are never changed; the others are how far it is.
+    """
+
+    def __init__(
+        self, what: str, rank: int, size: int, parts: Sequence[Part], algorithm: Algorithm,
+        given: Array, result: Array, total: Total, window: int = 16,
+    ) -> None:  # fmt: skip
+        """`window`: at most so many of this member's pieces are under way. `given` may be `result`, where nothing is
+        added."""
+        self.what, self.number = what, 0
+        self.rank, self.parts, self.result = rank, parts, result
+        self._placed = given is result
+        self.given = given.view()
+        self.given.flags.writeable = False  # as what comes is, so that kernels are compiled once
+        self._routes = [algorithm(rank, size, root) for root in range(size)]
+        self._total, self._window = total, window
+        self._state = bytearray(len(parts))
+        self._counted = bytearray(len(parts))
+        """Which pieces count for the window."""
+        self._held: dict[int, dict[int, Array]] = {}
+        """Parts that have come, by piece and sender, until all are there."""
+        self._next = self._under_way = self._finals = 0
+        self._source = -1
+        """From whom all that is missing comes, after members were lost."""
+        self.out: list[Send] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is whole."""
+        return self._finals == len(self.parts)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Changes whenever something has come that was missing."""
+        return self._finals, sum(map(len, self._held.values()))
+
+    def span(self, index: int) -> slice:
+        """The elements of a piece."""
+        if not 0 <= index < len(self.parts):
+            raise ProtocolError(f"{self.what} has {len(self.parts)} pieces, got number {index}")
+        return slice(self.parts[index].start, self.parts[index].stop)
+
+    def _route(self, index: int) -> Route:
+        if self._source >= 0:
+            return Route((), (), (), self._source)
+        return self._routes[self.parts[index].root]
+
+    # -- events -------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Send what can be sent."""
+        for index in range(len(self.parts)):
+            route = self._route(index)
+            if route.source < 0 and not route.takes:
+                if not self._placed:
+                    self.result[self.span(index)] = self.given[self.span(index)]
+                self._finish(index)
+        self._fill()
+
+    def came(self, rank: int, index: int, phase: Phase, data: Array | None) -> None:
+        """A message about a piece has come; UP and DOWN carry data."""
+        span, state = self.span(index), self._state[index]
+        if phase is Phase.ASK:
+            self._asked(rank, index)
+        elif data is None or data.size != span.stop - span.start or data.dtype != self.result.dtype:
+            got = "nothing" if data is None else f"{data.dtype} {data.shape}"
+            raise ProtocolError(f"{self.what}: got {got} for elements {span.start} to {span.stop}")
+        elif phase is Phase.DOWN:
+            if state != FINAL:
+                self.result[span] = data
+                self._finish(index)
+        elif state == FINAL:
+            self.out.append(Send(rank, index, Phase.DOWN, False))  # it has missed the result
+        elif rank in self._route(index).takes:
+            held = self._held.setdefault(index, {})
+            held[rank] = data
+            if len(held) == len(self._route(index).takes):
+                self._add(index)
+
+    def _asked(self, rank: int, index: int) -> None:
+        route = self._route(index)
+        if self._state[index] == FINAL:
+            self.out.append(Send(rank, index, Phase.DOWN, False))
+        elif self._state[index] == SENT and rank in route.up:
+            self.out.append(Send(rank, index, Phase.UP, self._sends_own(route)))
+
+    def again(self) -> None:
+        """Nothing has come for a while: send again, or ask for, what may have been lost."""
+        missing = [index for index in range(len(self.parts)) if self._state[index] != FINAL]
+        for index in missing[: 4 * self._window]:
+            route = self._route(index)
+            if route.source < 0:
+                late = [rank for rank in route.takes if rank not in self._held.get(index, ())]
+                self.out += [Send(rank, index, Phase.ASK, False) for rank in late]
+            elif self._state[index] == SENT:
+                self.out += [Send(rank, index, Phase.UP, self._sends_own(route)) for rank in route.up]
+            elif not route.takes:
+                self.out.append(Send(route.source, index, Phase.ASK, False))
+
+    def follow(self, source: int) -> None:
+        """Members were lost; take what is missing from a member that has the whole result."""
+        self._source = source
+        self._held.clear()
+        missing = [index for index in range(len(self.parts)) if self._state[index] != FINAL]
+        self.out = [Send(source, index, Phase.ASK, False) for index in missing]
+
+    # -- one piece ----------------------------------------------------------------------------------------------
+
+    def _sends_own(self, route: Route) -> bool:
+        return route.early or not route.takes
+
+    def _fill(self) -> None:
+        """Send this member's part of further pieces, as many as the window allows."""
+        while self._under_way < self._window and self._next < len(self.parts):
+            index, self._next = self._next, self._next + 1
+            route = self._route(index)
+            if not (route.up and self._sends_own(route)):
+                continue
+            if self._state[index] == OPEN:
+                self._state[index], self._counted[index] = SENT, 1
+                self._under_way += 1
+            self.out += [Send(rank, index, Phase.UP, True) for rank in route.up]
+
+    def _add(self, index: int) -> None:
+        """All parts of a piece are here."""
+        span, route, parts = self.span(index), self._route(index), self._held.pop(index)
+        parts[self.rank] = self.given[span]
+        self._total(self.result[span], [parts[rank] for rank in sorted(parts)])
+        if route.source < 0:
+            self._finish(index)
+        else:
+            self._state[index] = SENT
+            self.out += [Send(rank, index, Phase.UP, False) for rank in route.up]
+
+    def _finish(self, index: int) -> None:
+        self._state[index] = FINAL
+        self._finals += 1
+        self._held.pop(index, None)
+        self.out += [Send(rank, index, Phase.DOWN, False) for rank in self._route(index).down]
+        if self._counted[index]:
+            self._under_way -= 1
+            self._fill()

@@ -1,0 +1,358 @@
+"""A group of workers, as one of them uses it: sums, gathering and barriers that block."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dps.actors.patience import Patience
+from dps.collectives.flow import Flow
+from dps.collectives.member import Formed, Member, Who
+from dps.collectives.memory import GIVEN, RESULT
+from dps.collectives.messages import MEMBER
+from dps.collectives.node import CallersNode, beside
+from dps.collectives.routes import ALGORITHMS, Algorithm, Part, everyone, gather, parts_of, slots
+from dps.errors import ConfigError, DeadlineExceeded, TaskLost
+from dps.kernels.totals import largest, total
+from dps.standing import Home
+from dps.transport.address import Binding
+from dps.transport.wire import Array
+
+log = logging.getLogger("dps")
+
+TOTALS = {"sum": total, "max": largest}
+LOOK_S = 0.5
+"""How often a wait looks whether the run has ended."""
+LINGER_S = 2.0
+"""How long a member that leaves serves others, which may need its last result."""
+LEAVE_AGAIN_S = 0.05
+SMALL_NBYTES = 64 << 10
+"""Up to so many bytes of all members together, each sends its part to all others."""
+HELLO = "the beginning of a generation"
+Own = Callable[[Sequence[Array]], Any]
+"""An algorithm of one's own: gets the arrays of all members, in their order, and returns the result."""
+
+
+class Group:
+    """The workers of a run that sum together. All members make the same calls in the same order; all get the same bits.
+
+    One thread at a time uses it. When a member is lost, the others finish or repeat the operation among themselves:
+    what has been completed by one of them is completed by all, with the same result.
+
+    More than 12 attributes: what it was given, and one node with one actor.
+    """
+
+    def __init__(
+        self, home: Home, binding: Binding, name: str = "workers", *, replicas: int = 1, algorithm: str | Own = "auto",
+        on_loss: str = "continue", timeout: float = 60.0,
+    ) -> None:  # fmt: skip
+        """Blocks until all workers have come. `binding`: how the task's own node listens."""
+        self._runtime, self._over, self._timeout = home.runtime, home.over, timeout
+        self._algorithm, self._closed, self._greeted = algorithm, False, 0
+        self._together = False
+        """Whether all members can read each other's memory."""
+        number = home.runtime.random.getrandbits(61)
+        self._node = CallersNode(home.runtime, beside(binding), home.name, number, home.keys)
+        self._node.expect(home.chief, "chief")
+        self._node.present(home.chief, home.ticket)
+        who = Who(name, home.task, number, replicas, timeout)
+        self._member = Member(who, home.chief, on_loss == "end")
+        self._node.host(MEMBER, self._member)
+        try:
+            self._node.begin()
+            self._wait(lambda: self._member.formed is not None, f"group {name!r}", timeout)
+            self._hello()
+        except BaseException:
+            self._node.close()
+            raise
+
+    # -- who ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _formed(self) -> Formed:
+        formed = self._member.formed
+        assert formed is not None
+        return formed
+
+    @property
+    def rank(self) -> int:
+        """This member's place among the members, which are in the order of their tasks."""
+        return self._formed.rank
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self._formed.members)
+
+    @property
+    def members(self) -> list[str]:
+        """Their names, as "worker:3"."""
+        return [other.name for other in self._formed.members]
+
+    @property
+    def replicas(self) -> list[int]:
+        """How many replicas each member has."""
+        return [other.replicas for other in self._formed.members]
+
+    # -- operations -------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, arrays: Sequence[Array], op: str = "sum") -> list[Array]:
+        """The sums, or maxima, of the members' arrays, element by element. Blocks until all members have called it.
+
+        Arrays of one dtype travel together. The results are read-only, and change with the second next operation.
+
+        Args:
+            arrays: Numbers; of the same shapes and dtypes on all members.
+            op: "sum" or "max".
+
+        Raises:
+            ConfigError: Members make different calls.
+            TaskLost: A member is gone and the group ends with it; or this one was taken for lost; or the run has ended.
+            DeadlineExceeded: A member did not come in time; the message names it.
+        """
+        found: list[Array] = [np.empty(0)] * len(arrays)
+        by_dtype: dict[Any, list[int]] = {}
+        for index, array in enumerate(arrays):
+            by_dtype.setdefault(array.dtype, []).append(index)
+        for dtype, indices in by_dtype.items():
+            run = self._reduce_run([arrays[index] for index in indices], dtype, op)
+            at = 0
+            for index in indices:
+                array = arrays[index]
+                found[index] = run[at : at + array.size].reshape(array.shape)
+                at += array.size
+        return found
+
+    def _reduce_run(self, arrays: Sequence[Array], dtype: Any, op: str) -> Array:
+        count = sum(array.size for array in arrays)
+        if callable(self._algorithm):
+            return self._own(arrays, dtype, count)
+        what = f"all_reduce {op!r} of {count} {np.dtype(dtype).name}"
+
+        def make(formed: Formed, own: Array, result: Array) -> Flow:
+            size, at = len(formed.members), 0
+            for array in arrays:
+                np.copyto(own[at : at + array.size].reshape(array.shape), array)
+                at += array.size
+            chosen = self._choice(count * np.dtype(dtype).itemsize, size)
+            parts = parts_of(count, 1 if chosen is everyone else size, self._piece(dtype))
+            return Flow(what, formed.rank, size, parts, chosen, own, result, TOTALS[op], self._window(size))
+
+        return self._perform(what, dtype, lambda formed: count, make).result[:count]
+
+    def _choice(self, nbytes: int, size: int) -> Algorithm:
+        """The algorithm for a run of so many bytes; the same on all members."""
+        if self._algorithm != "auto":
+            return ALGORITHMS[str(self._algorithm)]
+        if size == 2 or nbytes * size <= SMALL_NBYTES:
+            return everyone
+        return ALGORITHMS["direct" if self._together else "ring"]
+
+    def _own(self, arrays: Sequence[Array], dtype: Any, count: int) -> Array:
+        """The result of an algorithm of the user's, which each member computes for itself."""
+        run = np.concatenate([np.ascontiguousarray(array).reshape(-1) for array in arrays])
+        rows = self.gather([run])
+        found = np.asarray(self._algorithm([row for (row,) in rows]))  # type: ignore[operator]
+        if found.shape != (count,) or found.dtype != dtype:
+            raise ConfigError(
+                f"cross_device_ops: the function returned {found.dtype} {found.shape}, wanted {dtype} ({count},)"
+            )
+        return found
+
+    def gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
+        """The arrays of all members, in their order. Shapes may differ from member to member. Blocks as `all_reduce`.
+
+        The results are read-only, and change with the second next operation."""
+        described = [f"{a.dtype.str}:{','.join(map(str, a.shape))}" for a in arrays]
+        head = np.frombuffer(";".join(described).encode(), np.uint8)
+        body = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+        while True:
+            sizes = np.array([head.size, sum(part.size for part in body)], np.int64)
+            found, generation = self._gather_rows(sizes, "sizes")
+            counts = [int(heads + bodies) for heads, bodies in found.reshape(-1, 2)]
+            run = np.concatenate([head, *body]) if body else head
+            made = self._gather_counts(run, counts, generation)
+            if made is not None:
+                return [_unpacked(made[a:b], int(h)) for (a, b), h in zip(_ends(counts), found[::2], strict=True)]
+
+    def barrier(self) -> None:
+        """Block until all members have called it."""
+        self._gather_rows(np.zeros(1, np.int64), "barrier")
+
+    def broadcast(self, arrays: Sequence[Array]) -> list[Array]:
+        """The first member's arrays, on all members. Shapes and dtypes are the same on all. Blocks as `all_reduce`."""
+        run = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
+        what = f"broadcast of {run.size} bytes"
+
+        def make(formed: Formed, own: Array, result: Array) -> Flow:
+            if formed.rank == 0:
+                result[: run.size] = run
+            parts = [Part(start, min(start + most, run.size), 0) for start in range(0, run.size, most)]
+            about = formed.rank, len(formed.members), parts, gather, result, result
+            return Flow(what, *about, total, self._window(len(formed.members)))
+
+        most = self._piece(np.uint8)
+        found, at, made = self._perform(what, np.uint8, lambda formed: run.size, make).result, 0, []
+        for array in arrays:
+            made.append(found[at : at + array.nbytes].copy().view(array.dtype).reshape(array.shape))
+            at += array.nbytes
+        return made
+
+    def _gather_rows(self, row: Array, why: str) -> tuple[Array, int]:
+        """A row of the same length of each member, one after the other; and the generation that they are of."""
+        what, dtype, generation = f"gather of {row.size} numbers ({why})", np.int64, [0]
+
+        def make(formed: Formed, own: Array, result: Array) -> Flow:
+            size, generation[0] = len(formed.members), formed.generation
+            result[formed.rank * row.size : (formed.rank + 1) * row.size] = row
+            parts = slots([row.size] * size, max(1, self._piece(dtype)))
+            return Flow(what, formed.rank, size, parts, gather, result, result, total, self._window(size))
+
+        flow = self._perform(what, dtype, lambda formed: row.size * len(formed.members), make)
+        return flow.result[: flow.parts[-1].stop].copy(), generation[0]
+
+    def _gather_counts(self, run: Array, counts: list[int], generation: int) -> Array | None:
+        """Rows of these lengths; None if others are members by now."""
+        if self._formed.generation != generation:
+            return None
+        what = f"gather of {sum(counts)} bytes"
+
+        def make(formed: Formed, own: Array, result: Array) -> Flow | None:
+            if formed.generation != generation:
+                return None
+            first = sum(counts[: formed.rank])
+            result[first : first + run.size] = run
+            parts = slots(counts, self._piece(np.uint8))
+            return Flow(what, formed.rank, len(counts), parts, gather, result, result, total, self._window(len(counts)))
+
+        flow = self._attempts(what, np.uint8, lambda formed: sum(counts), make)
+        return None if flow is None else flow.result[: sum(counts)]
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    def _piece(self, dtype: Any) -> int:
+        """The most elements of a piece."""
+        return max(1, self._runtime.tuning.piece_nbytes // np.dtype(dtype).itemsize)
+
+    def _window(self, size: int) -> int:
+        return max(8, 2 * size)
+
+    def _perform(self, what: str, dtype: Any, count: Callable[[Formed], int], make: Callable[..., Any]) -> Flow:
+        flow = self._attempts(what, dtype, count, make)
+        assert flow is not None
+        return flow
+
+    def _attempts(
+        self, what: str, dtype: Any, count: Callable[[Formed], int], make: Callable[..., Any]
+    ) -> Flow | None:  # fmt: skip
+        """Carry out an operation, again with those that are left when members are lost. None if `make` makes none."""
+        if self._closed:
+            raise ConfigError(f"{what}: the group is closed; make a new one")
+        deadline = self._runtime.now() + self._timeout
+        while True:
+            if self._greeted != self._formed.generation:
+                self._hello()
+            found = self._attempt(what, dtype, count, make, deadline)
+            if found is not False:
+                return found  # type: ignore[return-value]
+
+    def _attempt(
+        self, what: str, dtype: Any, count: Callable[[Formed], int], make: Callable[..., Any], deadline: float
+    ) -> Any:
+        """The operation, complete; None if `make` makes none; False if it is to be done again."""
+        member, formed = self._member, self._formed
+        if member.error is not None:
+            raise member.error
+        number, nbytes = member.completed + 1, count(formed) * np.dtype(dtype).itemsize
+        regions = [member.memories.region(number, kind, nbytes) for kind in (GIVEN, RESULT)]
+        given, result = (region.array[:nbytes].view(dtype) for region in regions)
+        flow = make(formed, given, result)
+        if flow is None:
+            return None
+        member.begin(flow, *regions)
+        self._wait(lambda: member.idle, f"{what} (number {number})", deadline - self._runtime.now())
+        return flow if member.completed >= number else False
+
+    def _hello(self) -> None:
+        """Find out who can read whose memory, as the first operation of a generation."""
+        member, deadline = self._member, self._runtime.now() + self._timeout
+        while self._greeted != self._formed.generation:
+            formed = self._formed
+            size, row = len(formed.members), member.readable()
+
+            def make(formed: Formed, own: Array, result: Array, row: Array = row) -> Flow:
+                size = len(formed.members)
+                result[formed.rank * size : (formed.rank + 1) * size] = row
+                about = formed.rank, size, slots([size] * size, size), gather, result, result
+                return Flow(HELLO, *about, total)
+
+            flow = self._attempt(HELLO, np.uint8, lambda formed: len(formed.members) ** 2, make, deadline)
+            if flow is not False and self._formed is formed:
+                table = np.array(flow.result).reshape(size, size)
+                member.readers = frozenset(np.nonzero(table[:, formed.rank])[0].tolist())
+                member.memories.shared = bool(member.readers)
+                self._together, self._greeted = int(table.sum()) == size * (size - 1), formed.generation
+
+    def _wait(self, ready: Callable[[], bool], what: str, timeout: float) -> None:
+        """Work until something is so. Raises what has ended the group, TaskLost and DeadlineExceeded."""
+        member, began, patience = self._member, self._runtime.now(), Patience()
+        while not self._node.work(lambda: ready() or member.error is not None, max(0.0, min(LOOK_S, timeout))):
+            over, waited_s = self._over(), self._runtime.now() - began
+            if over is not None:
+                raise TaskLost(f"{what}: {over[1] or 'the run has ended'}")
+            text = f"{self._node.name}: {what}: {member.late or 'waits for the other workers'}"
+            if waited_s >= timeout:
+                member.fail(DeadlineExceeded(f"{text}; waited {waited_s:.1f} s"))
+            elif patience.due(self._runtime.now()):
+                log.info("%s; waits since %.0f s", text, waited_s)
+        if member.error is not None and not ready():
+            raise member.error
+        if member.error is not None and member.completed + 1 in member.works:
+            raise member.error
+
+    def close(self) -> None:
+        """Leave the group. Blocks until no other member can need a result of this one, or for 2 s. A second call does
+        nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline, gone = self._runtime.now() + LINGER_S, [False]
+
+        def left() -> None:
+            gone[0] = True
+
+        while not gone[0] and self._over() is None:
+            final = self._member.error is not None or self._runtime.now() >= deadline
+            self._member.leave(final, left)
+            self._node.work(lambda: gone[0], LEAVE_AGAIN_S)
+            if final:
+                self._node.work(lambda: gone[0], LEAVE_AGAIN_S)
+                break
+        self._node.close()
+        self._member.memories.clear()
+
+
+def _ends(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Where each row begins and ends."""
+    found, at = [], 0
+    for count in counts:
+        found.append((at, at + count))
+        at += count
+    return found
+
+
+def _unpacked(row: Array, head: int) -> list[Array]:
+    """The arrays of a row: their description, of so many bytes, and their bytes."""
+    found, at = [], head
+    for text in bytes(row[:head]).decode().split(";") if head else ():
+        name, _, sizes = text.rpartition(":")
+        shape = tuple(int(size) for size in sizes.split(",") if size)
+        dtype = np.dtype(name)
+        nbytes = dtype.itemsize * math.prod(shape)
+        found.append(row[at : at + nbytes].copy().view(dtype).reshape(shape))
+        at += nbytes
+    return found

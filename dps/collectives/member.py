@@ -1,0 +1,315 @@
+"""A worker in a group: an actor that carries out operations, one at a time, and goes on when others are lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dps.actors.actor import Actor
+from dps.actors.messages import Done
+from dps.actors.ref import Ref, Sender
+from dps.actors.tickets import digest
+from dps.actors.timer import Timer
+from dps.collectives.flow import Flow, Phase
+from dps.collectives.memory import GIVEN, RESULT, Memories, Peers, Region
+from dps.collectives.messages import GROUPS, MEMBER, GroupIs, JoinGroup, LeaveGroup, Piece
+from dps.errors import ConfigError, DeadlineExceeded, NotAuthenticated, TaskLost, Unavailable
+from dps.transport.message import Message
+from dps.transport.wire import Array
+
+log = logging.getLogger("dps")
+
+FIRST_S = 0.2
+"""After so long without progress in an operation, what may have been lost is sent again, and the chief is asked."""
+AGAIN_S = 0.5
+"""The same, later."""
+FORMING_S = 0.05
+"""How often the chief is asked while a generation is formed."""
+ASK_S = 2.0
+EARLY = 4096
+"""The most pieces that are kept of an operation that this member has not begun."""
+
+
+class Who(NamedTuple):
+    """A worker, as it joins."""
+
+    group: str
+    task: int
+    member: int
+    replicas: int
+    timeout: float
+
+
+class Other(NamedTuple):
+    """A member, as the chief describes it."""
+
+    task: int
+    member: int
+    address: str
+    ticket: str
+    key: str
+    replicas: int
+    memory: list[Any]
+
+    @property
+    def name(self) -> str:
+        return f"worker:{self.task}"
+
+
+class Formed(NamedTuple):
+    """A generation of the group."""
+
+    generation: int
+    members: tuple[Other, ...]
+    rank: int
+    """This member's place among them."""
+
+
+class Work:
+    """An operation under way, and where its data lie."""
+
+    def __init__(self, flow: Flow, given: Region, result: Region) -> None:
+        self.flow, self.regions = flow, {GIVEN: given, RESULT: result}
+
+
+class Member(Actor):
+    """All of it runs on the thread that works its node.
+
+    More than 12 attributes: one state, of the group as it is known here and of the operation under way."""
+
+    def __init__(self, who: Who, chief: str, ends: bool) -> None:
+        """`ends`: whether operations fail once a member is gone."""
+        self.who, self._chief, self._ends = who, Ref(chief, GROUPS), ends
+        self.formed: Formed | None = None
+        self.completed, self._frozen = 0, 0
+        self.works: dict[int, Work] = {}
+        """The operation under way, and the last complete one."""
+        self.error: Exception | None = None
+        """Why the group is of no use any more."""
+        self.late = ""
+        """Who is waited for, as the chief says."""
+        self.readers: frozenset[int] = frozenset()
+        """The ranks that can read this member's shared memory."""
+        self.gone: list[list[str]] = []
+        self._early: list[Piece] = []
+        self._timer: Timer | None = None
+        self._seen: Any = None
+        self._asked = False
+
+    def started(self) -> None:
+        runtime = self.node.runtime
+        self.memories, self._peers = Memories(runtime), Peers(runtime)
+        self._probe = Region(runtime, 64, True)
+        self._look()
+
+    # -- the chief ----------------------------------------------------------------------------------------------
+
+    @property
+    def _doing(self) -> str:
+        work = self.works.get(self.completed + 1)
+        return "" if work is None else f"{work.flow.what} (number {work.flow.number})"
+
+    def _ask(self) -> None:
+        """Tell the chief how far this member is, and hear what the group is."""
+        if self._asked:
+            return
+        who, formed = self.who, self.formed
+        known = [] if formed is None else [list(other) for other in formed.members]
+        place = who.group, who.task, who.member, self.node.address, digest(self.node.ticket), who.replicas
+        state = 0 if formed is None else formed.generation, self._frozen, self.completed, self._doing, known
+        self._asked = True
+        self.node.ask(self._chief, JoinGroup(*place, self._probe.name, *state), ASK_S, self._answered)
+
+    def _answered(self, answer: Message | Exception) -> None:
+        self._asked = False
+        if isinstance(answer, GroupIs):
+            self._told(answer)
+        elif isinstance(answer, DeadlineExceeded):
+            self.late = f"the chief at {self._chief.address} does not answer"
+        elif isinstance(answer, Unavailable):  # it does not serve yet, or the run ends
+            self.late = str(answer)
+        elif isinstance(answer, Exception):
+            self.fail(answer)
+
+    def _told(self, group: GroupIs) -> None:
+        self.late = group.text
+        now = 0 if self.formed is None else self.formed.generation
+        if group.forming and group.forming > now and self._frozen != group.forming:
+            self._frozen = group.forming
+            self._ask()
+        elif group.generation > now and group.generation == self._frozen and not group.forming:
+            self._form(group)
+
+    def _form(self, group: GroupIs) -> None:
+        """A generation has begun."""
+        members = tuple(Other(*member) for member in group.members)
+        tasks = [other.task for other in members]
+        known = [[name, why] for name, why in group.gone if [name, why] not in self.gone]
+        formed = self.formed = Formed(group.generation, members, tasks.index(self.who.task))
+        self._frozen, self.gone, self._early, self.readers = 0, group.gone, [], frozenset()
+        for other in members:
+            if other.member != self.who.member:
+                self.node.expect(other.address, other.key)
+                self.node.present(other.address)
+        self.node.tickets.admit("group", [[other.ticket, other.name, "worker", ()] for other in members])
+        for name, why in known:
+            rest = ", ".join(other.name for other in members)
+            level = logging.INFO if why.startswith("has left") else logging.WARNING
+            log.log(level, "%s: %s %s; group %r goes on with %s", self.node.name, name, why, self.who.group, rest)
+        if known and self._ends:
+            text = "; ".join(f"{name} {why}" for name, why in known)
+            self.fail(TaskLost(f"{text}: group {self.who.group!r} ends, as on_loss='end' says"))
+            return
+        work = self.works.get(self.completed + 1)
+        if work is not None and group.base > self.completed:
+            work.flow.follow(tasks.index(group.source))
+            self._carry_out(work)
+        elif work is not None:  # it is done again, among those that are left
+            del self.works[self.completed + 1]
+
+    # -- operations ---------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether the operation that was begun is over: complete, to be done again, or failed."""
+        return self.error is not None or self.completed + 1 not in self.works
+
+    def begin(self, flow: Flow, given: Region, result: Region) -> None:
+        """Begin an operation, the next one."""
+        flow.number = self.completed + 1
+        work = self.works[flow.number] = Work(flow, given, result)
+        self._seen = None
+        self._look_after(FIRST_S)
+        flow.begin()
+        self._carry_out(work)
+        early, self._early = self._early, []
+        for message in early:
+            if self.formed is not None and message.generation == self.formed.generation:
+                self._take(message)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more can be done in this group."""
+        self.error = self.error or error
+
+    def _look_after(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.node.after(seconds, self._look)
+
+    def _look(self) -> None:
+        """Look whether something may have been lost."""
+        work = self.works.get(self.completed + 1)
+        if self.error is not None or (work is None and self.formed is not None and not self._frozen):
+            return
+        forming = self.formed is None or self._frozen > 0
+        if work is not None and not forming:
+            seen = work.flow.number, work.flow.progress
+            if seen == self._seen:
+                work.flow.again()
+                self._carry_out(work)
+            self._seen = seen
+        self._ask()
+        self._look_after(FORMING_S if forming else AGAIN_S)
+
+    def on_Piece(self, message: Piece, sender: Sender) -> None:
+        formed = self.formed
+        if formed is None or message.generation != formed.generation or self._frozen:
+            return
+        if not 0 <= message.rank < len(formed.members) or sender.peer.name != formed.members[message.rank].name:
+            who = sender.peer.name or "a stranger"
+            raise NotAuthenticated(f"got a piece of rank {message.rank} from {who}; wanted it with that member's ticket")
+        self._take(message)
+
+    def _take(self, message: Piece) -> None:
+        work = self.works.get(message.op)
+        if work is None:
+            if message.op > self.completed and len(self._early) < EARLY:
+                self._early.append(message)
+            return
+        flow, phase = work.flow, Phase(message.phase)
+        assert self.formed is not None
+        other = self.formed.members[message.rank].name
+        if message.what != flow.what:
+            if flow.number > self.completed:
+                self.fail(
+                    ConfigError(
+                        f"{other} is in {message.what}, {self.node.name} in {flow.what}: all workers must make the "
+                        "same calls in the same order, with arrays of the same shapes and dtypes"
+                    )
+                )
+            return
+        if phase is Phase.PLAIN:
+            self.readers -= {message.rank}
+            return
+        data: Array | None = message.arrays[0] if message.arrays else None
+        if message.memory:
+            data = self._read(flow, message)
+            if data is None:
+                return
+        flow.came(message.rank, message.index, phase, data)
+        self._carry_out(work)
+
+    def _read(self, flow: Flow, message: Piece) -> Array | None:
+        """The data of a piece in its sender's memory; None, and the sender is told, if it cannot be read."""
+        span, item = flow.span(message.index), flow.result.dtype.itemsize
+        try:
+            found = self._peers.read(message.memory, (span.stop - span.start) * item)
+        except Unavailable as error:
+            log.warning("%s: %s; pieces travel over sockets", self.node.name, error)
+            self._send(flow, message.rank, message.index, Phase.PLAIN, [], ())
+            return None
+        return found.view(flow.result.dtype)
+
+    def _carry_out(self, work: Work) -> None:
+        """Send what the operation wants to be sent, and note that it is complete."""
+        flow = work.flow
+        while flow.out:
+            sends, flow.out = flow.out, []
+            for to, index, phase, own in sends:
+                if phase is Phase.ASK:
+                    self._send(flow, to, index, phase, [], ())
+                    continue
+                region = work.regions[GIVEN if own else RESULT]
+                span = flow.span(index)
+                if to in self.readers and region.name:
+                    first = span.start * flow.result.dtype.itemsize
+                    self._send(flow, to, index, phase, [*region.name, first], ())
+                else:
+                    self._send(flow, to, index, phase, [], ((flow.given if own else flow.result)[span],))
+        if flow.done and flow.number == self.completed + 1:
+            self.completed += 1
+            self.works.pop(self.completed - 1, None)
+
+    def _send(
+        self, flow: Flow, to: int, index: int, phase: Phase, memory: list[Any], arrays: tuple[Array, ...]
+    ) -> None:  # fmt: skip
+        formed = self.formed
+        assert formed is not None
+        about = formed.generation, flow.number, index, formed.rank, int(phase), flow.what
+        self.node.tell(Ref(formed.members[to].address, MEMBER), Piece(*about, memory, arrays))
+
+    # -- the others' memory, and leaving --------------------------------------------------------------------------
+
+    def readable(self) -> Array:
+        """For each member, whether this one can read its shared memory."""
+        formed = self.formed
+        assert formed is not None
+        found = [
+            rank != formed.rank and self._peers.can_read(other.memory) for rank, other in enumerate(formed.members)
+        ]
+        return np.array(found, np.uint8)
+
+    def leave(self, final: bool, then: Callable[[], None]) -> None:
+        """Tell the chief that this member is done; `then` is called when it may go."""
+
+        def answered(answer: Message | Exception) -> None:
+            if isinstance(answer, GroupIs):
+                self._told(answer)
+            if isinstance(answer, Done | Exception):
+                then()
+
+        message = LeaveGroup(self.who.group, self.who.task, self.who.member, self.completed, final)
+        self.node.ask(self._chief, message, ASK_S, answered)

@@ -1,0 +1,90 @@
+"""The memory of a group's operations: two runs to give and two for results, which peers on this machine can read.
+
+Operations take them in turn. Whoever begins an operation has completed the one before it, so when one is complete,
+nobody reads what belonged to the last but one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dps.errors import Unavailable
+from dps.transport.endpoint import Runtime
+from dps.transport.wire import Array
+
+GIVEN, RESULT = 0, 1
+LEAST = 1 << 16
+
+
+class Region:
+    """Bytes of this process. `name` is [] if nobody else can read them."""
+
+    def __init__(self, runtime: Runtime, nbytes: int, shared: bool) -> None:
+        self.name: list[Any] = []
+        self._memory: Any = None  # it is freed with this object
+        if shared:
+            try:
+                self._memory = runtime.share(nbytes)
+                self.array: Array = self._memory.array
+                self.name = list(self._memory.name)
+                return
+            except Unavailable:
+                pass
+        self.array = np.empty(nbytes, np.uint8)
+
+
+class Memories:
+    """The runs of one member, each as long as the longest operation so far."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.shared = False
+        """Whether some peer can read memory of this process."""
+        self._regions: dict[tuple[int, int], Region] = {}
+
+    def region(self, number: int, kind: int, nbytes: int) -> Region:
+        """Memory for operation `number`: GIVEN or RESULT."""
+        key = number % 2, kind
+        found = self._regions.get(key)
+        if found is None or found.array.size < nbytes or (self.shared and not found.name):
+            size = max(LEAST, nbytes + nbytes // 8)
+            found = self._regions[key] = Region(self._runtime, size, self.shared)
+        return found
+
+    def clear(self) -> None:
+        """Let the memory go."""
+        self._regions.clear()
+
+
+class Peers:
+    """The memory of other members, as this one reads it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._attached: dict[tuple[Any, ...], Array] = {}
+
+    def read(self, memory: list[Any], nbytes: int) -> Array:
+        """`nbytes` bytes of a peer's memory: the name, and the first byte. Raises Unavailable if it cannot be read."""
+        *name, first = memory
+        key = tuple(name)
+        found = self._attached.get(key)
+        if found is None:
+            found = self._attached[key] = self._runtime.attach(name)
+            same = [other for other in self._attached if other[:1] == key[:1]]
+            for old in same[:-8]:  # a process has four, and those that it had before
+                del self._attached[old]
+        if not 0 <= first <= found.size - nbytes:
+            raise Unavailable(f"memory of {found.size} bytes has no {nbytes} at {first}")
+        return found[first : first + nbytes]
+
+    def can_read(self, name: list[Any]) -> bool:
+        """Whether a peer's memory can be read."""
+        if not name:
+            return False
+        try:
+            self._runtime.attach(name)
+        except Unavailable:
+            return False
+        return True

@@ -1,0 +1,87 @@
+"""The messages of a group of workers: to the chief, which says who is in it, and from member to member."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dps.transport.message import Message
+from dps.transport.roles import ANSWER, WORKERS
+from dps.transport.wire import Array
+
+GROUPS = "groups"
+"""The actor on the chief's node that says who is in a group."""
+MEMBER = "member"
+"""The actor of a worker in a group, on a node of its own."""
+
+
+class JoinGroup(Message, kind=140, roles=WORKERS):
+    """A worker wants to be in a group, or says how far it is. Answered with GroupIs."""
+
+    group: str
+    task: int
+    member: int
+    """A number that differs for each time that a worker joins."""
+    address: str
+    """Of the node on which it is a member."""
+    ticket: str
+    """The digest of what that node presents to the other members."""
+    replicas: int
+    memory: list[Any]
+    """The name of a piece of its shared memory; [] if it has none."""
+    generation: int
+    """That it is in; 0: none yet."""
+    frozen: int
+    """It completes nothing more in its generation, so that this one can be formed; 0: it does."""
+    completed: int
+    """The number of its last operation that is complete."""
+    doing: str
+    """The operation that it waits in; "" if it waits in none."""
+    known: list[Any]
+    """The members of its generation, as of GroupIs, for a chief that was restarted."""
+
+
+class GroupIs(Message, kind=141, roles=ANSWER):
+    """The newest generation of a group."""
+
+    generation: int
+    """0 while not all workers have come."""
+    forming: int
+    """The generation that is formed next, for which members have to freeze; 0: none."""
+    members: list[Any]
+    """[task, member, address, ticket, key, replicas, memory] of each, by task. `key`: whose key its node has."""
+    base: int
+    """The operation after which the generation begins; all members have its result, or get it from the source."""
+    source: int
+    """The task of a member that has completed operation `base`."""
+    gone: list[Any]
+    """[name, why] of each worker that was in the group before."""
+    text: str
+    """Who is waited for, for people."""
+
+
+class LeaveGroup(Message, kind=142, roles=WORKERS):
+    """A member wants to leave. Answered with Done, or with GroupIs while another one may need a result of it. `final`:
+    it leaves all the same."""
+
+    group: str
+    task: int
+    member: int
+    completed: int
+    final: bool
+
+
+class Piece(Message, kind=143, roles=WORKERS):
+    """A piece of an operation's data, or a question for one. Not answered; it may be sent again."""
+
+    generation: int
+    op: int
+    index: int
+    rank: int
+    """The sender's place among the members."""
+    phase: int
+    """As of `dps.collectives.flow.Phase`."""
+    what: str
+    """The operation in words; all members have to be in the same one."""
+    memory: list[Any]
+    """Where the data lie in the sender's shared memory: its name, and the first byte; [] if they are in `arrays`."""
+    arrays: tuple[Array, ...] = ()

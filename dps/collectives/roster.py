@@ -1,0 +1,145 @@
+"""Who is in a group of workers, as the chief decides it: a state machine without clock, sockets or threads.
+
+    generation 0 (nobody is in it) -> forming 1 -> generation 1 -> a member is gone -> forming 2 -> generation 2 ...
+
+A generation is formed when each worker that it is to have has frozen for it: it completes nothing more in the one
+before. So it is certain which operation is the last complete one, and that some member has its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dps.collectives.messages import GroupIs, JoinGroup
+from dps.errors import ConfigError, TaskLost
+
+
+@dataclass
+class Entry:
+    """A worker that has come, and what it said last."""
+
+    task: int
+    member: int
+    address: str
+    about: list[Any] = field(default_factory=list)
+    """[ticket, key, replicas, memory], as others are told."""
+    frozen: int = 0
+    completed: int = 0
+    doing: str = ""
+    leaving: bool = False
+
+
+class Roster:
+    """One group, of the workers that are wanted for it."""
+
+    def __init__(self, name: str, expected: Sequence[int]) -> None:
+        """`expected`: the tasks of the workers."""
+        self.name, self.expected = name, sorted(expected)
+        self.generation, self.forming, self.base, self.source = 0, 1, 0, -1
+        self.members: list[list[Any]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self.wanted = set(self.expected)
+        self.here: dict[int, Entry] = {}
+        self.gone: list[list[str]] = []
+
+    # -- events -------------------------------------------------------------------------------------------------
+
+    def join(self, said: JoinGroup, address: str, key: str) -> GroupIs:
+        """A worker has come, or says how far it is. `address`: where its node is reached. Raises TaskLost for a worker
+        without which the group has gone on, and ConfigError for one that the cluster does not have."""
+        if said.generation > self.generation:
+            self._take_up(said)
+        self._check(said)
+        entry = self.here.get(said.task)
+        if entry is None or entry.member != said.member:
+            entry = self.here[said.task] = Entry(said.task, said.member, address)
+        entry.about = [said.ticket, key, said.replicas, said.memory]
+        entry.frozen, entry.completed, entry.doing = said.frozen, said.completed, said.doing
+        self._form()
+        return self.answer(said.task)
+
+    def _check(self, said: JoinGroup) -> None:
+        name = f"worker:{said.task}"
+        if said.task not in self.expected:
+            wanted = ", ".join(f"worker:{task}" for task in self.expected) or "none"
+            raise ConfigError(f"{name} is none of the workers of group {self.name!r}, which are {wanted}")
+        entry = self.here.get(said.task)
+        known = entry is not None and entry.member == said.member
+        if known or (self.generation == 0 or not self.members):
+            return
+        if said.task in self.wanted:
+            raise ConfigError(f"{name} is in group {self.name!r} already; close it there first: one process, one strategy")
+        why = next((why for gone, why in self.gone if gone == name), "was not there")
+        raise TaskLost(f"group {self.name!r} has gone on without {name}, which {why}; start all of its workers again")
+
+    def _take_up(self, said: JoinGroup) -> None:
+        """A member of a generation of which only an earlier chief knew."""
+        self.generation, self.forming, self.members = said.generation, 0, said.known
+        self.wanted = {member[0] for member in said.known}
+        self.here = {task: Entry(task, number, address, about) for task, number, address, *about in said.known}
+
+    def lost(self, task: int, why: str, after: int = 0) -> None:
+        """A worker is gone: lost, or `after` it has completed so many operations."""
+        entry = self.here.pop(task, None)
+        if entry is None:
+            return
+        if not self.members:  # it may come again
+            return
+        self.wanted.discard(task)
+        self.gone.append([f"worker:{task}", why])
+        if not self.wanted:
+            self.members, self.forming = [], self.generation + 1
+            self._begin()
+            return
+        self.forming = self.forming or self.generation + 1
+        self._form()
+
+    def leave(self, task: int, member: int, completed: int) -> bool:
+        """A worker wants to leave; returns whether no other one can need a result of it."""
+        entry = self.here.get(task)
+        if entry is None or entry.member != member:
+            return True
+        entry.completed, entry.leaving = max(completed, entry.completed), True
+        entry.frozen = self.forming or entry.frozen
+        self._form()
+        return all(other.completed >= completed for other in self.here.values())
+
+    def _form(self) -> None:
+        """Begin the next generation, if all are ready for it."""
+        ready = self.wanted == set(self.here) and all(entry.frozen == self.forming for entry in self.here.values())
+        if not self.forming or not ready:
+            return
+        self.generation, self.forming = self.forming, 0
+        self.base = max(entry.completed for entry in self.here.values())
+        self.source = min(task for task, entry in self.here.items() if entry.completed == self.base)
+        self.members = [[e.task, e.member, e.address, *e.about] for _, e in sorted(self.here.items())]
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    def answer(self, task: int) -> GroupIs:
+        """What a worker is told."""
+        state = self.generation, self.forming, self.members, self.base, self.source
+        return GroupIs(*state, self.gone, self.text(task))
+
+    def text(self, task: int) -> str:
+        """Who is waited for, as a worker asks that waits."""
+        absent = sorted(self.wanted - set(self.here))
+        if absent:
+            return f"{_named(absent)} {'have' if len(absent) > 1 else 'has'} not come to the group"
+        asker = self.here.get(task)
+        if asker is None or self.forming:
+            late = [entry.task for entry in self.here.values() if entry.frozen != self.forming and entry.task != task]
+            return f"the group is formed anew, and waits for {_named(late)}" if late else ""
+        late = [
+            other for other, entry in sorted(self.here.items())
+            if other != task and not (entry.doing and entry.completed >= asker.completed)
+        ]  # fmt: skip
+        return f"{_named(late)} {'have' if len(late) > 1 else 'has'} not come to it" if late else ""
+
+
+def _named(tasks: Sequence[int]) -> str:
+    return ", ".join(f"worker:{task}" for task in tasks)

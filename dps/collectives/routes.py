@@ -1,0 +1,96 @@
+"""Which member sends which piece of a run to whom: the algorithms of a sum, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """A piece of a run: elements `start` to `stop`. `root` is the member that has its result first."""
+
+    start: int
+    stop: int
+    root: int
+
+
+class Route(NamedTuple):
+    """What one member does with one piece. Members are named by their ranks, 0 to `size` - 1."""
+
+    takes: tuple[int, ...]
+    """From whom it takes parts, which it adds to its own in the order of ranks."""
+    up: tuple[int, ...]
+    """To whom that goes; with `early`, its own part alone."""
+    down: tuple[int, ...]
+    """To whom it gives the result when it has it."""
+    source: int
+    """From whom it gets the result; -1: it makes the result itself."""
+    early: bool = False
+    """Whether its part leaves before the others' have come."""
+
+
+Algorithm = Callable[[int, int, int], Route]
+"""The route of the pieces of a root: of (rank, size, root)."""
+
+
+def everyone(rank: int, size: int, root: int) -> Route:
+    """Each member sends its part to all others, and all make the sum: one hop, for few members or few bytes."""
+    others = _others(rank, size)
+    return Route(others, others, (), -1, early=True)
+
+
+def direct(rank: int, size: int, root: int) -> Route:
+    """The root takes the parts of all, and gives all the sum: two hops, and each byte travels as often as in a ring."""
+    if rank == root:
+        return Route(_others(rank, size), (), _others(rank, size), -1)
+    return Route((), (root,), (), root)
+
+
+def ring(rank: int, size: int, root: int) -> Route:
+    """Parts are added along a ring that ends at the root; the sum goes back along it. Each talks to its neighbours."""
+    place = (rank - root - 1) % size
+    takes = ((rank - 1) % size,) if place else ()
+    if rank == root:
+        return Route(takes, (), takes, -1)
+    parent = (rank + 1) % size
+    return Route(takes, (parent,), takes, parent)
+
+
+def tree(rank: int, size: int, root: int) -> Route:
+    """Parts are added along a binary tree to its root, and the sum goes back: the fewest hops for many members."""
+    place = (rank - root) % size
+    takes = tuple((child + root) % size for child in (2 * place + 1, 2 * place + 2) if child < size)
+    if rank == root:
+        return Route(takes, (), takes, -1)
+    parent = ((place - 1) // 2 + root) % size
+    return Route(takes, (parent,), takes, parent)
+
+
+def gather(rank: int, size: int, root: int) -> Route:
+    """The root gives its part to all others: nothing is added."""
+    if rank == root:
+        return Route((), (), _others(rank, size), -1)
+    return Route((), (), (), root)
+
+
+ALGORITHMS: dict[str, Algorithm] = {"all": everyone, "direct": direct, "ring": ring, "tree": tree}
+
+
+def _others(rank: int, size: int) -> tuple[int, ...]:
+    return tuple(other for other in range(size) if other != rank)
+
+
+def parts_of(count: int, size: int, most: int) -> list[Part]:
+    """A run of elements in pieces of at most `most`; the roots take turns, and each has at least one if there are
+    enough elements."""
+    length = max(1, min(most, -(-count // size)))
+    return [Part(start, min(start + length, count), i % size) for i, start in enumerate(range(0, count, length))]
+
+
+def slots(counts: list[int], most: int) -> list[Part]:
+    """What the members bring, one after the other, in pieces of at most `most` elements."""
+    parts, first = [], 0
+    for root, count in enumerate(counts):
+        parts += [Part(at, min(at + most, first + count), root) for at in range(first, first + count, most)]
+        first += count
+    return parts

@@ -1,0 +1,171 @@
+"""Replicas on the devices of several workers, without a ps: their gradients are summed from worker to worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dps.cluster.device import Device
+from dps.collectives.group import Group
+from dps.errors import ConfigError
+from dps.optim import Optimizer
+from dps.server import Server
+from dps.strategy.devices import gpu_of, present
+from dps.strategy.reduction import gathered, reduced
+from dps.strategy.strategy import Strategy
+from dps.strategy.values import array_of, each_leaf
+from dps.strategy.variables import Variables
+
+ALGORITHMS = ("auto", "ring", "tree", "direct", "all")
+ON_LOSS = ("continue", "end")
+
+
+class MultiWorkerMirrored(Strategy):
+    """A replica on each device of each worker; all have copies of the variables, and sum their gradients by all-reduce.
+
+    The cluster needs no ps. Every worker runs the same program and makes the same calls: `variables`, `apply_gradients`,
+    `reduce`, `gather` and the calls of replicas are barriers over all workers, and give all of them the same bits.
+    `distribute_dataset` gives each replica its part of the global batch. Values begin as worker 0 has them.
+
+    A worker that is lost is named in a warning. With `on_loss="continue"` the others go on: global batches are then
+    split among them, and in the step in which it was lost its part is missing. Worker 0 (or the first that is left)
+    writes checkpoints, in the format of the ps. Use the strategy in a `with` block, or call `close`.
+
+    Args:
+        server: This process's `dps.Server`, a worker.
+        devices: As of `Mirrored`; each worker says its own.
+        cross_device_ops: How gradients are summed. "auto" chooses by size and place; "ring", "tree"; "direct": each
+            worker sums a part; "all": each worker sums everything. Or a function of the list of the workers' arrays
+            (1-D, in worker order) that returns their sum; every worker calls it with the same.
+        on_loss: "continue", or "end": when a worker is gone, the others' next call raises TaskLost, which names it.
+        checkpoint_dir: Where checkpoints are kept; the newest is restored. None: there are none.
+        save_steps: Save every so many steps, too; else when the strategy is closed.
+        timeout: The longest wait of a worker for the others, in seconds, and of replicas as of `Strategy`.
+
+    Raises:
+        ConfigError: No worker's server, unknown settings, devices as of `Mirrored`, or a number of workers that the
+            chief does not know.
+        DeadlineExceeded: Not all workers came in time; the message names them.
+
+    Example:
+        ```pycon
+        >>> with dps.strategy.MultiWorkerMirrored(server, ["/cpu:0", "/cpu:1"]) as strategy:
+        ...     with strategy.scope():
+        ...         variables = strategy.variables({"w": np.zeros(2)}, optimizer=dps.optim.SGD(0.5))
+        ...     push = strategy.run(lambda: variables.apply_gradients({"w": np.ones(2)})).values[0]
+        ...     print(push.step, variables.read()["w"])
+        1 [-1. -1.]
+        ```
+    """
+
+    def __init__(
+        self, server: Server, devices: Sequence[str | Device] | None = None, *,
+        cross_device_ops: str | Callable[[Sequence[Any]], Any] = "auto", on_loss: str = "continue",
+        checkpoint_dir: str | None = None, save_steps: int | None = None, timeout: float = 60.0,
+    ) -> None:  # fmt: skip
+        super().__init__(present(devices, "MultiWorkerMirrored"), timeout)
+        if not isinstance(server, Server) or server.job != "worker":
+            got = f"the server of {server.name}" if isinstance(server, Server) else repr(server)
+            raise ConfigError(f"MultiWorkerMirrored: got {got:.60}, wanted the dps.Server of a worker")
+        if not callable(cross_device_ops) and cross_device_ops not in ALGORITHMS:
+            known = ", ".join(map(repr, ALGORITHMS))
+            raise ConfigError(f"cross_device_ops: got {cross_device_ops!r}, wanted {known} or a function")
+        if on_loss not in ON_LOSS:
+            raise ConfigError(f"on_loss: got {on_loss!r}, wanted 'continue' or 'end'")
+        if save_steps is not None and (isinstance(save_steps, bool) or save_steps < 1):
+            raise ConfigError(f"save_steps: got {save_steps!r}, wanted a whole number from 1, or None")
+        self.server, self.checkpoint_dir, self.save_steps = server, checkpoint_dir, save_steps
+        server.wait_joined(server.runtime.now() + self.timeout)
+        self.group = Group(
+            server.home(), server.binding, "strategy", replicas=len(self.devices), algorithm=cross_device_ops,
+            on_loss=on_loss, timeout=self.timeout,
+        )  # fmt: skip
+        self._made: list[Any] = []
+
+    def __repr__(self) -> str:
+        return f"dps.strategy.MultiWorkerMirrored({self.server.name}, {', '.join(map(repr, self.devices))})"
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas the workers have together."""
+        return sum(self.group.replicas)
+
+    @property
+    def first_replica(self) -> int:
+        """The place of this worker's first replica among those in sync."""
+        return sum(self.group.replicas[: self.group.rank])
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker writes the checkpoints: the first one that is left."""
+        return self.group.rank == 0
+
+    def over_replicas(self, op: str, values: Sequence[Any], axis: int | None = None) -> Any:
+        """As of `Strategy`; over the replicas of all workers. Blocks."""
+        found: list[Any] = []
+
+        def leaf(path: str, *of: Any) -> int:
+            found.append(np.asarray(reduced("max" if op == "max" else "sum", of, axis)))
+            count = len(of) if axis is None else sum(array_of(value).shape[axis] for value in of)
+            found.append(np.array(count, np.int64))
+            return len(found) - 2
+
+        places = each_leaf(leaf, *values)
+        sums = self.group.all_reduce(found[::2], "max" if op == "max" else "sum")
+        counts = self.group.all_reduce(found[1::2]) if op == "mean" else []
+
+        def made(path: str, place: int) -> Any:
+            result = sums[place // 2].copy()[()]
+            if op != "mean":
+                return result
+            count = counts[place // 2]
+            return result / (result.dtype.type(count) if result.dtype.kind == "f" else int(count))
+
+        return each_leaf(made, places)
+
+    def gather_over_replicas(self, values: Sequence[Any], axis: int) -> Any:
+        """As of `Strategy`; over the replicas of all workers. Blocks."""
+        found: list[Any] = []
+
+        def leaf(path: str, *of: Any) -> int:
+            found.append(gathered(of, axis))
+            return len(found) - 1
+
+        places = each_leaf(leaf, *values)
+        rows = self.group.gather(found)
+        return each_leaf(lambda path, place: gathered([row[place] for row in rows], axis), places)
+
+    def reduce(self, op: str, value: Any, axis: int | None = None) -> Any:
+        """As `Strategy.reduce`, over the replicas of all workers, each of which must call it. Blocks."""
+        from dps.strategy.reduction import op_of
+
+        return self.over_replicas(op_of(op), self.local_results(value), axis)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """As `Strategy.gather`, over the replicas of all workers, each of which must call it. Blocks."""
+        return self.gather_over_replicas(self.local_results(value), axis)
+
+    def _variables(self, params: object, optimizer: Optimizer | None) -> Variables:
+        from dps.strategy.worker_variables import WorkerVariables
+
+        gpus = [gpu_of(str(device)) for device in self.devices]
+        homes = list(dict.fromkeys(gpus))
+        folder = self.checkpoint_dir
+        if self._made and folder is not None:
+            raise ConfigError(
+                "variables: called a second time; with a checkpoint_dir one call holds all values: nest them, as "
+                'strategy.variables({"generator": ..., "discriminator": ...})'
+            )
+        made = WorkerVariables(self, params, optimizer, homes, [homes.index(gpu) for gpu in gpus])
+        self._made.append(made)
+        return made
+
+    def close(self) -> None:
+        """Save the last step, if there is a checkpoint_dir, and leave the other workers. Blocks. A second call does
+        nothing."""
+        for made in self._made:
+            made.end()
+        self._made.clear()
+        self.group.close()

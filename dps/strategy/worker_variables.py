@@ -1,0 +1,186 @@
+"""Variables of which each of several workers has copies: updated with the sum of all workers' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dps.errors import ConfigError
+from dps.kernels import halves
+from dps.optim import Optimizer
+from dps.strategy.mirrored_variables import ONLY_FIRST, MirroredVariables
+from dps.strategy.summing import summed
+from dps.transport.wire import Array
+from dps.variables.tree import Rows
+
+if TYPE_CHECKING:
+    from dps.reply import Push
+    from dps.strategy.multi_worker import MultiWorkerMirrored
+    from dps.strategy.saving import Checkpoints
+
+
+class WorkerVariables(MirroredVariables):
+    """This worker's copies. They begin as those of worker 0, which may have restored them from a checkpoint."""
+
+    strategy: MultiWorkerMirrored
+
+    def __init__(
+        self, strategy: MultiWorkerMirrored, params: Any, optimizer: Optimizer | None, homes: Sequence[int | None],
+        home_of: Sequence[int],
+    ) -> None:  # fmt: skip
+        super().__init__(strategy, params, optimizer, homes, home_of)
+        self._zeros: dict[str, Array] = {}
+        self._checkpoints: Checkpoints | None = None
+        self._check_agreed()
+        if strategy.checkpoint_dir is not None:
+            from dps.strategy.saving import Checkpoints
+
+            self._checkpoints = Checkpoints(strategy.checkpoint_dir, strategy.server.runtime)
+        self._begin_alike()
+
+    def _check_agreed(self) -> None:
+        """ConfigError if another worker has other variables."""
+        own = [f"{spec.name} {spec.dtype}{list(spec.shape)} {spec.optimizer}" for spec in self._plan.variables]
+        texts = self.strategy.group.gather([np.frombuffer("\n".join(own).encode(), np.uint8)])
+        for name, (text,) in zip(self.strategy.group.members, texts, strict=True):
+            theirs = bytes(text).decode().split("\n")
+            if theirs != own:
+                differs = next((pair for pair in zip(own, theirs, strict=False) if pair[0] != pair[1]), None)
+                mine, other = differs or (f"{len(own)} variables", f"{len(theirs)} variables")
+                raise ConfigError(
+                    f"variables: {self.strategy.server.name} has {mine}, {name} has {other}; all workers must make the "
+                    "same ones"
+                )
+
+    def _begin_alike(self) -> None:
+        """Take the values, the optimizers' slots and the step of the first worker."""
+        if self._checkpoints is not None and self.strategy.leads:
+            self._step = self._checkpoints.restore(self._plan, self._restored)
+        state = self._state()
+        arrays = [array for _, _, array in state]
+        counts = np.array([self._step, *self._applied.values()], np.int64)
+        *found, counts = self.strategy.group.broadcast([*arrays, counts])
+        self._step, *applied = (int(count) for count in counts)
+        self._applied = dict(zip(self._applied, applied, strict=True))
+        for (name, slot, _), array in zip(state, found, strict=True):
+            self._put(name, slot, array)
+
+    def _state(self) -> list[tuple[str, str, Array]]:
+        """All values, and the slots of their optimizers: name, slot ("" for the values), array on the host."""
+        found = []
+        for name in self._plan.by_name:
+            if name in self._own[0]:
+                found.append((name, "", self._own[0][name]))
+                continue
+            copy = self._copies[0][name]
+            found.append((name, "", copy.host()))
+            found += [(name, slot, array) for slot, array in copy.slots().items()]
+        return found
+
+    def _put(self, name: str, slot: str, array: Array) -> None:
+        if name in self._own[0]:
+            for own in self._own:
+                own[name] = array.copy()
+            return
+        for copies in self._copies:
+            if slot:
+                copies[name].load(slot, array)
+            else:
+                copies[name].assign(array)
+
+    def _restored(self, name: str, slot: str, array: Array, applied: int) -> None:
+        self._put(name, slot, array)
+        self._applied[name] = applied
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def _over_workers(self, sums: Mapping[str, Array | Rows]) -> dict[str, Array | Rows]:
+        """As MirroredVariables: the sums over the replicas of all workers. Blocks."""
+        trained = [spec.name for spec in self._plan.variables if spec.optimizer is not None]
+        if not trained:
+            return {}
+        dense = [self._dense(name, sums.get(name)) for name in trained]
+        has = np.zeros((2, len(trained)), dense[0].dtype)
+        for index, name in enumerate(trained):
+            if name in sums:
+                has[int(isinstance(sums[name], Rows)), index] = 1
+        *totals, has = self.strategy.group.all_reduce([*dense, has])
+        found: dict[str, Array | Rows] = {name: totals[i] for i, name in enumerate(trained) if has[0, i]}
+        with_rows = [name for i, name in enumerate(trained) if has[1, i]]
+        return {**found, **self._over_rows(with_rows, sums, found)} if with_rows else found
+
+    def _dense(self, name: str, gradient: Array | Rows | None) -> Array:
+        """A gradient as it travels; zeros for none, and for rows, which travel by themselves."""
+        if gradient is not None and not isinstance(gradient, Rows):
+            return np.asarray(halves.widened(gradient))
+        zeros = self._zeros.get(name)
+        if zeros is None:
+            shape, dtype = self._specs[name]
+            zeros = self._zeros[name] = np.zeros(shape, np.float32 if halves.is_half(dtype) else dtype)
+        return zeros
+
+    def _over_rows(
+        self, names: Sequence[str], sums: Mapping[str, Any], dense: Mapping[str, Any]
+    ) -> dict[str, Array | Rows]:  # fmt: skip
+        """The sums of variables for which some worker has rows: of all workers' rows, one after the other."""
+        own: list[Array] = []
+        for name in names:
+            rows, (shape, dtype) = sums.get(name), self._specs[name]
+            kind = np.dtype(np.float32) if halves.is_half(dtype) else dtype
+            if not isinstance(rows, Rows):
+                rows = Rows(np.zeros(0, np.int64), np.zeros((0, *shape[1:]), kind))
+            own += [np.asarray(rows.indices, np.int64), np.asarray(halves.widened(rows.values)).astype(kind)]
+        parts = self.strategy.group.gather(own)
+        found: dict[str, Array | Rows] = {}
+        for index, name in enumerate(names):
+            of_workers: list[Any] = [Rows(part[2 * index], part[2 * index + 1]) for part in parts]
+            found[name] = summed(([dense[name]] if name in dense else []) + of_workers, self._specs[name][0])
+        return found
+
+    def _apply(self, of_replicas: Sequence[Mapping[str, Any]]) -> Push:
+        push = super()._apply(of_replicas)
+        every = self.strategy.save_steps
+        if every is not None and push.step % every == 0:
+            self.save()
+        return push
+
+    # -- the values of all workers ----------------------------------------------------------------------------------
+
+    def _reduced(self) -> dict[str, Any]:
+        """The on_read variables of the replicas of all workers, which all have to read them. Blocks."""
+        return {
+            name: self._aggregated(name, [own[name] for own in self._own]) for name in self._own[0]
+        }  # fmt: skip
+
+    def _aggregated(self, name: str, values: Sequence[Array]) -> Array:
+        aggregation = self._aggregation.get(name) or ONLY_FIRST
+        if aggregation == ONLY_FIRST:
+            return self.strategy.group.broadcast([values[0]])[0]
+        return np.asarray(self.strategy.over_replicas(aggregation, values), values[0].dtype)
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save(self) -> str:
+        """Write a checkpoint of this step, unless it is there already; only the leading worker does.
+
+        Variables with `synchronization="on_read"` are saved as this worker's first replica has them.
+
+        Returns:
+            Its name; "" on other workers.
+
+        Raises:
+            ConfigError: The strategy has no checkpoint_dir.
+            CheckpointError: The folder cannot be written.
+        """
+        if self._checkpoints is None:
+            raise ConfigError("save: the strategy was given no checkpoint_dir; MultiWorkerMirrored(..., checkpoint_dir=)")
+        if not self.strategy.leads:
+            return ""
+        return self._checkpoints.save(self._plan, self._step, self._applied, self._state())
+
+    def end(self) -> None:
+        """The strategy is closed: save the last step."""
+        if self._checkpoints is not None and self._step:
+            self.save()
