@@ -35,7 +35,7 @@ class Send(NamedTuple):
     """A piece to send. `own`: as it is in `given`; else as it is in `result`. ASK carries nothing."""
 
     to: int
-    index: int
+    piece: int
     phase: Phase
     own: bool
 

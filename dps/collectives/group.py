@@ -15,7 +15,7 @@ from dps.collectives.member import Formed, Member, Who
 from dps.collectives.memory import GIVEN, RESULT
 from dps.collectives.messages import MEMBER
 from dps.collectives.node import CallersNode, beside
-from dps.collectives.routes import ALGORITHMS, Algorithm, Part, everyone, gather, parts_of, slots
+from dps.collectives.routes import ALGORITHMS, Algorithm, everyone, gather, parts_of, slots
 from dps.errors import ConfigError, DeadlineExceeded, TaskLost
 from dps.kernels.totals import largest, total
 from dps.standing import Home
@@ -120,7 +120,7 @@ class Group:
             by_dtype.setdefault(array.dtype, []).append(index)
         for dtype, indices in by_dtype.items():
             run = self._reduce_run([arrays[index] for index in indices], dtype, op)
-            at = 0
+            run, at = run if len(by_dtype) == 1 else run.copy(), 0
             for index in indices:
                 array = arrays[index]
                 found[index] = run[at : at + array.size].reshape(array.shape)
@@ -129,6 +129,8 @@ class Group:
 
     def _reduce_run(self, arrays: Sequence[Array], dtype: Any, op: str) -> Array:
         count = sum(array.size for array in arrays)
+        if not count:
+            return np.empty(0, dtype)
         if callable(self._algorithm):
             return self._own(arrays, dtype, count)
         what = f"all_reduce {op!r} of {count} {np.dtype(dtype).name}"
@@ -169,12 +171,12 @@ class Group:
         The results are read-only, and change with the second next operation."""
         described = [f"{a.dtype.str}:{','.join(map(str, a.shape))}" for a in arrays]
         head = np.frombuffer(";".join(described).encode(), np.uint8)
-        body = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+        body = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays] or [np.zeros(1, np.uint8)]
         while True:
             sizes = np.array([head.size, sum(part.size for part in body)], np.int64)
             found, generation = self._gather_rows(sizes, "sizes")
             counts = [int(heads + bodies) for heads, bodies in found.reshape(-1, 2)]
-            run = np.concatenate([head, *body]) if body else head
+            run = np.concatenate([head, *body])
             made = self._gather_counts(run, counts, generation)
             if made is not None:
                 return [_unpacked(made[a:b], int(h)) for (a, b), h in zip(_ends(counts), found[::2], strict=True)]
@@ -191,14 +193,13 @@ class Group:
         def make(formed: Formed, own: Array, result: Array) -> Flow:
             if formed.rank == 0:
                 result[: run.size] = run
-            parts = [Part(start, min(start + most, run.size), 0) for start in range(0, run.size, most)]
-            about = formed.rank, len(formed.members), parts, gather, result, result
-            return Flow(what, *about, total, self._window(len(formed.members)))
+            size = len(formed.members)
+            parts = slots([run.size] + [1] * (size - 1), self._piece(np.uint8))  # each brings something: see `Memories`
+            return Flow(what, formed.rank, size, parts, gather, result, result, total, self._window(size))
 
-        most = self._piece(np.uint8)
-        found, at, made = self._perform(what, np.uint8, lambda formed: run.size, make).result, 0, []
+        flow, at, made = self._perform(what, np.uint8, lambda formed: run.size + len(formed.members), make), 0, []
         for array in arrays:
-            made.append(found[at : at + array.nbytes].copy().view(array.dtype).reshape(array.shape))
+            made.append(flow.result[at : at + array.nbytes].copy().view(array.dtype).reshape(array.shape))
             at += array.nbytes
         return made
 
@@ -236,7 +237,9 @@ class Group:
 
     def _piece(self, dtype: Any) -> int:
         """The most elements of a piece."""
-        return max(1, self._runtime.tuning.piece_nbytes // np.dtype(dtype).itemsize)
+        nbytes: int = self._runtime.tuning.piece_nbytes
+        item: int = np.dtype(dtype).itemsize
+        return max(1, nbytes // item)
 
     def _window(self, size: int) -> int:
         return max(8, 2 * size)
@@ -257,12 +260,12 @@ class Group:
             if self._greeted != self._formed.generation:
                 self._hello()
             found = self._attempt(what, dtype, count, make, deadline)
-            if found is not False:
-                return found  # type: ignore[return-value]
+            if found is None or isinstance(found, Flow):
+                return found
 
     def _attempt(
         self, what: str, dtype: Any, count: Callable[[Formed], int], make: Callable[..., Any], deadline: float
-    ) -> Any:
+    ) -> Flow | bool | None:
         """The operation, complete; None if `make` makes none; False if it is to be done again."""
         member, formed = self._member, self._formed
         if member.error is not None:
@@ -270,7 +273,7 @@ class Group:
         number, nbytes = member.completed + 1, count(formed) * np.dtype(dtype).itemsize
         regions = [member.memories.region(number, kind, nbytes) for kind in (GIVEN, RESULT)]
         given, result = (region.array[:nbytes].view(dtype) for region in regions)
-        flow = make(formed, given, result)
+        flow: Flow | None = make(formed, given, result)
         if flow is None:
             return None
         member.begin(flow, *regions)
@@ -291,7 +294,7 @@ class Group:
                 return Flow(HELLO, *about, total)
 
             flow = self._attempt(HELLO, np.uint8, lambda formed: len(formed.members) ** 2, make, deadline)
-            if flow is not False and self._formed is formed:
+            if isinstance(flow, Flow) and self._formed is formed:
                 table = np.array(flow.result).reshape(size, size)
                 member.readers = frozenset(np.nonzero(table[:, formed.rank])[0].tolist())
                 member.memories.shared = bool(member.readers)

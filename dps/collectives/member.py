@@ -148,7 +148,7 @@ class Member(Actor):
         members = tuple(Other(*member) for member in group.members)
         tasks = [other.task for other in members]
         known = [[name, why] for name, why in group.gone if [name, why] not in self.gone]
-        formed = self.formed = Formed(group.generation, members, tasks.index(self.who.task))
+        self.formed = Formed(group.generation, members, tasks.index(self.who.task))
         self._frozen, self.gone, self._early, self.readers = 0, group.gone, [], frozenset()
         for other in members:
             if other.member != self.who.member:
@@ -220,7 +220,7 @@ class Member(Actor):
             return
         if not 0 <= message.rank < len(formed.members) or sender.peer.name != formed.members[message.rank].name:
             who = sender.peer.name or "a stranger"
-            raise NotAuthenticated(f"got a piece of rank {message.rank} from {who}; wanted it with that member's ticket")
+            raise NotAuthenticated(f"got a piece of rank {message.rank} from {who}, wanted it with its ticket")
         self._take(message)
 
     def _take(self, message: Piece) -> None:

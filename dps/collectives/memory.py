@@ -1,7 +1,7 @@
 """The memory of a group's operations: two runs to give and two for results, which peers on this machine can read.
 
-Operations take them in turn. Whoever begins an operation has completed the one before it, so when one is complete,
-nobody reads what belonged to the last but one.
+Operations take them in turn. Each member brings something to each operation, and begins one when it has completed the
+one before. So when an operation is complete, nobody reads any more what belonged to the one before it.
 """
 
 from __future__ import annotations

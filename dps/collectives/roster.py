@@ -72,7 +72,7 @@ class Roster:
         if known or (self.generation == 0 or not self.members):
             return
         if said.task in self.wanted:
-            raise ConfigError(f"{name} is in group {self.name!r} already; close it there first: one process, one strategy")
+            raise ConfigError(f"{name} is in group {self.name!r} already; close it there first")
         why = next((why for gone, why in self.gone if gone == name), "was not there")
         raise TaskLost(f"group {self.name!r} has gone on without {name}, which {why}; start all of its workers again")
 

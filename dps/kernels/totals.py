@@ -36,17 +36,17 @@ def total(out: Array, arrays: Sequence[Array]) -> None:
     if not rest:
         out[...] = first
     elif out.dtype.kind != "f" or len(rest) == 1:  # numpy is as fast for two
-        np.add(first, rest.pop(0), out)
+        np.add(first, rest.pop(0), out=out)
     elif len(rest) == 2:
         add3(out, first, rest.pop(0), rest.pop(0))
     else:
         add4(out, first, rest.pop(0), rest.pop(0), rest.pop(0))
     for array in rest:
-        np.add(out, array, out)
+        np.add(out, array, out=out)
 
 
 def largest(out: Array, arrays: Sequence[Array]) -> None:
     """out = the maximum of the arrays, element by element; NaN where one is NaN."""
     out[...] = arrays[0]
     for array in arrays[1:]:
-        np.maximum(out, array, out)
+        np.maximum(out, array, out=out)

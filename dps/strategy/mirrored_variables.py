@@ -155,10 +155,11 @@ class MirroredVariables(Variables):
                 of_replica[name] = value.copy() if counts else np.zeros_like(value)
 
     def _assign_together(self, replica: ReplicaContext, values: dict[str, Array]) -> None:
+        replicas = self.strategy.num_replicas_in_sync
         without = [name for name in values if self._aggregation.get(name) is None]
-        if without and self.strategy.num_replicas_in_sync > 1:
+        if without and replicas > 1:
             raise ConfigError(
-                f"assign: {without[0]} would get another value from each of {self.strategy.num_replicas_in_sync} replicas; "
+                f"assign: {without[0]} would get another value from each of {replicas} replicas; "
                 "say how they become one: dps.Variable(value, aggregation='mean'), 'sum' or 'only_first_replica'"
             )
 

@@ -23,10 +23,11 @@ ON_LOSS = ("continue", "end")
 
 
 class MultiWorkerMirrored(Strategy):
-    """A replica on each device of each worker; all have copies of the variables, and sum their gradients by all-reduce.
+    """A replica on each device of each worker; all keep copies of the variables, and sum gradients by all-reduce.
 
-    The cluster needs no ps. Every worker runs the same program and makes the same calls: `variables`, `apply_gradients`,
-    `reduce`, `gather` and the calls of replicas are barriers over all workers, and give all of them the same bits.
+    The cluster needs no ps. Every worker runs the same program and makes the same calls: `variables`,
+    `apply_gradients`, `reduce`, `gather` and the calls of replicas are barriers over all workers, and give all of them
+    the same bits.
     `distribute_dataset` gives each replica its part of the global batch. Values begin as worker 0 has them.
 
     A worker that is lost is named in a warning. With `on_loss="continue"` the others go on: global batches are then
@@ -113,11 +114,11 @@ class MultiWorkerMirrored(Strategy):
             return len(found) - 2
 
         places = each_leaf(leaf, *values)
-        sums = self.group.all_reduce(found[::2], "max" if op == "max" else "sum")
+        sums = [each.copy() for each in self.group.all_reduce(found[::2], "max" if op == "max" else "sum")]
         counts = self.group.all_reduce(found[1::2]) if op == "mean" else []
 
         def made(path: str, place: int) -> Any:
-            result = sums[place // 2].copy()[()]
+            result = sums[place // 2][()]
             if op != "mean":
                 return result
             count = counts[place // 2]

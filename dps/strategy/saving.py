@@ -91,8 +91,9 @@ class Checkpoints:
             )
             for spec in plan.variables
         )  # fmt: skip
-        shards = (SavedShard(file, step),)
-        commit(self._storage, self._folder, Manifest(step, self._epoch, shards, variables, {}, self._runtime.wall(), True))
+        about = dict[str, object](), self._runtime.wall(), True
+        manifest = Manifest(step, self._epoch, (SavedShard(file, step),), variables, *about)
+        commit(self._storage, self._folder, manifest)
         retain(self._storage, self._folder, KEPT)
         self._saved = name
         log.info("saved %s/%s", self._folder, name)

@@ -109,7 +109,10 @@ class WorkerVariables(MirroredVariables):
         *totals, has = self.strategy.group.all_reduce([*dense, has])
         found: dict[str, Array | Rows] = {name: totals[i] for i, name in enumerate(trained) if has[0, i]}
         with_rows = [name for i, name in enumerate(trained) if has[1, i]]
-        return {**found, **self._over_rows(with_rows, sums, found)} if with_rows else found
+        if not with_rows:
+            return found
+        found = {name: np.array(total) for name, total in found.items()}  # further operations use their memory
+        return {**found, **self._over_rows(with_rows, sums, found)}
 
     def _dense(self, name: str, gradient: Array | Rows | None) -> Array:
         """A gradient as it travels; zeros for none, and for rows, which travel by themselves."""
@@ -175,7 +178,7 @@ class WorkerVariables(MirroredVariables):
             CheckpointError: The folder cannot be written.
         """
         if self._checkpoints is None:
-            raise ConfigError("save: the strategy was given no checkpoint_dir; MultiWorkerMirrored(..., checkpoint_dir=)")
+            raise ConfigError("save: the strategy was given no folder; use MultiWorkerMirrored(..., checkpoint_dir=)")
         if not self.strategy.leads:
             return ""
         return self._checkpoints.save(self._plan, self._step, self._applied, self._state())
