@@ -41,6 +41,8 @@ class Send(NamedTuple):
 
 
 OPEN, SENT, FINAL = range(3)
+ASKED = 4
+"""For so many pieces is asked at a time: when they come, the others do, too."""
 
 
 class Flow:
@@ -133,16 +135,14 @@ class Flow:
             self.out.append(Send(rank, index, Phase.UP, self._sends_own(route)))
 
     def again(self) -> None:
-        """Nothing has come for a while: send again, or ask for, what may have been lost."""
+        """Nothing has come for a while: ask for the first pieces that are missing, for they may have been lost."""
         missing = [index for index in range(len(self.parts)) if self._state[index] != FINAL]
-        for index in missing[: 4 * self._window]:
+        for index in missing[:ASKED]:
             route = self._route(index)
-            if route.source < 0:
-                late = [rank for rank in route.takes if rank not in self._held.get(index, ())]
+            late = [rank for rank in route.takes if rank not in self._held.get(index, ())]
+            if self._state[index] == OPEN or route.source < 0:
                 self.out += [Send(rank, index, Phase.ASK, False) for rank in late]
-            elif self._state[index] == SENT:
-                self.out += [Send(rank, index, Phase.UP, self._sends_own(route)) for rank in route.up]
-            elif not route.takes:
+            if route.source >= 0 and not (late and self._state[index] == OPEN):
                 self.out.append(Send(route.source, index, Phase.ASK, False))
 
     def follow(self, source: int) -> None:

@@ -53,6 +53,8 @@ class Group:
         """Blocks until all workers have come. `binding`: how the task's own node listens."""
         self._runtime, self._over, self._timeout = home.runtime, home.over, timeout
         self._algorithm, self._closed, self._greeted = algorithm, False, 0
+        self._known: Formed | None = None
+        """The members of the last complete operation: all members know the same ones."""
         self._together = False
         """Whether all members can read each other's memory."""
         number = home.runtime.random.getrandbits(61)
@@ -65,7 +67,7 @@ class Group:
         try:
             self._node.begin()
             self._wait(lambda: self._member.formed is not None, f"group {name!r}", timeout)
-            self._hello()
+            self.barrier()  # now all members know the same members
         except BaseException:
             self._node.close()
             raise
@@ -79,24 +81,28 @@ class Group:
         return formed
 
     @property
+    def _last(self) -> Formed:
+        return self._known or self._formed
+
+    @property
     def rank(self) -> int:
         """This member's place among the members, which are in the order of their tasks."""
-        return self._formed.rank
+        return self._last.rank
 
     @property
     def size(self) -> int:
         """How many members there are."""
-        return len(self._formed.members)
+        return len(self._last.members)
 
     @property
     def members(self) -> list[str]:
         """Their names, as "worker:3"."""
-        return [other.name for other in self._formed.members]
+        return [other.name for other in self._last.members]
 
     @property
     def replicas(self) -> list[int]:
         """How many replicas each member has."""
-        return [other.replicas for other in self._formed.members]
+        return [other.replicas for other in self._last.members]
 
     # -- operations -------------------------------------------------------------------------------------------------
 
@@ -278,7 +284,10 @@ class Group:
             return None
         member.begin(flow, *regions)
         self._wait(lambda: member.idle, f"{what} (number {number})", deadline - self._runtime.now())
-        return flow if member.completed >= number else False
+        if member.completed < number:
+            return False
+        self._known = formed if what != HELLO else self._known
+        return flow
 
     def _hello(self) -> None:
         """Find out who can read whose memory, as the first operation of a generation."""
@@ -319,24 +328,22 @@ class Group:
 
     def close(self) -> None:
         """Leave the group. Blocks until no other member can need a result of this one, or for 2 s. A second call does
-        nothing."""
+        nothing. Raises TaskLost if this member was taken for lost, and its last operation may not be that of others."""
         if self._closed:
             return
         self._closed = True
-        deadline, gone = self._runtime.now() + LINGER_S, [False]
-
-        def left() -> None:
-            gone[0] = True
-
-        while not gone[0] and self._over() is None:
+        deadline, told = self._runtime.now() + LINGER_S, list[Exception | None]()
+        while not told and self._over() is None:
             final = self._member.error is not None or self._runtime.now() >= deadline
-            self._member.leave(final, left)
-            self._node.work(lambda: gone[0], LEAVE_AGAIN_S)
+            self._member.leave(final, told.append)
+            self._node.work(lambda: bool(told), LEAVE_AGAIN_S)
             if final:
-                self._node.work(lambda: gone[0], LEAVE_AGAIN_S)
+                self._node.work(lambda: bool(told), LEAVE_AGAIN_S)
                 break
         self._node.close()
         self._member.memories.clear()
+        if told and isinstance(told[0], TaskLost) and self._member.error is None:
+            raise told[0]
 
 
 def _ends(counts: Sequence[int]) -> list[tuple[int, int]]:

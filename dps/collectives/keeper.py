@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from dps.actors.actor import Actor
 from dps.actors.ref import Sender
-from dps.collectives.messages import JoinGroup, LeaveGroup
+from dps.collectives.messages import LEFT, JoinGroup, LeaveGroup
 from dps.collectives.roster import Roster
 from dps.errors import ConfigError, NotAuthenticated
 
@@ -44,15 +44,21 @@ class Groups(Actor):
     def on_LeaveGroup(self, message: LeaveGroup, sender: Sender) -> None:
         self._check(message.task, sender)
         roster = self.rosters.get(message.group)
-        entry = None if roster is None else roster.here.get(message.task)
-        if roster is not None and entry is not None and entry.member == message.member:
-            if not roster.leave(message.task, message.member, message.completed) and not message.final:
+        if roster is not None:
+            may_go = roster.leave(message.task, message.member, message.completed)
+            if not may_go and not message.final:
                 self.node.answer(sender, roster.answer(message.task))
                 return
-            roster.lost(message.task, f"has left after {message.completed} operations")
+            self._left(roster, message)
+        self.node.answer(sender)
+
+    def _left(self, roster: Roster, message: LeaveGroup) -> None:
+        entry = roster.here.get(message.task)
+        if entry is not None and entry.member == message.member:
+            why = f"{LEFT} after {message.completed} operations"
+            roster.lost(message.task, why, message.completed)
             self.node.unwatch(entry.address)
             self._finished(f"worker:{message.task}")
-        self.node.answer(sender)
 
     def _check(self, task: int, sender: Sender) -> None:
         """NotAuthenticated for a message of another process than the worker's."""

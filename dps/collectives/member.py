@@ -9,28 +9,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dps.actors.actor import Actor
-from dps.actors.messages import Done
 from dps.actors.ref import Ref, Sender
 from dps.actors.tickets import digest
 from dps.actors.timer import Timer
 from dps.collectives.flow import Flow, Phase
 from dps.collectives.memory import GIVEN, RESULT, Memories, Peers, Region
-from dps.collectives.messages import GROUPS, MEMBER, GroupIs, JoinGroup, LeaveGroup, Piece
+from dps.collectives.messages import GROUPS, LEFT, MEMBER, GroupIs, JoinGroup, LeaveGroup, Piece
 from dps.errors import ConfigError, DeadlineExceeded, NotAuthenticated, TaskLost, Unavailable
 from dps.transport.message import Message
 from dps.transport.wire import Array
 
 log = logging.getLogger("dps")
 
-FIRST_S = 0.2
-"""After so long without progress in an operation, what may have been lost is sent again, and the chief is asked."""
-AGAIN_S = 0.5
-"""The same, later."""
-FORMING_S = 0.05
-"""How often the chief is asked while a generation is formed."""
+FIRST_S, LAST_S = 0.2, 5.0
+"""After so long without progress in an operation, first and last, what may have been lost is asked for."""
+ASK_AGAIN_S = 0.5
+"""How often the chief is asked meanwhile."""
+FORMING_S = 0.02, 0.4
+"""How often the chief is asked while a generation is formed: at first and at last."""
 ASK_S = 2.0
-EARLY = 4096
-"""The most pieces that are kept of an operation that this member has not begun."""
+EARLY, NEWER = 4096, 64
+"""The most pieces that are kept of an operation that this member has not begun, and of a generation that it does not
+know yet."""
 
 
 class Who(NamedTuple):
@@ -95,9 +95,11 @@ class Member(Actor):
         """The ranks that can read this member's shared memory."""
         self.gone: list[list[str]] = []
         self._early: list[Piece] = []
+        self._newer: list[tuple[Piece, Sender]] = []
         self._timer: Timer | None = None
         self._seen: Any = None
-        self._asked = False
+        self._patience_s = self._quiet_since = 0.0
+        self._asked, self._forming_s = False, FORMING_S[0]
 
     def started(self) -> None:
         runtime = self.node.runtime
@@ -150,6 +152,8 @@ class Member(Actor):
         known = [[name, why] for name, why in group.gone if [name, why] not in self.gone]
         self.formed = Formed(group.generation, members, tasks.index(self.who.task))
         self._frozen, self.gone, self._early, self.readers = 0, group.gone, [], frozenset()
+        self._forming_s = FORMING_S[0]
+        self.memories.clear()
         for other in members:
             if other.member != self.who.member:
                 self.node.expect(other.address, other.key)
@@ -157,7 +161,7 @@ class Member(Actor):
         self.node.tickets.admit("group", [[other.ticket, other.name, "worker", ()] for other in members])
         for name, why in known:
             rest = ", ".join(other.name for other in members)
-            level = logging.INFO if why.startswith("has left") else logging.WARNING
+            level = logging.INFO if why.startswith(LEFT) else logging.WARNING
             log.log(level, "%s: %s %s; group %r goes on with %s", self.node.name, name, why, self.who.group, rest)
         if known and self._ends:
             text = "; ".join(f"{name} {why}" for name, why in known)
@@ -169,6 +173,9 @@ class Member(Actor):
             self._carry_out(work)
         elif work is not None:  # it is done again, among those that are left
             del self.works[self.completed + 1]
+        newer, self._newer = self._newer, []
+        for message, sender in newer:
+            self.node.handle(self.name, message, sender)
 
     # -- operations ---------------------------------------------------------------------------------------------
 
@@ -181,10 +188,11 @@ class Member(Actor):
         """Begin an operation, the next one."""
         flow.number = self.completed + 1
         work = self.works[flow.number] = Work(flow, given, result)
-        self._seen = None
+        self._patience_s, self._quiet_since = FIRST_S, self.node.now()
         self._look_after(FIRST_S)
         flow.begin()
         self._carry_out(work)
+        self._seen = flow.progress
         early, self._early = self._early, []
         for message in early:
             if self.formed is not None and message.generation == self.formed.generation:
@@ -206,17 +214,28 @@ class Member(Actor):
             return
         forming = self.formed is None or self._frozen > 0
         if work is not None and not forming:
-            seen = work.flow.number, work.flow.progress
-            if seen == self._seen:
-                work.flow.again()
-                self._carry_out(work)
-            self._seen = seen
+            self._look_at(work)
         self._ask()
-        self._look_after(FORMING_S if forming else AGAIN_S)
+        self._forming_s = min(2 * self._forming_s, FORMING_S[1]) if forming else FORMING_S[0]
+        self._look_after(self._forming_s if forming else min(self._patience_s, ASK_AGAIN_S))
+
+    def _look_at(self, work: Work) -> None:
+        seen, now = work.flow.progress, self.node.now()
+        if seen != self._seen:
+            self._seen, self._patience_s, self._quiet_since = seen, FIRST_S, now
+        elif now - self._quiet_since >= self._patience_s:
+            self._patience_s, self._quiet_since = min(2 * self._patience_s, LAST_S), now
+            work.flow.again()
+            self._carry_out(work)
 
     def on_Piece(self, message: Piece, sender: Sender) -> None:
         formed = self.formed
-        if formed is None or message.generation != formed.generation or self._frozen:
+        if formed is None or message.generation > formed.generation:
+            if len(self._newer) < NEWER:  # the chief has told the others first
+                self._newer.append((message, sender))
+            self._ask()
+            return
+        if message.generation < formed.generation or self._frozen:
             return
         if not 0 <= message.rank < len(formed.members) or sender.peer.name != formed.members[message.rank].name:
             who = sender.peer.name or "a stranger"
@@ -302,14 +321,14 @@ class Member(Actor):
         ]
         return np.array(found, np.uint8)
 
-    def leave(self, final: bool, then: Callable[[], None]) -> None:
-        """Tell the chief that this member is done; `then` is called when it may go."""
+    def leave(self, final: bool, then: Callable[[Exception | None], None]) -> None:
+        """Tell the chief that this member is done; `then` is called when it may go, or with what the chief says."""
 
         def answered(answer: Message | Exception) -> None:
             if isinstance(answer, GroupIs):
                 self._told(answer)
-            if isinstance(answer, Done | Exception):
-                then()
+            elif not isinstance(answer, DeadlineExceeded):
+                then(answer if isinstance(answer, Exception) else None)
 
         message = LeaveGroup(self.who.group, self.who.task, self.who.member, self.completed, final)
         self.node.ask(self._chief, message, ASK_S, answered)

@@ -1,7 +1,7 @@
 """The memory of a group's operations: two runs to give and two for results, which peers on this machine can read.
 
 Operations take them in turn. Each member brings something to each operation, and begins one when it has completed the
-one before. So when an operation is complete, nobody reads any more what belonged to the one before it.
+one before. So when an operation is complete, nobody of a generation reads any more what belonged to the one before it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Memories:
         return found
 
     def clear(self) -> None:
-        """Let the memory go."""
+        """Take other memory from now on: members that were taken for lost may still read this, or be sent it."""
         self._regions.clear()
 
 

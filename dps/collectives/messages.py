@@ -13,6 +13,9 @@ GROUPS = "groups"
 MEMBER = "member"
 """The actor of a worker in a group, on a node of its own."""
 
+LEFT = "has left"
+"""How the reason begins why a worker is gone that was not lost."""
+
 
 class JoinGroup(Message, kind=140, roles=WORKERS):
     """A worker wants to be in a group, or says how far it is. Answered with GroupIs."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dps.collectives.messages import GroupIs, JoinGroup
+from dps.collectives.messages import LEFT, GroupIs, JoinGroup
 from dps.errors import ConfigError, TaskLost
 
 
@@ -39,12 +39,15 @@ class Roster:
         self.name, self.expected = name, sorted(expected)
         self.generation, self.forming, self.base, self.source = 0, 1, 0, -1
         self.members: list[list[Any]] = []
+        self.left: tuple[int, str] = 0, ""
+        """The most operations that one who has left in order had completed, and who."""
+        self.gone: list[list[str]] = []
         self._begin()
 
     def _begin(self) -> None:
         self.wanted = set(self.expected)
         self.here: dict[int, Entry] = {}
-        self.gone: list[list[str]] = []
+        self.left = 0, ""
 
     # -- events -------------------------------------------------------------------------------------------------
 
@@ -60,6 +63,9 @@ class Roster:
         entry.about = [said.ticket, key, said.replicas, said.memory]
         entry.frozen, entry.completed, entry.doing = said.frozen, said.completed, said.doing
         self._form()
+        if self.members and not self.forming and self.base < self.left[0]:
+            number, name = self.left
+            raise TaskLost(f"{name} has left group {self.name!r} with the only result of operation {number}")
         return self.answer(said.task)
 
     def _check(self, said: JoinGroup) -> None:
@@ -73,8 +79,12 @@ class Roster:
             return
         if said.task in self.wanted:
             raise ConfigError(f"{name} is in group {self.name!r} already; close it there first")
+        raise self.without(name)
+
+    def without(self, name: str) -> TaskLost:
+        """What a worker is told that was taken for lost."""
         why = next((why for gone, why in self.gone if gone == name), "was not there")
-        raise TaskLost(f"group {self.name!r} has gone on without {name}, which {why}; start all of its workers again")
+        return TaskLost(f"group {self.name!r} has gone on without {name}, which {why}; start all of its workers again")
 
     def _take_up(self, said: JoinGroup) -> None:
         """A member of a generation of which only an earlier chief knew."""
@@ -89,6 +99,7 @@ class Roster:
             return
         if not self.members:  # it may come again
             return
+        self.left = max(self.left, (after, f"worker:{task}"))
         self.wanted.discard(task)
         self.gone.append([f"worker:{task}", why])
         if not self.wanted:
@@ -99,9 +110,12 @@ class Roster:
         self._form()
 
     def leave(self, task: int, member: int, completed: int) -> bool:
-        """A worker wants to leave; returns whether no other one can need a result of it."""
-        entry = self.here.get(task)
+        """A worker wants to leave; returns whether no other one can need a result of it. Raises TaskLost for one that
+        was taken for lost."""
+        entry, name = self.here.get(task), f"worker:{task}"
         if entry is None or entry.member != member:
+            if any(gone == name and not why.startswith(LEFT) for gone, why in self.gone):
+                raise self.without(name)
             return True
         entry.completed, entry.leaving = max(completed, entry.completed), True
         entry.frozen = self.forming or entry.frozen
@@ -116,6 +130,7 @@ class Roster:
         self.generation, self.forming = self.forming, 0
         self.base = max(entry.completed for entry in self.here.values())
         self.source = min(task for task, entry in self.here.items() if entry.completed == self.base)
+        self.gone = self.gone if self.members else []
         self.members = [[e.task, e.member, e.address, *e.about] for _, e in sorted(self.here.items())]
 
     # -- answers ------------------------------------------------------------------------------------------------

@@ -1,0 +1,261 @@
+"""A group under faults: after each operation all hold the right sum in the same bits, or a failure has a name.
+
+Workers are killed, stopped and cut off, and messages are lost, doubled and reordered. What each worker has got is
+written down outside of the world.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from dps.collectives.flow import Flow
+from dps.collectives.group import Group
+from dps.collectives.member import Member
+from dps.collectives.memory import Memories
+from dps.collectives.roster import Roster
+from dps.errors import DeadlineExceeded, DpsError, TaskLost
+from dps.transport.sim import Kill, Network, Partition, Pause, World
+from dps.transport.sim.faults import Fault
+from dps.transport.tuning import Tuning
+
+SEEDS = int(os.environ.get("DPS_SEEDS", "300"))
+CHUNK = 75
+CHIEF = "chief:2220"
+OVER = ("ended", "killed")
+TIMEOUT_S = 20.0
+NAMED = (DeadlineExceeded, TaskLost)
+
+
+@dataclass
+class Books:
+    """What happened in the world that runs now."""
+
+    got: dict[int, dict[int, tuple[tuple[str, ...], bytes]]] = field(default_factory=dict)
+    """For each operation, what each worker has got: the members as it knew them afterwards, and the bytes."""
+    failed: dict[int, str] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+
+def brought(task: int, number: int, count: int) -> Any:
+    """What a worker brings to an operation; sums of it depend on their order."""
+    draw = np.random.default_rng([task, number])
+    return (draw.normal(size=count) * 10.0 ** draw.integers(-4, 4, count)).astype(np.float32)
+
+
+@dataclass
+class Scenario:
+    """What a seed means."""
+
+    workers: int
+    algorithm: str
+    counts: list[int]
+    pauses: list[float]
+    ends: bool
+    faults: list[Fault]
+    network: Network
+    shared: bool
+
+    @staticmethod
+    def of(seed: int) -> Scenario:
+        draw = random.Random(f"collectives {seed}")
+        workers, rough = draw.choice([2, 3, 3, 4]), draw.random() < 0.5
+        network = Network(
+            latency_s=draw.choice([1e-3, 5e-3, 2e-2]), loss=draw.choice([0.02, 0.1]) if rough else 0.0,
+            double=0.1 if rough else 0.0, reorder=0.1 if rough else 0.0,
+        )  # fmt: skip
+        faults: list[Fault] = []
+        for _ in range(draw.choice([0, 1, 1, 2])):
+            name, at = f"worker:{draw.randrange(workers)}", draw.uniform(8, 60) * network.latency_s
+            kind = draw.choice(["kill", "kill", "pause", "partition"])
+            if kind == "kill":
+                faults.append(Kill(name, at))
+            elif kind == "pause":
+                faults.append(Pause(name, at, draw.choice([0.5, 9.0])))
+            else:
+                faults.append(Partition(name, at, draw.choice([0.5, 9.0]), one_way=draw.random() < 0.3))
+        counts = [draw.choice([0, 1, 7, 40, 90]) for _ in range(5)]
+        pauses = [draw.choice([0.0, 0.0, 0.0, 0.01]) for _ in range(5 * workers)]
+        algorithm = draw.choice(["auto", "ring", "tree", "direct", "all"])
+        return Scenario(workers, algorithm, counts, pauses, draw.random() < 0.2, faults, network, draw.random() < 0.5)
+
+
+def worker(task: int, what: Scenario, books: Books) -> int:
+    with dps.Server(None, "worker", task, chief=CHIEF, bind=f"worker{task}:0") as server:
+        try:
+            server.wait_joined(server.runtime.now() + TIMEOUT_S)
+            settings = {"algorithm": what.algorithm, "on_loss": "end" if what.ends else "continue"}
+            group = Group(server.home(), server.binding, timeout=TIMEOUT_S, **settings)  # type: ignore[arg-type]
+            operate(group, server, what, books)
+            group.close()
+        except DpsError as error:
+            books.failed[task] = f"{type(error).__name__}: {error}"
+            if not isinstance(error, NAMED):
+                books.wrong.append(f"worker:{task} raised {error!r}")
+    return 0
+
+
+def operate(group: Group, server: dps.Server, what: Scenario, books: Books) -> None:
+    for number, count in enumerate(what.counts):
+        server.runtime.sleep(what.pauses[number * what.workers + server.task])
+        given = brought(server.task, number, count)
+        kept = given.copy()
+        if number == 3:  # rows of the members, one after the other
+            found = np.concatenate([row for (row,) in group.gather([given[: server.task + 1]])])
+        else:
+            (found,) = group.all_reduce([given])
+        if not np.array_equal(given, kept):
+            books.wrong.append(f"worker:{server.task}: its own array was changed")
+        books.got.setdefault(number, {})[server.task] = tuple(group.members), found.tobytes()
+
+
+def chief(workers: int) -> int:
+    return dps.Server(None, "chief", 0, bind=CHIEF, ps=0, workers=workers, owned=True).join() or 0
+
+
+def run(seed: int) -> list[str]:
+    """What is wrong; empty when nothing is."""
+    what, books = Scenario.of(seed), Books()
+    tuning = Tuning.small()
+    world = World(
+        seed, what.network, faults=what.faults, trace=False, shared_memory=what.shared, piece_nbytes=tuning.piece_nbytes
+    )
+    with world:
+        world.process("chief", lambda: chief(what.workers))
+        for task in range(what.workers):
+            world.process(f"worker:{task}", lambda task=task: worker(task, what, books))  # type: ignore[misc]
+        mine = [process for name, process in world.processes.items() if name != "chief"]
+        world.run(400.0, stop=lambda: all(process.state in OVER for process in mine))
+        found = list(books.wrong)
+        found += [f"{p.name}: {p.state}" for p in mine if p.state not in OVER]
+        found += [f"{name}: {p.error!r}" for name, p in world.processes.items() if p.error]
+    return [f"seed {seed}: {text}" for text in found + check(what, books)]
+
+
+def check(what: Scenario, books: Books) -> list[str]:
+    """Compare what the workers have got with each other, and with what it must be."""
+    found = []
+    for number, got in books.got.items():
+        got = _of_the_group(got, number, books)
+        if len({data for _, data in got.values()}) > 1:
+            found.append(f"operation {number}: {sorted(got)} have different bits")
+            continue
+        members, data = next(iter(got.values()))
+        if any(other != members for other, _ in got.values()):
+            found.append(f"operation {number}: {got} are different members")
+        tasks = [int(name.partition(":")[2]) for name in members]
+        if not set(got) <= set(tasks):
+            found.append(f"operation {number}: {sorted(got)} have a result of {tasks}")
+        parts = [brought(task, number, what.counts[number]) for task in tasks]
+        if number == 3:
+            if data != np.concatenate([part[: t + 1] for t, part in zip(tasks, parts, strict=True)]).tobytes():
+                found.append(f"operation {number}: the rows are not those of {tasks}")
+        elif not np.allclose(np.frombuffer(data, np.float32), sum(parts), rtol=1e-4, atol=1e-2):
+            found.append(f"operation {number}: the sum is not that of {tasks}")
+    hurt = {name for fault in what.faults for name in _names(fault)}
+    for task in range(what.workers):
+        name, last = f"worker:{task}", len(what.counts) - 1
+        if name in hurt or task in books.got.get(last, {}):
+            continue
+        formed = bool(books.got.get(0))
+        if task not in books.failed:
+            found.append(f"{name} has neither all results nor a failure")
+        elif not what.faults:
+            found.append(f"{name} failed without a fault: {books.failed[task]}")
+        elif formed and not what.ends:
+            found.append(f"{name} did not go on: {books.failed[task]}")
+        elif not what.ends and not any(other in books.failed[task] for other in hurt | {"chief"}):
+            found.append(f"{name} failed without a name: {books.failed[task]}")
+    return found
+
+
+def _of_the_group(got: dict[int, Any], number: int, books: Books) -> dict[int, Any]:
+    """Without those that were taken for lost in their last operation: the group may have repeated it without them."""
+    last = {task: max(n for n, of in books.got.items() if task in of) for task in got}
+    kept = {task: value for task, value in got.items() if task not in books.failed or last[task] > number}
+    return kept or got
+
+
+def _names(fault: Any) -> list[str]:
+    found = getattr(fault, "tasks", None) or fault.task
+    return [found] if isinstance(found, str) else list(found)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_all_hold_the_same_sums_or_a_failure_has_a_name(first: int) -> None:
+    for seed in range(first, min(first + CHUNK, SEEDS)):
+        found = run(seed)
+        assert not found, "\n".join(found)
+
+
+# -- planted bugs ----------------------------------------------------------------------------------------------
+
+
+def counts_copies_twice(self: Flow, rank: int, index: int, phase: Any, data: Any) -> None:
+    held = self._held.get(index)
+    if held and rank in held and self._state[index] != 2:  # a copy of what has come fills another one's place
+        missing = [other for other in self._route(index).takes if other not in held]
+        rank = missing[0] if missing else rank
+    came(self, rank, index, phase, data)
+
+
+def adds_as_it_comes(self: Flow, index: int) -> None:
+    total = self._total
+    self._total = lambda out, parts: total(out, [parts[self.rank], *[p for p in parts if p is not parts[self.rank]]])
+    add(self, index)
+    self._total = total
+
+
+def starts_from_the_least(self: Roster) -> None:
+    before = self.generation
+    form(self)
+    if self.generation != before:
+        self.base = min(entry.completed for entry in self.here.values())
+
+
+def does_not_freeze(self: Member, group: Any) -> None:
+    told(self, group)
+    frozen = self._frozen
+    if frozen and self.formed is not None and "thaws" not in self.__dict__:
+        self.__dict__["thaws"] = True
+        self._frozen = 0  # it goes on, and the chief believes that it does not
+        self.node.after(0.3, lambda: setattr(self, "_frozen", frozen) if self.formed.generation < frozen else None)  # type: ignore[union-attr]
+
+
+def one_buffer(self: Memories, number: int, kind: int, nbytes: int) -> Any:
+    return region(self, 0, kind, nbytes)
+
+
+def stays_when_one_is_lost(self: Roster, task: int, why: str, after: int = 0) -> None:
+    if why.startswith("has left"):
+        lost(self, task, why, after)
+
+
+came, add, form, told = Flow.came, Flow._add, Roster._form, Member._told
+region, lost = Memories.region, Roster.lost
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("cls", "name", "mutant", "first"),
+    [
+        (Flow, "came", counts_copies_twice, 0),
+        (Flow, "_add", adds_as_it_comes, 0),
+        (Flow, "again", lambda self: None, 0),
+        (Flow, "follow", lambda self, source: None, 0),
+        (Roster, "_form", starts_from_the_least, 0),
+        (Roster, "lost", stays_when_one_is_lost, 0),
+        (Member, "_told", does_not_freeze, 0),
+        (Memories, "region", one_buffer, 0),
+    ],
+)
+def test_planted_bugs_are_found(cls: type, name: str, mutant: Any, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cls, name, mutant)
+    assert any(run(seed) for seed in range(first, first + 60)), f"no seed notices a broken {cls.__name__}.{name}"
