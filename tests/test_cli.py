@@ -29,7 +29,7 @@ def exit_code(*argv: str) -> int:
         ([], "COMMAND"),
         (["fly"], "fly"),
         (["launch"], "program"),
-        (["launch", "--ps", "0", "train.py"], "got --ps 0"),
+        (["launch", "--workers", "0", "train.py"], "--workers 0; wanted at least one worker"),
         (
             ["launch", "--datasets", "2", "train.py"],
             "got --datasets 2 and nothing to serve; wanted --dataset FILE:NAME",

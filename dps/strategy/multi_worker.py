@@ -13,7 +13,7 @@ from dps.errors import ConfigError
 from dps.optim import Optimizer
 from dps.server import Server
 from dps.strategy.devices import gpu_of, present
-from dps.strategy.reduction import gathered, reduced
+from dps.strategy.reduction import gathered, op_of, reduced
 from dps.strategy.strategy import Strategy
 from dps.strategy.values import array_of, each_leaf
 from dps.strategy.variables import Variables
@@ -54,10 +54,12 @@ class MultiWorkerMirrored(Strategy):
         ```pycon
         >>> with dps.strategy.MultiWorkerMirrored(server, ["/cpu:0", "/cpu:1"]) as strategy:
         ...     with strategy.scope():
-        ...         variables = strategy.variables({"w": np.zeros(2)}, optimizer=dps.optim.SGD(0.5))
-        ...     push = strategy.run(lambda: variables.apply_gradients({"w": np.ones(2)})).values[0]
-        ...     print(push.step, variables.read()["w"])
-        1 [-1. -1.]
+        ...         first, sgd = {"w": np.zeros(2)}, dps.optim.SGD(0.5)
+        ...         variables = strategy.variables(first, optimizer=sgd)
+        ...     def step():
+        ...         return variables.apply_gradients({"w": np.ones(2)}).step
+        ...     print(strategy.run(step), variables.read()["w"])
+        PerReplica(1, 1) [-1. -1.]
         ```
     """
 
@@ -104,7 +106,6 @@ class MultiWorkerMirrored(Strategy):
         return self.group.rank == 0
 
     def over_replicas(self, op: str, values: Sequence[Any], axis: int | None = None) -> Any:
-        """As of `Strategy`; over the replicas of all workers. Blocks."""
         found: list[Any] = []
 
         def leaf(path: str, *of: Any) -> int:
@@ -127,7 +128,6 @@ class MultiWorkerMirrored(Strategy):
         return each_leaf(made, places)
 
     def gather_over_replicas(self, values: Sequence[Any], axis: int) -> Any:
-        """As of `Strategy`; over the replicas of all workers. Blocks."""
         found: list[Any] = []
 
         def leaf(path: str, *of: Any) -> int:
@@ -139,13 +139,9 @@ class MultiWorkerMirrored(Strategy):
         return each_leaf(lambda path, place: gathered([row[place] for row in rows], axis), places)
 
     def reduce(self, op: str, value: Any, axis: int | None = None) -> Any:
-        """As `Strategy.reduce`, over the replicas of all workers, each of which must call it. Blocks."""
-        from dps.strategy.reduction import op_of
-
         return self.over_replicas(op_of(op), self.local_results(value), axis)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """As `Strategy.gather`, over the replicas of all workers, each of which must call it. Blocks."""
         return self.gather_over_replicas(self.local_results(value), axis)
 
     def _variables(self, params: object, optimizer: Optimizer | None) -> Variables:
@@ -164,8 +160,14 @@ class MultiWorkerMirrored(Strategy):
         return made
 
     def close(self) -> None:
-        """Save the last step, if there is a checkpoint_dir, and leave the other workers. Blocks. A second call does
-        nothing."""
+        """Save the last step, if there is a checkpoint_dir, and leave the other workers. Blocks.
+
+        A second call does nothing.
+
+        Raises:
+            TaskLost: This worker was taken for lost; what it did last, the others may have done again without it.
+            CheckpointError: The last step could not be saved.
+        """
         for made in self._made:
             made.end()
         self._made.clear()

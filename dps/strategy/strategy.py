@@ -153,11 +153,28 @@ class Strategy:
         """ConfigError if replicas in sync are in other processes, which `what` does not reach."""
 
     def over_replicas(self, op: str, values: Sequence[Any], axis: int | None = None) -> Any:
-        """Reduce what each replica of this process has, a nesting for each, over all replicas that are reached."""
+        """Reduce what each replica of this process has over all replicas that are reached.
+
+        Args:
+            op: "sum", "mean" or "max".
+            values: A nesting of arrays for each replica of this process.
+            axis: As of `reduce`.
+
+        Returns:
+            The reduced values, in that nesting.
+        """
         return each_leaf(lambda path, *leaves: reduced(op, leaves, axis), *values)
 
     def gather_over_replicas(self, values: Sequence[Any], axis: int) -> Any:
-        """As `over_replicas`, the arrays one after the other."""
+        """Put what each replica of this process has one after the other, over all replicas that are reached.
+
+        Args:
+            values: As of `over_replicas`.
+            axis: Along which axis.
+
+        Returns:
+            The longer arrays, in that nesting.
+        """
         return each_leaf(lambda path, *leaves: gathered(leaves, axis), *values)
 
     # -- values -----------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ ON_PS = {
     "bounded": lambda server: strategies.ParameterServer(server, "bounded:1"),
     "sync": lambda server: strategies.ParameterServer(server, dps.SyncReplicas(1, 1)),
     "local": lambda server: strategies.Local(server, steps=3),
+    "all-reduce": lambda server: strategies.MultiWorkerMirrored(server, ["/cpu:0", "/cpu:1"]),
 }  # fmt: skip
 
 
@@ -97,6 +98,20 @@ def test_workers_in_sync_report_the_losses_of_all_also_under_faults(workers: int
     for losses in run.results:
         np.testing.assert_allclose(losses, plain_losses(), atol=1e-6)
     run = dps.simulate(in_sync, workers, curve_of, workers=workers, ps=2, seed=workers, network=network)
+    assert not run.errors, run.errors
+    for found in run.results:
+        same_curve(found, wanted)
+
+
+def by_all_reduce(server: Any, text: Any) -> Any:
+    with strategies.MultiWorkerMirrored(server, ["/cpu:0"]) as strategy:
+        return text(strategy)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_without_a_ps_report_the_losses_of_all_also_under_faults(workers: int, wanted: Any) -> None:
+    network = dps.sim.Network(loss=0.02, double=0.05, reorder=0.05)
+    run = dps.simulate(by_all_reduce, curve_of, workers=workers, ps=0, seed=workers, network=network)
     assert not run.errors, run.errors
     for found in run.results:
         same_curve(found, wanted)
