@@ -85,7 +85,7 @@ class Dataset:
     """
 
     def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+        self.stage = stage
         self._epoch = 0
 
     def map(self, function: Callable[..., Any]) -> Dataset:
@@ -98,7 +98,7 @@ class Dataset:
         Returns:
             The dataset of the results.
         """
-        return Dataset(Map(self._stage, _callable("map", function)))
+        return Dataset(Map(self.stage, _callable("map", function)))
 
     def shuffle(self, buffer: int, seed: int | None = None) -> Dataset:
         """Elements in random order, another one in each epoch.
@@ -115,7 +115,7 @@ class Dataset:
         """
         if seed is None:
             seed = runtime().random.getrandbits(31)
-        return Dataset(Shuffle(self._stage, _whole("shuffle: buffer", buffer, 1), _whole("shuffle: seed", seed, 0)))
+        return Dataset(Shuffle(self.stage, _whole("shuffle: buffer", buffer, 1), _whole("shuffle: seed", seed, 0)))
 
     def batch(self, n: int, drop_remainder: bool = False) -> Dataset:
         """Consecutive examples stacked: each array gets an axis of `n` in front.
@@ -131,7 +131,7 @@ class Dataset:
             ConfigError: A size below 1.
             DataError: While it is read: examples of different nestings, shapes or dtypes.
         """
-        return Dataset(Batch(self._stage, _whole("batch: n", n, 1), drop_remainder))
+        return Dataset(Batch(self.stage, _whole("batch: n", n, 1), drop_remainder))
 
     def repeat(self, n: int | None = None) -> Dataset:
         """Several epochs one after the other.
@@ -145,7 +145,7 @@ class Dataset:
         Raises:
             ConfigError: A number below 1.
         """
-        return Dataset(Repeat(self._stage, None if n is None else _whole("repeat: n", n, 1)))
+        return Dataset(Repeat(self.stage, None if n is None else _whole("repeat: n", n, 1)))
 
     def shard(self, n: int, i: int) -> Dataset:
         """Every n-th element, from element `i` on: the part of one of `n` workers. All parts together are the dataset.
@@ -165,7 +165,7 @@ class Dataset:
         _whole("shard: n", n, 1)
         if _whole("shard: i", i, 0) >= n:
             raise ConfigError(f"shard: i: got {i}, wanted 0 to {n - 1}")
-        return Dataset(sharded(self._stage, n, i))
+        return Dataset(sharded(self.stage, n, i))
 
     def prefetch(self, n: int) -> Dataset:
         """Elements made ahead by a thread of their own, while others are used.
@@ -179,7 +179,7 @@ class Dataset:
         Raises:
             ConfigError: A number below 1.
         """
-        return Dataset(Prefetch(self._stage, _whole("prefetch: n", n, 1)))
+        return Dataset(Prefetch(self.stage, _whole("prefetch: n", n, 1)))
 
     def iterator(self, position: dict[str, Any] | None = None) -> Iterator:
         """Begin a pass, or go on with an earlier one.
@@ -204,7 +204,7 @@ class Dataset:
             if not isinstance(position, dict) or position.keys() != {"epoch", "at"}:
                 raise ConfigError(f"position: got {position!r:.60}, wanted the position of an iterator")
             epoch, at = position["epoch"], position["at"]
-        iterator = Iterator(self._stage, epoch, at)
+        iterator = Iterator(self.stage, epoch, at)
         self._epoch = epoch + 1
         return iterator
 

@@ -102,7 +102,8 @@ def serve(
             raise ConfigError(f"serve: {what}: got {number!r}, wanted a whole number from 1 on")
     if tasks is None:
         tasks = server.cluster.num_tasks(name) if name in server.cluster.jobs else 0
-    actor = DatasetActor(dataset, name, ahead, _own(position, server, tasks), server.target, tasks)
+    own = Dataset(dataset.stage)  # passes of this process are no epochs of the workers
+    actor = DatasetActor(own, name, ahead, _own(position, server, tasks), server.target, tasks)
     server.host(feed_name(name), actor)
     return Serving(actor)
 

@@ -36,6 +36,14 @@ def test_workers_share_each_epoch_of_a_served_dataset() -> None:
         assert sorted(found[0] + found[1]) == sorted([*range(100)] * 2)
 
 
+def test_passes_of_the_task_that_serves_are_no_epochs_of_the_workers() -> None:
+    dataset = dps.data.from_arrays(np.arange(9)).shuffle(9, seed=2)
+    first, _ = [int(n) for n in dataset], list(dataset)
+    with dps.Server.create_local_server() as server:
+        dps.data.serve(dataset, server)
+        assert [int(n) for n in dps.data.remote(server)] == first
+
+
 def test_a_pass_that_is_broken_off_gives_back_what_it_has_not_finished() -> None:
     with dps.Server.create_local_server() as server:
         serving = dps.data.serve(dps.data.from_arrays(np.arange(10)), server)
