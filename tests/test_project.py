@@ -23,7 +23,8 @@ def text(name: str) -> str:
 def test_an_sdist_carries_what_the_makefile_the_tests_and_the_site_need() -> None:
     carried = SETTINGS["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     assert [name for name in carried if not (ROOT / name.lstrip("/")).exists()] == []
-    needed = {"/dps", "/tests", "/benchmarks", "/examples", "/notebooks", "/docs", "/mkdocs.yml", "/Makefile", "/.ci"}
+    folders = ("dps", "tests", "benchmarks", "examples", "notebooks", "docs", ".ci", ".github")
+    needed = {f"/{name}" for name in (*folders, "mkdocs.yml", "Makefile")}
     pages = {f"/{path.name}" for path in ROOT.glob("*.md")} | {"/LICENSE", "/CITATION.cff"}
     assert needed | pages <= set(carried)
 

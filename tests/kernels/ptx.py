@@ -3,7 +3,7 @@
 numba's simulator runs a kernel as Python, so it accepts wrong types, calls that a GPU does not have, and float64
 arithmetic in a float32 kernel. Here each launch compiles the kernel for the types of its arguments instead of
 running it; arrays of the GPU are arrays of the host. Takes a compute capability as two numbers, and prints one JSON
-object a line for each compiled kernel.
+object a line for each compiled kernel. With `--launch` after them it compiles nothing, and needs no compiler.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numba import cuda, typeof, types
 from numba.cuda import dispatcher
 
 CAPABILITY = (int(sys.argv[1]), int(sys.argv[2]))
+COMPILES = sys.argv[3:] != ["--launch"]
 
 OPERATION = re.compile(r"^\s+(?:@!?%p\d+ )?([a-z0-9]+(?:\.[a-z0-9_]+)+)", re.MULTILINE)
 """An instruction of PTX with its types, as fma.rn.f32."""
@@ -65,8 +66,9 @@ class Kernel:
         self.signatures.add(signature)
         report = {"kernel": self.name, "signature": str(signature), "error": "", "operations": []}
         try:
-            ptx, _ = cuda.compile_ptx(self.function, types.void(*signature), cc=CAPABILITY)
-            report["operations"] = sorted(set(OPERATION.findall(ptx)))
+            if COMPILES:
+                ptx, _ = cuda.compile_ptx(self.function, types.void(*signature), cc=CAPABILITY)
+                report["operations"] = sorted(set(OPERATION.findall(ptx)))
         except Exception as error:  # numba's errors have several classes; each is reported with its kernel
             report["error"] = f"{type(error).__name__}: {error}"
         print(json.dumps(report), flush=True)
@@ -93,7 +95,8 @@ from tests.kernels import test_twins as twins  # noqa: E402
 
 
 def launch_updates(dtype: Any) -> None:
-    """All optimizers, of whole arrays and of rows; `twins` has the cases that the tests run in the simulator."""
+    """All optimizers and averages, of whole arrays and of rows; `twins` has the cases that the tests run in the
+    simulator."""
     cuda_twin = twins.TWINS["cuda"]
     rows, table, g = row_numbers(3, 0, 9), host_array((10, 4), dtype), host_array((3, 4), dtype)
     for rule, signs, scalars in twins.CASES.values():
@@ -103,6 +106,8 @@ def launch_updates(dtype: Any) -> None:
     accumulator, scalars = host_array(10, dtype), [dtype(0.5), dtype(1e-10), dtype(4)]
     kernels.adagrad_rowwise(table, table, accumulator, table, *scalars)
     kernels.adagrad_rowwise_rows(table, accumulator, rows, g, *scalars)
+    kernels.follow(host_array(33, dtype), host_array(33, dtype), dtype(0.1))
+    kernels.follow_rows(table, table, rows, dtype(0.1))
 
 
 def launch_gradients(dtype: Any) -> None:
@@ -113,7 +118,7 @@ def launch_gradients(dtype: Any) -> None:
 
 
 def launch_layers(dtype: Any) -> None:
-    """Products with all tiles, activations, losses and embeddings."""
+    """Products with all tiles, activations, losses, embeddings, sums and columns."""
     x, w, b, out = (host_array(shape, dtype) for shape in ((8, 6), (6, 4), (4,), (8, 4)))
     for activation in layers_cpu.ACTIVATIONS:
         layers_cuda.dense_forward(out, x, w, b, activation)
@@ -130,6 +135,10 @@ def launch_layers(dtype: Any) -> None:
     layers_cuda.embedding_gather(host_array((2, 4), dtype), w, rows)
     layers_cuda.embedding_scatter_add(w, rows, rows, starts, host_array((2, 4), dtype))
     layers_cuda.zero(out)
+    for combine in (layers_cuda.add, layers_cuda.multiply):
+        combine(out, out, out)
+    layers_cuda.put_columns(out, host_array((8, 2), dtype), 1)
+    layers_cuda.take_columns(host_array((8, 2), dtype), out, 1)
 
 
 def main() -> None:
