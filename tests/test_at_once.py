@@ -30,7 +30,7 @@ def ones(value: float = 1.0) -> dict[str, Any]:
 
 def session(server: Any, **settings: Any) -> dps.Session:
     return dps.Session(
-        server, **{"params": ones(0.0), "optimizer": dps.optim.SGD(1.0), "update": "async", "timeout": 20} | settings
+        server, **{"params": ones(0.0), "optimizer": dps.optim.SGD(1.0), "update": "async", "timeout": 60} | settings
     )
 
 

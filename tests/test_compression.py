@@ -23,7 +23,7 @@ ALL: list[Compressor] = [Float16(), Bfloat16(), Int8(), Int8(feedback=False), To
 
 def session(server: Any, params: Any = None, **settings: Any) -> dps.Session:
     values = {"w": np.zeros((4, 2), np.float32)} if params is None else params
-    return dps.Session(server, values, **{"optimizer": dps.optim.SGD(1.0), "timeout": 20, **settings})
+    return dps.Session(server, values, **{"optimizer": dps.optim.SGD(1.0), "timeout": 60, **settings})
 
 
 def train(server: Any, compressor: Any, partitioner: Any = None, steps: int = 8) -> bytes:

@@ -148,7 +148,7 @@ def test_compression_leaves_halves_alone_and_delays_are_compensated_in_float32(n
     dtype, one = DTYPES[name], np.ones(4)
     settings: dict[str, Any] = {"compression": dps.compress.Int8(), "pull_compression": dps.compress.Bfloat16()}
     params = {"h": one.astype(dtype), "w": one.astype(np.float32)}
-    settings |= {"optimizer": dps.optim.SGD(0.25), "timeout": 20}
+    settings |= {"optimizer": dps.optim.SGD(0.25), "timeout": 60}
     with (
         cluster(update=dps.Async(compensation=0.5)) as (server,),
         dps.Session(server, params, **settings) as session,

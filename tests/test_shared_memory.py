@@ -40,7 +40,7 @@ def gradients(step: int) -> dict[str, Any]:
 
 def session(server: Any, **settings: Any) -> dps.Session:
     return dps.Session(
-        server, **{"params": first_values(), "optimizer": dps.optim.Adam(0.1), "timeout": 20, **settings}
+        server, **{"params": first_values(), "optimizer": dps.optim.Adam(0.1), "timeout": 60, **settings}
     )
 
 

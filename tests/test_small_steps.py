@@ -53,7 +53,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def session(server: Any, **settings: Any) -> dps.Session:
     return dps.Session(
         server,
-        **{"params": first_values(), "optimizer": dps.optim.Adam(0.1), "update": "sync", "timeout": 20} | settings,
+        **{"params": first_values(), "optimizer": dps.optim.Adam(0.1), "update": "sync", "timeout": 60} | settings,
     )
 
 

@@ -32,7 +32,7 @@ def first_values() -> dict[str, Any]:
 
 
 def session(server: Any, **settings: Any) -> dps.Session:
-    return dps.Session(server, **{"params": first_values(), "optimizer": dps.optim.SGD(1.0), "timeout": 20, **settings})
+    return dps.Session(server, **{"params": first_values(), "optimizer": dps.optim.SGD(1.0), "timeout": 60, **settings})
 
 
 def chosen(seed: int, n: int = N, *, repeat: bool = False) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-END_S = 60.0
+END_S = 200.0
 """How long all of them may take to end by themselves; a machine that does other things, too, is slow."""
 
 
