@@ -46,7 +46,7 @@ def pushed(worker: int, step: int, dtype: Any) -> dict[str, Any]:
 
 
 def train(server: Any, dtype: Any, **settings: Any) -> Any:
-    with dps.Session(server, model(dtype), timeout=30, **settings) as session:
+    with dps.Session(server, model(dtype), timeout=120, **settings) as session:
         for step in range(STEPS):
             session.pull()
             assert session.push(dict.fromkeys(OPTIMIZERS, pushed(server.task, step, dtype))).accepted
@@ -148,7 +148,7 @@ def test_compression_leaves_halves_alone_and_delays_are_compensated_in_float32(n
     dtype, one = DTYPES[name], np.ones(4)
     settings: dict[str, Any] = {"compression": dps.compress.Int8(), "pull_compression": dps.compress.Bfloat16()}
     params = {"h": one.astype(dtype), "w": one.astype(np.float32)}
-    settings |= {"optimizer": dps.optim.SGD(0.25), "timeout": 60}
+    settings |= {"optimizer": dps.optim.SGD(0.25), "timeout": 120}
     with (
         cluster(update=dps.Async(compensation=0.5)) as (server,),
         dps.Session(server, params, **settings) as session,
