@@ -167,14 +167,16 @@ def busy(chief: str, step_s: float) -> None:
         server.wait_joined(server.runtime.now() + 30)
         batches = iter(dps.data.remote(server))
         next(batches)
-        began, steps = time.perf_counter(), 0
+        began, steps, waited_s = time.perf_counter(), 0, 0.0
         while time.perf_counter() < began + BUSY_S:
             time.sleep(step_s)
+            asked = time.perf_counter()
             next(batches)
+            waited_s += time.perf_counter() - asked
             steps += 1
         took_s = time.perf_counter() - began
         batches.close()
-    print(json.dumps({"step_ms": 1000 * step_s, "steps": steps, "busy": steps * step_s / took_s}), flush=True)
+    print(json.dumps({"step_ms": 1000 * step_s, "steps": steps, "busy": 1 - waited_s / took_s}), flush=True)
 
 
 def kept_busy(steps_s: list[float]) -> list[dict[str, float]]:

@@ -12,6 +12,7 @@ import pytest
 
 import dps
 from dps.errors import ConfigError
+from dps.transport.sim import Kill, World
 from tests.examples.processes import EXAMPLES, Terminals, free_addresses
 from tests.in_process import cluster
 
@@ -107,6 +108,43 @@ def test_an_evaluator_whose_run_fails_is_told_why() -> None:
             evaluator._end(3, "ps:0 was lost")
             with pytest.raises(dps.TaskLost, match="ps:0 was lost"):
                 next(found)
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        (None, r"evaluator:0: a pull took more than 20.0 s at step \d+: ps:0 \(away for .* the chief \(away for"),
+        ("run", "follow: no newer checkpoint in run for 20 s .*; does the run go on?"),
+    ],
+)
+def test_an_evaluator_whose_cluster_is_gone_gets_one_line(folder: str | None, words: str) -> None:
+    chief, told = "chief:2220", []
+
+    def serves(job: str, bind: str) -> None:
+        dps.Server(None, job, 0, chief=chief, bind=bind, ps=1, workers=1).join()
+
+    def works() -> None:
+        server = dps.Server(None, "worker", 0, chief=chief, bind="worker0:0")
+        params, sgd = {"w": np.zeros(2)}, dps.optim.SGD(1.0)
+        with dps.Session(server, params, optimizer=sgd, checkpoint_dir=folder) as session:
+            while not session.should_stop():
+                session.push({"w": np.ones(2)})
+                server.runtime.sleep(0.1)
+
+    def evaluates() -> None:
+        server = dps.Server(None, "evaluator", 0, chief=chief, bind="evaluator0:0")
+        with pytest.raises(dps.DeadlineExceeded, match=words) as error:
+            list(dps.follow(server, folder, pause=0.5, timeout=20.0))
+        told.append(str(error.value))
+
+    with World(1, faults=[Kill(name, 3.0) for name in ("chief", "ps:0", "worker:0")], trace=False) as world:
+        world.process("chief", lambda: serves("chief", chief))
+        world.process("ps:0", lambda: serves("ps", "ps0:0"))
+        world.process("worker:0", works)
+        evaluator = world.process("evaluator:0", evaluates)
+        world.run(100.0, stop=lambda: evaluator.state == "ended")
+        assert evaluator.error is None
+    assert len(told) == 1 and "\n" not in told[0]
 
 
 def test_a_mistake_is_said_at_the_call(tmp_path: Path) -> None:
