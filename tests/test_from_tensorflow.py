@@ -34,7 +34,7 @@ server.target server.join mon_sess.run mon_sess.should_stop model.compile model.
 model.trainable_variables optimizer.apply_gradients strategy.num_replicas_in_sync strategy.scope tape.gradient
 AbortedError MultiDeviceIterator TF_CONFIG shared_name remote_call make_initializable_iterator device_filters
 cross_device_ops is_chief job_name task_index ps_hosts worker_hosts OUTPUT_DIR TensorBoard Estimator Horovod
-global_step minimize
+global_step minimize CollectiveOps CollectiveCommunication TPUStrategy
 """
 """All that the four documents call by a name: TensorFlow's own, RETURNN's, RiseML's, and the guide of tf.distribute."""
 

@@ -79,6 +79,10 @@ class MultiWorkerMirrored(Strategy):
             raise ConfigError(f"on_loss: got {on_loss!r}, wanted 'continue' or 'end'")
         if save_steps is not None and (isinstance(save_steps, bool) or save_steps < 1):
             raise ConfigError(f"save_steps: got {save_steps!r}, wanted a whole number from 1, or None")
+        if server.cluster and server.is_first:  # one of the workers says it
+            from dps.cluster import jobs
+
+            jobs.warn(jobs.unfit(server.cluster, "MultiWorkerMirrored", needs=(), leaves=("ps",)))
         self.server, self.checkpoint_dir, self.save_steps = server, checkpoint_dir, save_steps
         server.wait_joined(server.runtime.now() + self.timeout)
         self.group = Group(

@@ -42,3 +42,8 @@ def test_the_task_that_leads_the_run_says_it_once(caplog: pytest.LogCaptureFixtu
     with dps.Server(workers, "worker", 0) as server, dps.strategy.ParameterServer(server):
         said = [record.message for record in caplog.records if "needs a" in record.message]
     assert said == unfit(dps.ClusterSpec(workers), "ParameterServer", ["ps"], [])
+    caplog.clear()
+    both = {"worker": ["127.0.0.1:0"], "ps": ["127.0.0.1:0"]}
+    with dps.Server(both, "worker", 0) as server, dps.strategy.MultiWorkerMirrored(server, ["/cpu:0"]):
+        said = [record.message for record in caplog.records if "does not use" in record.message]
+    assert said == ["MultiWorkerMirrored does not use the job 'ps' of the cluster (1 task); leave it out"]
