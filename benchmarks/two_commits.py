@@ -10,7 +10,8 @@ HEAD in one pair, both medians of calls. For each work the program prints the me
 the highest, and says "faster" or "slower" where five pairs or more are all on one side of 1.
 
 Works: W1 pull, W2 push, W3 step and W5, a synchronous step of two workers, with SGD or another --optimizer; in shared
-memory also in place, with `gradients()` and `view()`, of which every value is read. W4 rows: 1,000,000 x 64, 8,192
+memory also in place, with `gradients()` and `view()`, of which every value is read. W6: a loop whose worker computes for
+about 1 ms before each step, which finds the ps asleep and the caches full of other things. W4 rows: 1,000,000 x 64, 8,192
 distinct ones a call, Adagrad, 48 lists in turn, more than a session remembers. Lanes: shared memory, or sockets alone.
 """
 
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-WORKS, SIZES, LANES = ("W1", "W2", "W3", "W4", "W5"), ("4k", "small", "resnet"), ("shared", "socket")
+WORKS, SIZES, LANES = ("W1", "W2", "W3", "W4", "W5", "W6"), ("4k", "small", "resnet"), ("shared", "socket")
 SHAPES = {"4k": [(1024,)], "small": [(2560,)] * 10, "resnet": [(1_000_000,)] * 25 + [(4096,)] * 136}
 """In resnet 161 variables, 25.6 M elements, as the ResNet-50-like set has: few large ones and many small ones."""
 ROWS, TAKEN, DIM, LISTS = 1_000_000, 8192, 64, 48
@@ -62,7 +63,7 @@ class Chosen:
     def groups(self) -> Iterator[tuple[str, str, str]]:
         """Kind, size and lane of each cluster that is needed."""
         for lane in self.lanes:
-            for kind, works in (("dense", {"W1", "W2", "W3"}), ("sparse", {"W4"}), ("sync", {"W5"})):
+            for kind, works in (("dense", {"W1", "W2", "W3", "W6"}), ("sparse", {"W4"}), ("sync", {"W5"})):
                 if works & set(self.works):
                     for size in ("table",) if kind == "sparse" else self.sizes:
                         yield kind, size, lane
@@ -131,7 +132,14 @@ def _dense(session: Any, size: str) -> dict[str, Callable[[], object]]:
         session.push(shared)
         read()
 
+    images, weights = np.ones((128, 784), np.float32), np.ones((784, 128), np.float32)
+
+    def loop() -> None:
+        _ = images @ weights
+        session.step(grads)
+
     return {
+        "W6 loop": loop,
         "W1 pull": session.pull, "W1 pull in place": read,
         "W2 push": lambda: session.push(grads), "W2 push in place": lambda: session.push(shared),
         "W3 step": lambda: session.step(grads), "W3 step in place": step_in_place,
