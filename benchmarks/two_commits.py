@@ -10,9 +10,10 @@ HEAD in one pair, both medians of calls. For each work the program prints the me
 the highest, and says "faster" or "slower" where five pairs or more are all on one side of 1.
 
 Works: W1 pull, W2 push, W3 step and W5, a synchronous step of two workers, with SGD or another --optimizer; in shared
-memory also in place, with `gradients()` and `view()`, of which every value is read. W6: a loop whose worker computes for
-about 1 ms before each step, which finds the ps asleep and the caches full of other things. W4 rows: 1,000,000 x 64, 8,192
-distinct ones a call, Adagrad, 48 lists in turn, more than a session remembers. Lanes: shared memory, or sockets alone.
+memory also in place, with `gradients()` and `view()`, of which every value is read. W6: a loop whose worker computes
+for about 1 ms before each step, which finds the ps asleep and the caches full of other things. W4 rows: 1,000,000 x 64,
+8,192 distinct ones a call, Adagrad, 48 lists in turn, more than a session remembers. Lanes: shared memory, or sockets
+alone.
 """
 
 from __future__ import annotations
