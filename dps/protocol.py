@@ -105,8 +105,8 @@ class NotNewer(Message, kind=12, roles=ANSWER):
 
 
 class Lookup(Message, kind=13, roles=SESSIONS):
-    """Asks for rows of one part. `arrays` is one int64 array of row numbers within the part, or empty if the ps should
-    have the session's list of this number already (if it does not, it answers with RowsUnknown)."""
+    """Asks for rows of one part. `arrays` is one array of row numbers within the part, int32 or int64, or empty if the
+    ps should have the session's list of this number already (if it does not, it answers with RowsUnknown)."""
 
     epoch: int
     min_step: int
@@ -213,8 +213,8 @@ class Push(Message, kind=20, roles=WORKERS):
     `parts` lists [part index, how, list, place]; SHARED: the dense run lies in the sender's memory, `parts` is that
     memory's name and the offset in it.
 
-    In PARTS `how` is DENSE, ROWS (an array of int64 row numbers comes first, kept as the session's list of that number,
-    0: not kept) or LISTED (the list was sent before). The values are the next array, or where `place` says, which is
+    In PARTS `how` is DENSE, ROWS (an array of row numbers, int32 or int64, comes first, kept as the session's list of
+    that number, 0: not kept) or LISTED (the list was sent before). The values are the next array, or where `place` says, which is
     a memory of the sender's and an offset in it, or empty. PACKED: the next array is bytes, `place` the form of
     `dps.variables.packed` that they have. VALUE: values as of DENSE, which the part, trained or not, is set to after
     the gradients; outside of sync mode a push of these alone is no step."""

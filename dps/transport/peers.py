@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from dps.transport.endpoint import Route
 
-LONGEST_NBYTES = 32 * 1024
-"""Longer messages go through ZeroMQ. The system's own limit is some 200 KB."""
+LONGEST_NBYTES = 64 * 1024
+"""Longer messages go through ZeroMQ. The system's own limit is some 200 KB. 8,192 row numbers need 32 KB."""
 PEERS = 4096
 """The most peers that an endpoint knows at one time."""
 

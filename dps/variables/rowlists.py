@@ -14,6 +14,10 @@ from dps.transport.wire import Array
 from dps.variables.plan import Part
 
 
+NARROW = 1 << 31
+"""Numbers of so many rows fit in int32."""
+
+
 class SentList:
     """Row numbers of a variable; sorted if they are for several parts. Messages refer to them by `number`; it is 0 if
     the row numbers are sent each time."""
@@ -32,9 +36,10 @@ class SentList:
         return int(first), int(last)
 
     def within(self, part: Part) -> Array:
-        """A part's row numbers, counted from its first row."""
+        """A part's row numbers, counted from its first row, as they are sent: int32 where the part has no more rows."""
         first, last = self.range_of(part)
-        return self.rows[first:last] - part.row0 if part.row0 else self.rows[first:last]
+        rows = self.rows[first:last] - part.row0 if part.row0 else self.rows[first:last]
+        return rows.astype(np.int32) if part.shape[0] <= NARROW else rows
 
     def is_told(self, part: Part, incarnation: int) -> bool:
         """Whether the part's ps already has the list under this incarnation. Marks it as sent."""

@@ -37,9 +37,10 @@ def checked(part: Part, rows: Array) -> Checked:
     """Row numbers as they came, in private memory. Raises ValueError with what was got and wanted."""
     if not part.shape:
         raise ValueError(f"{part.name} is a scalar; it has no rows")
-    if rows.dtype != np.int64 or rows.ndim != 1:
-        raise ValueError(f"row numbers of {part.name} are int64 of shape (n,), got indices {rows.dtype} {rows.shape}")
-    private = rows.copy()
+    if rows.dtype not in (np.int32, np.int64) or rows.ndim != 1:
+        wanted = "int32 or int64 of shape (n,)"
+        raise ValueError(f"row numbers of {part.name} are {wanted}, got indices {rows.dtype} {rows.shape}")
+    private = rows.astype(np.int64)
     if not row_kernels.rows_in_range(private, part.shape[0]):
         raise ValueError(out_of_range(part.name, part.shape[0], private))
     return Checked(private, bool(row_kernels.rises(private)))
