@@ -214,10 +214,10 @@ class Push(Message, kind=20, roles=WORKERS):
     memory's name and the offset in it.
 
     In PARTS `how` is DENSE, ROWS (an array of row numbers, int32 or int64, comes first, kept as the session's list of
-    that number, 0: not kept) or LISTED (the list was sent before). The values are the next array, or where `place` says, which is
-    a memory of the sender's and an offset in it, or empty. PACKED: the next array is bytes, `place` the form of
-    `dps.variables.packed` that they have. VALUE: values as of DENSE, which the part, trained or not, is set to after
-    the gradients; outside of sync mode a push of these alone is no step."""
+    that number, 0: not kept) or LISTED (the list was sent before). The values are the next array, or where `place`
+    says, which is a memory of the sender's and an offset in it, or empty. PACKED: the next array is bytes, `place` the
+    form of `dps.variables.packed` that they have. VALUE: values as of DENSE, which the part, trained or not, is set to
+    after the gradients; outside of sync mode a push of these alone is no step."""
 
     epoch: int
     number: int

@@ -13,7 +13,6 @@ from dps.transport.tuning import ORDINARY, RowListTuning
 from dps.transport.wire import Array
 from dps.variables.plan import Part
 
-
 NARROW = 1 << 31
 """Numbers of so many rows fit in int32."""
 
