@@ -88,3 +88,12 @@ def test_a_short_list_goes_as_it_is_to_the_only_part() -> None:
     assert (sent.rows.tolist(), which, found.ends()) == ([5, 1, 5], None, (1, 5))
     assert gradient.sent.rows.tolist() == [5, 1, 5] and not gradient.moves
     assert RowLists().of(np.empty(0, np.int64)).ends() == (0, -1)
+
+
+def test_row_numbers_are_sent_in_the_fewest_bytes_that_hold_those_of_their_part() -> None:
+    rows = np.array([0, 5, (1 << 31) + 7])
+    small, large = Part(0, 0, "t", (1 << 31, 2), 0, 0), Part(1, 0, "t", (1 << 32, 2), 0, 0)
+    sent, _ = RowLists(RowListTuning(least=1)).of(rows[:2]).to_read(1)
+    assert sent.within(small).dtype == np.int32 and sent.within(small).tolist() == [0, 5]
+    sent, _ = RowLists(RowListTuning(least=1)).of(rows).to_read(1)
+    assert sent.within(large).dtype == np.int64 and sent.within(large).tolist() == rows.tolist()
