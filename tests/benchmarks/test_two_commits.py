@@ -69,7 +69,13 @@ def test_all_works_are_measured_with_public_names(monkeypatch: pytest.MonkeyPatc
     found = two_commits.measured(chosen, processes=False)
     dense = [f"{work}{form}, small, shared" for work in ("W1 pull", "W2 push", "W3 step", "W5 step")
              for form in ("", " in place")]  # fmt: skip
-    assert list(found) == [*dense[:6], "W6 loop, small, shared", "W4 pull, table, shared", "W4 push, table, shared", *dense[6:]]
+    assert list(found) == [
+        *dense[:6],
+        "W6 loop, small, shared",
+        "W4 pull, table, shared",
+        "W4 push, table, shared",
+        *dense[6:],
+    ]
     assert all(seconds > 0 for seconds in found.values())
 
 
