@@ -166,8 +166,8 @@ def environment(peer: str, environments: Path) -> str:
 
 
 def probe() -> float:
-    """Median seconds of 16 MB over a raw TCP socket, of the fastest of a few sockets: on quiet cores, too, some take two
-    to three times as long as others from their first byte to their last, so one alone says little of the machine."""
+    """Median seconds of 16 MB over a raw TCP socket, of the fastest of a few. On quiet cores, too, some take two to
+    three times as long as others from first to last byte, so one alone says little of the machine."""
     from dps.transport.limits import raw_tcp, seconds
 
     found = []
