@@ -13,7 +13,7 @@ from typing import Any
 from dps.config import allowed_cpus, parse_threads
 from dps.errors import ConfigError
 from dps.launch.engines.choice import LOCAL, engine
-from dps.launch.plan import DATASET, Job, Plan, plan_from, small_plan
+from dps.launch.plan import DATASET, SERVING, Job, Plan, plan_from, small_plan
 from dps.launch.runs import folder, keeper, keeping
 from dps.launch.runs.view import look
 from dps.record import record
@@ -23,8 +23,6 @@ FILES = (".yaml", ".yml", ".json")
 """Endings of experiment files."""
 IN_THE_FILE = ("ps", "workers", "update", "restarts", "threads", "device", "evaluator", "serve", "dataset", "datasets")
 """Flags for what an experiment file says itself."""
-SERVING = "dps.launch.serving"
-"""Has the programs of a run whose workers serve."""
 OF_A_FILE = ("set", "metric")
 
 

@@ -10,6 +10,9 @@ from dps.record import made, record
 STDIN = "-"
 """Stands for the chief's address if it comes on stdin."""
 EVALUATOR = "evaluator:0"
+"""Also the program that drives workers that serve: it is outside of the training cluster, too."""
+SERVING = "dps.launch.serving"
+"""Has the programs of a run whose workers serve."""
 DATASET = "dataset"
 """The role of tasks that read for all workers."""
 LOOPBACK = "127.0.0.1:0"
@@ -62,6 +65,11 @@ class Plan:
     def bind(self) -> str:
         """Where the chief listens, if the run uses a network."""
         return self.env.get("DPS_BIND", LOOPBACK)
+
+    @property
+    def serves(self) -> bool:
+        """Whether the workers serve, and do what the program of `EVALUATOR` schedules if there is one."""
+        return self.jobs["worker"].run[:1] == (f"{SERVING}:main",)
 
     def tasks(self) -> list[str]:
         """The names of all tasks, such as "worker:0", in the order in which they start."""

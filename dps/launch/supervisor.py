@@ -198,7 +198,8 @@ class Supervisor:
             return
         self._note_end(name, code)
         if name == EVALUATOR and code and not self._ending:
-            self.say(f"{name} ended with {describe(code)}; the training goes on")
+            goes_on = "the workers that serve it end, too" if self.plan.serves else "the training goes on"
+            self.say(f"{name} ended with {describe(code)}; {goes_on}")
 
     def _may_start_again(self, child: Started, code: int) -> bool:
         """Whether a task that has ended is started again. A program that has failed by itself is not."""
@@ -208,7 +209,7 @@ class Supervisor:
         if self._ending or code in NEVER_AGAIN or self._left.setdefault(name, self.plan.job(name).restarts) < 1:
             return False
         if runs_program(name):
-            return code < 0 and not self._heeded and not self.lost()
+            return code < 0 and not self._heeded and not self.lost() and not self._undriven()
         return self.plan.owned or bool(self.workers_alive())
 
     def _start_again(self, child: Started, code: int) -> bool:
@@ -270,7 +271,15 @@ class Supervisor:
                 patience_s = CHIEFLESS_S if self.lost() == "chief" else END_S
                 self.say(f"{why}; the workers have {patience_s:.0f} s to end")
                 self._give_up(patience_s)
+            elif not self._ending and self._undriven():
+                for name in self.workers_alive():
+                    self.children[name].tell_to_end()
+                self._give_up(END_S)
         return self._teardown()
+
+    def _undriven(self) -> bool:
+        """Whether the workers serve a program that has failed or was killed: nobody will call them."""
+        return self.plan.serves and self.states.get(EVALUATOR, "").startswith("failed")
 
     def lost(self) -> str:
         """The first ps or chief that failed and was not restarted; "" if there is none."""
@@ -281,7 +290,7 @@ class Supervisor:
         return next((n for n in reversed(self._crashed) if n in failed), failed[0] if failed else "")
 
     def _give_up(self, patience_s: float) -> None:
-        """End the run, because a ps or the chief is lost for good."""
+        """End the run, because a ps, the chief or the program that drives the workers is lost for good."""
         self._ending = True
         deadline = now() + patience_s
         while self.workers_alive() and now() < deadline:

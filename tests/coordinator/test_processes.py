@@ -83,3 +83,18 @@ def test_one_line_starts_serving_workers_and_the_program_that_schedules(tmp_path
     )
     assert "squares [0, 1, 4, 9, 16] ['--fast']" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(60)
+def test_workers_end_when_the_program_that_schedules_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "step.py").write_text("def square(x):\n    return x * x\n")
+    (tmp_path / "schedule.py").write_text(
+        "import dps, os, signal, step\n"
+        "with dps.Server.from_env() as server, dps.Coordinator(server) as coordinator:\n"
+        "    assert coordinator.schedule(step.square, (3,)).fetch() == 9\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-m", "dps.cli", "launch", "--workers", "2", "--serve", "step.py", "schedule.py"]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "evaluator:0 ended with SIGKILL; the workers that serve it end, too" in done.stdout + done.stderr

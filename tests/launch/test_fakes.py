@@ -10,10 +10,12 @@ import pytest
 
 from dps.launch import leaving, supervisor
 from dps.launch.interrupts import Interrupts
-from dps.launch.plan import small_plan
+from dps.launch.outcome import describe
+from dps.launch.plan import EVALUATOR, SERVING, Job, small_plan
 from dps.launch.processes import Processes
 from dps.launch.run import LocalRun
 from dps.launch.supervisor import Supervisor
+from dps.record import replace
 from tests.launch.test_local import until
 
 
@@ -153,3 +155,45 @@ def test_a_run_whose_workers_cannot_all_be_started_leaves_none_of_them() -> None
     assert not tasks.supervisor.children["worker:0"].alive
     until(lambda: run.states()["worker:0"] == "failed")
     assert set(os.listdir("/proc/self/fd")) <= before
+
+
+class Serves(Launched):
+    """Its workers serve what a program outside of the cluster schedules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        jobs = {**self.plan.jobs, "worker": Job(2, (f"{SERVING}:main", "steps"), restarts=1), "evaluator": Job()}
+        self.plan = replace(self.plan, jobs=jobs)
+        self._spawn(EVALUATOR, [])
+        self.told_to_end: list[str] = []
+        for task in ("worker:0", "worker:1"):
+            self.children[task].tell_to_end = lambda task=task: self._told(task)  # type: ignore[method-assign]
+        self.children["worker:1"].end = lambda patience_s: self.ends("worker:1", -9)  # type: ignore[method-assign]
+
+    def _told(self, name: str) -> None:
+        self.told_to_end.append(name)
+        if name == "worker:0":
+            self.ends(name, 0)
+
+
+@pytest.mark.parametrize("code", [-signal.SIGKILL, 3])
+def test_workers_that_serve_a_program_which_was_killed_end_with_it(
+    code: int, told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "END_S", 0.1)
+    monkeypatch.setattr(supervisor, "KILL_S", 0.1)
+    run = Serves()
+    run.ends(EVALUATOR, code)
+    assert run.said == [f"dps {EVALUATOR} ended with {describe(code)}; the workers that serve it end, too"]
+    run.wait()
+    assert run.told_to_end[:2] == ["worker:0", "worker:1"] and run.states["worker:0"] == "done"
+    assert run.children["worker:1"].code == -signal.SIGKILL, "it was in a call that did not end, and is not restarted"
+
+
+def test_a_killed_evaluator_ends_no_worker() -> None:
+    run = Launched()
+    run.plan = replace(run.plan, jobs={**run.plan.jobs, "evaluator": Job()})
+    run._spawn(EVALUATOR, [])
+    run.ends(EVALUATOR, -9)
+    assert run.said == [f"dps {EVALUATOR} ended with SIGKILL; the training goes on"]
+    assert run.children["worker:0"].alive
