@@ -12,7 +12,7 @@ _NAMES = {
     "replica_device_setter": "dps.cluster.setter", "resolve": "dps.cluster.resolve",
     "Server": "dps.server", "Session": "dps.client.session", "FOREVER": "dps.client.session",
     "Variable": "dps.variables.tree", "Rows": "dps.variables.tree",
-    "Async": "dps.update", "SyncReplicas": "dps.update", "Bounded": "dps.update",
+    "Async": "dps.update", "SyncReplicas": "dps.update", "Bounded": "dps.update", "Local": "dps.update",
     "Push": "dps.reply", "Reply": "dps.reply", "Version": "dps.reply",
     "Hook": "dps.hooks", "StopAtStep": "dps.hooks", "CheckpointSaver": "dps.hooks", "StepCounter": "dps.hooks",
     "LogMetrics": "dps.hooks", "NanGuard": "dps.hooks", "SummarySaver": "dps.hooks",
@@ -41,9 +41,6 @@ _MODULES = {
     "placement": "dps.cluster.placement",
     "partition": "dps.cluster.partition",
     "sim": "dps.transport.sim",
-}
-_LATER = {
-    "Local": "local updates are not there yet; wanted dps.Async(), dps.SyncReplicas() or dps.Bounded(S)",
 }
 
 __all__ = [*_NAMES, *_MODULES]  # noqa: PLE0604
@@ -108,6 +105,7 @@ if TYPE_CHECKING:
     from dps.transport import sim as sim
     from dps.update import Async as Async
     from dps.update import Bounded as Bounded
+    from dps.update import Local as Local
     from dps.update import SyncReplicas as SyncReplicas
     from dps.variables.tree import Rows as Rows
     from dps.variables.tree import Variable as Variable
@@ -118,10 +116,6 @@ def __getattr__(name: str) -> Any:
         value = getattr(_loaded(_NAMES[name]), name)
     elif name in _MODULES:
         value = _loaded(_MODULES[name])
-    elif name in _LATER:
-        from dps.errors import ConfigError
-
-        raise ConfigError(f"dps.{name}: {_LATER[name]}")  # no AttributeError: `from dps import` would hide its text
     else:
         raise AttributeError(f"module 'dps' has no attribute {name!r}")
     globals()[name] = value

@@ -78,7 +78,7 @@ def parser() -> Parser:
     simulate.add_argument("--ps", type=int, default=1, help="number of ps (default 1)")
     simulate.add_argument("--workers", type=int, default=2, help="number of workers (default 2)")
     simulate.add_argument("--seed", type=int, default=0, help="the same seed gives the same run (default 0)")
-    simulate.add_argument("--update", help="the update mode: async (the default), sync, sync:sum or bounded:S")
+    simulate.add_argument("--update", help="the update mode: async (the default), sync, sync:sum, bounded:S, local:H")
     simulate.add_argument(
         "--compute", type=float, default=0.1, help="virtual seconds that a step computes (default 0.1)"
     )
@@ -124,7 +124,7 @@ def add_launch(commands: argparse._SubParsersAction[Parser]) -> None:
     add = launch.add_argument
     add("--ps", type=int, help="number of ps (default 1)")
     add("--workers", type=int, help="number of workers (default 1)")
-    add("--update", help="the update mode: async (the default), sync, sync:sum or bounded:S")
+    add("--update", help="the update mode: async (the default), sync, sync:sum, bounded:S or local:H")
     add("--restarts", type=int, help="how often a ps or chief that died is restarted (default 1)")
     add("--pin", action="store_true", help="keep each ps and worker on processors of its own")
     add("--threads", default="", help="threads that share an update on each ps, or auto (the default)")

@@ -361,11 +361,11 @@ _SCHEDULES = ", ".join(cls.__name__ for cls in (Constant, Exponential, Cosine, P
 
 
 def from_wire(wire: object) -> Optimizer:
-    """The optimizer of a wire form from `Optimizer.to_wire`, without the average that may be kept beside it.
+    """The optimizer of a wire form from `Optimizer.to_wire`, without what a plan notes beside it.
 
     Raises ValueError or TypeError for anything else."""
     if isinstance(wire, Mapping):
-        wire = {field: value for field, value in wire.items() if field != "moving_average"}
+        wire = {field: value for field, value in wire.items() if field not in ("moving_average", "inner")}
         if isinstance(wire.get("learning_rate"), Mapping):
             wire["learning_rate"] = schedule_from_wire(wire["learning_rate"])
     return build(_KNOWN, "optimizer", wire)

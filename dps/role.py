@@ -54,7 +54,7 @@ def parser() -> Parser:
         help="on a chief or ps: read and write checkpoints only below this folder (default: wherever a session asks)",
     )
     add("--threads", default="", help="on a ps: threads that share an update of 8 MB or more, or auto (the default)")
-    add("--update", help="how gradients are applied: async, sync, sync:sum or bounded:S; for sessions that name none")
+    add("--update", help="async, sync, sync:sum, bounded:S or local:H: the update mode of sessions that name none")
     add("--cpus", help="run this task on these processors only, for example 0,2-3")
     add(
         "--program",

@@ -73,7 +73,8 @@ class Server:
         chief: The chief's address, "HOST:PORT", for a task that joins.
         workers: How many workers the chief expects.
         ps: How many ps the chief expects.
-        update: The update mode: an instance, or "async", "sync", "sync:sum", "bounded:S". None: the sessions choose it.
+        update: The update mode: an instance, or "async", "sync", "sync:sum", "bounded:S", "local:H". None: the
+            sessions choose it.
         bind: Where this task listens: an address, a host name, an interface, "0.0.0.0" or "[::]", with a port or with 0
             (a free one). "": the cluster's address of this task, or the interface that reaches the chief.
         advertise: "HOST" or "HOST:PORT" that others are told. "": the address of `bind`; where that is a wildcard, the

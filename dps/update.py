@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dps.definition import Checked
 from dps.errors import ConfigError
-from dps.record import as_dict, defaults, record
+from dps.record import as_dict, defaults, made, record
+
+if TYPE_CHECKING:
+    from dps.optim import Optimizer
 
 
 @record
@@ -114,17 +117,70 @@ class Bounded(metaclass=Checked):
         _at_least(self.staleness, 0, "staleness")
 
 
-Update = Async | SyncReplicas | Bounded
-_SHORT = "'async', 'sync', 'sync:sum' or 'bounded:S'"
-_MODES: dict[str, type[Update]] = {"async": Async, "sync": SyncReplicas, "bounded": Bounded}
+def _mean() -> Optimizer:
+    from dps.optim import SGD
+
+    return SGD(1.0)
+
+
+@record
+class Local(metaclass=Checked):
+    """Each worker trains a copy of its own for some steps; then the copies' differences are averaged.
+
+    A round is `steps` pushes of each worker. Within a round the session's optimizer updates the worker's own copy, in
+    the worker, and `pull` returns that copy. The last push of a round sends how far the copy has moved and waits for
+    the other workers, as a synchronous push does. The ps apply the mean of the differences with the outer optimizer, as
+    if it were a gradient, and all workers go on from the result. The global step counts rounds.
+
+    Args:
+        steps: How many steps a worker trains alone; 1 or more.
+        outer: The optimizer that applies the averaged difference, on the ps. `SGD(1.0)` makes it the mean of the
+            copies. Its learning rate may be a schedule of the global step.
+
+    Raises:
+        ConfigError: No whole number of at least 1, or no optimizer.
+
+    Example:
+        ```pycon
+        >>> with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(0.5),
+        ...                  update=dps.Local(steps=2)) as session:
+        ...     for _ in range(4):
+        ...         session.push({"w": np.ones(2)}).step
+        ...     session.pull()["w"]
+        0
+        1
+        1
+        2
+        array([-2., -2.])
+        ```
+    """
+
+    steps: int
+    outer: Optimizer = made(default_factory=_mean)
+
+    def __post_init__(self) -> None:
+        from dps.optim import checked
+
+        if self.steps is None:
+            raise ConfigError("steps is an int of at least 1, got None; how many steps does a worker train alone?")
+        _at_least(self.steps, 1, "steps")
+        checked(self.outer, "dps.Local(outer=...)")
+
+
+Update = Async | SyncReplicas | Bounded | Local
+_SHORT = "'async', 'sync', 'sync:sum', 'bounded:S' or 'local:H'"
+_MODES: dict[str, type[Update]] = {"async": Async, "sync": SyncReplicas, "bounded": Bounded, "local": Local}
 
 
 def to_wire(update: Update) -> dict[str, Any]:
     """Plain values: {"mode": ..., and the fields}. "mean" is left out: checkpoints from before there were sums fit."""
     mode = next((name for name, cls in _MODES.items() if type(update) is cls), None)
     if mode is None:
-        raise ConfigError(f"update: got {update!r:.80}, wanted dps.Async(), dps.SyncReplicas() or dps.Bounded(S)")
+        wanted = "dps.Async(), dps.SyncReplicas(), dps.Bounded(S) or dps.Local(STEPS)"
+        raise ConfigError(f"update: got {update!r:.80}, wanted {wanted}")
     fields = {name: value for name, value in as_dict(update).items() if (name, value) != ("reduction", "mean")}
+    if isinstance(update, Local):
+        fields["outer"] = update.outer.to_wire()
     return {"mode": mode, **fields}
 
 
@@ -135,9 +191,18 @@ def from_wire(data: dict[str, Any]) -> Update:
     if not isinstance(mode, str) or mode not in _MODES:
         raise ConfigError(f"update mode {mode!r} is not known; wanted one of {', '.join(_MODES)}")
     try:
+        if "outer" in fields:
+            from dps.optim import from_wire as optimizer_of
+
+            fields["outer"] = optimizer_of(fields["outer"])
         return _MODES[mode](**fields)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"update mode {mode}: {error}") from None
+
+
+def on_ps(update: Update) -> Update:
+    """The mode in which the ps work: the rounds of local mode are synchronous steps."""
+    return SyncReplicas() if isinstance(update, Local) else update
 
 
 def parse_flag(text: str) -> Update:
@@ -150,18 +215,19 @@ def parse(text: str, given: str = "") -> Update:
     mode, _, argument = text.partition(":")
     if mode == "bounded" and argument.isdecimal():
         return Bounded(int(argument))
+    if mode == "local" and argument.isdecimal():
+        return Local(int(argument))
     if text == "sync:sum":
         return SyncReplicas(reduction="sum")
     if mode in ("async", "sync") and not argument:
         return _MODES[mode]()  # type: ignore[call-arg]
-    if mode == "local":
-        raise ConfigError(f"{given or f'update={text!r}'}: local updates are not there yet; wanted {_SHORT}")
     raise ConfigError(f"{given or f'update={text!r}'} is not known; wanted {_SHORT}")
 
 
 def as_text(update: Update) -> str:
     """The short form for the command line. Raises ConfigError for settings that have none."""
-    for text in ("async", "sync", "sync:sum", f"bounded:{getattr(update, 'staleness', 0)}"):
+    own = {"bounded": "staleness", "local": "steps"}
+    for text in ("async", "sync", "sync:sum", *(f"{mode}:{getattr(update, field, 1)}" for mode, field in own.items())):
         if parse(text) == update:
             return text
     raise ConfigError(f"{update} cannot be said on the command line; give it to dps.Session(update=...) instead")

@@ -145,9 +145,9 @@ def run(settings: str, folder: Path) -> int:
         ("optimizer=dps.optim.Adam(beta1=1.5)", "Adam: beta1 is 1.5"),
         ("optimizer=dps.optim.SGD(dps.optim.Cosine(0.1, 0))", "Cosine"),
         ("optimizer=None", "no optimizer for w"),
-        ("update='synch'", "update='synch' is not known; wanted 'async', 'sync', 'sync:sum' or 'bounded:S'"),
-        ("update='local:4'", "local updates are not there yet"),
-        ("update=dps.Local(4)", "dps.Local: local updates are not there yet"),
+        ("update='synch'", "update='synch' is not known; wanted 'async', 'sync', 'sync:sum', 'bounded:S' or 'local:H'"),
+        ("update='local:0'", "steps is an int of at least 1"),
+        ("update=dps.Local()", "Local: missing a required argument: 'steps'"),
         ("update=dps.Async", "update: got <class 'dps.update.Async'>"),
         ("update=dps.Bounded(-1)", "staleness is an int of at least 0"),
         ("update=dps.Async(staleness=1)", "Async: got staleness, which it does not take"),
@@ -188,25 +188,13 @@ def test_a_hook_that_raises_is_the_programs_own_failure_in_one_line(
 
 
 def test_an_update_mode_that_is_not_known_is_told_before_anything_is_started() -> None:
-    words = "^update='synch' is not known; wanted 'async', 'sync', 'sync:sum' or 'bounded:S'$"
+    words = "^update='synch' is not known; wanted 'async', 'sync', 'sync:sum', 'bounded:S' or 'local:H'$"
     with pytest.raises(ConfigError, match=words):
         dps.LocalCluster(update="synch")
     with pytest.raises(ConfigError, match=words):
         dps.simulate(lambda server: None, update="synch")
     with pytest.raises(ConfigError, match=words):
         dps.Server.create_local_server(update="synch")
-
-
-@pytest.mark.parametrize("name", ["Local"])
-def test_names_that_are_not_there_yet_say_so_however_they_are_reached(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(ConfigError, match=f"dps.{name}: .* not there yet"):
-        getattr(dps, name)
-    (tmp_path / "program_later.py").write_text(f"from dps import {name}\n")
-    assert run_program(str(tmp_path / "program_later.py"), [], verbose=False) == 2
-    assert "not there yet" in one_line(capsys)
-    assert name not in dir(dps)
 
 
 def test_what_dps_never_had_is_an_ordinary_attribute_error() -> None:

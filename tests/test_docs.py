@@ -39,9 +39,6 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
 RUN = [*sorted((DOCS / "guide").glob("*.md")), DOCS / "coming-from-tensorflow.md", ROOT / "README.md"]
-PLANNED = {"dps.Local"}
-"""Names that the documents mention as not there yet; using one says so."""
-
 HIDDEN = ("DPS_", "SLURM_", "TF_CONFIG", "NUMBA_", "PYTEST_")
 """What a script's environment has not from these tests."""
 
@@ -276,14 +273,8 @@ def exists(path: str) -> bool:
 def test_every_name_of_dps_that_a_page_mentions_exists(page: Path) -> None:
     spans = re.findall(r"`([^`\n]+)`", prose(page)) + re.findall(r"^::: (\S+)$", prose(page), re.M)
     mentioned = {name for span in spans for name in re.findall(r"(?<![\w/.-])dps(?:\.[A-Za-z_]\w*)+", span)}
-    missing = {name for name in mentioned - PLANNED if not exists(name)}
+    missing = {name for name in mentioned if not exists(name)}
     assert not missing, f"{name_of(page)} names {', '.join(sorted(missing))}"
-
-
-@pytest.mark.parametrize("name", sorted(PLANNED))
-def test_what_is_called_planned_is_not_there(name: str) -> None:
-    with pytest.raises(dps.ConfigError, match="not there yet"):  # else take it out of PLANNED, and of those pages
-        getattr(dps, name.removeprefix("dps."))
 
 
 def test_every_public_name_has_an_entry_in_the_reference() -> None:

@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "semantics-coverage.md"
 SECTIONS = [
     "Cluster", "Device strings", "Placement", "Partitioned variables", "Asynchronous updates", "Synchronous updates",
-    "Bounded staleness", "Optimizers", "Session", "Names, versions, readers", "TF_CONFIG and resolvers", "Coordinator",
+    "Bounded staleness", "Local updates", "Optimizers", "Session", "Names, versions, readers",
+    "TF_CONFIG and resolvers", "Coordinator",
 ]  # fmt: skip
 
 

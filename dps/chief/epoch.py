@@ -17,6 +17,7 @@ from dps.chief.roster import Roster
 from dps.chief.run import Run
 from dps.chief.sessions import Session
 from dps.errors import CheckpointError, ConfigError
+from dps.outer import as_applied
 from dps.protocol import PS
 from dps.run_protocol import Configure, Configured, SessionOpened
 from dps.transport.message import Message
@@ -139,8 +140,9 @@ class Epoch:
         run = self.run
         if run.checkpoint_dir:
             keep = int(run.settings.get("keep", 5))
+            plan = as_applied(run.plan, run.settings["update"])
             self.checkpoints = Checkpoints(
-                self.node, self.number, run.plan, self._refs, run.checkpoint_dir, keep, run.settings
+                self.node, self.number, plan, self._refs, run.checkpoint_dir, keep, run.settings
             )
             self.checkpoints.saved_name, self.checkpoints.saved_at = run.restore, run.saved_at
 

@@ -37,14 +37,15 @@ class Agreed:
     def __init__(self, opened: SessionOpened | None = None) -> None:
         """`opened` None: the session does not know yet."""
         self.settings: dict[str, Any] = {}
-        self.sync = self.bounded = False
-        """The update mode; neither: async."""
+        self.sync = self.bounded = self.local = False
+        """The update mode; none of them: async. A local one is synchronous, too."""
         self.step_ps = -1
         if opened is not None:
             self.plan, self.settings = Plan.from_wire(opened.plan), opened.settings
             self.step_ps = self.plan.ps[0]
             mode: str = opened.settings["update"]["mode"]
-            self.sync, self.bounded = mode == "sync", mode == "bounded"
+            self.local, self.bounded = mode == "local", mode == "bounded"
+            self.sync = self.local or mode == "sync"
 
 
 class Steps:

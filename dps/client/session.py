@@ -54,7 +54,8 @@ class Session(Writing):
             `dps.Variable` gives a leaf settings of its own. The arrays are read while the session opens and stay the
             caller's. None: a reader, which takes the variables that the run has.
         optimizer: How the ps turn gradients into updates; one of `dps.optim`. Required with `params`.
-        update: The update mode: an instance, or "async", "sync", "sync:sum", "bounded:S". None: that of the ps.
+        update: The update mode: an instance, or "async", "sync", "sync:sum", "bounded:S", "local:H". None: that of
+            the ps.
         durability: "none"; other values are not there yet.
         placement: Which ps gets which variable: a setter of `dps.replica_device_setter`, or a policy of
             `dps.placement`. None: what a `dps.device(setter)` scope around says, or else the ps in turn.
@@ -210,7 +211,15 @@ class Session(Writing):
             from dps.client.watching import Watch
 
             self._watch = self._replaced = Watch(self.name, params)
+            self._train()
         self._reports.opened(values.values())
+
+    def _train(self) -> None:
+        """The session takes part in the training; in local mode with a copy of its own."""
+        if self._connection.agreed.local:
+            from dps.client.local import LocalSession
+
+            LocalSession.begin(self)
 
     def _give_up(self, error: BaseException) -> None:
         """Opening has failed: leave nothing behind, here or at the chief."""
@@ -256,7 +265,7 @@ class Session(Writing):
         if self._closed:
             return
         try:
-            self._pushes.drain()
+            self._finish_pushes()
             self._hooks.call("end", self)
         except StopIteration:
             pass  # a hook has no more data: as good an end
@@ -264,6 +273,9 @@ class Session(Writing):
             self._close(f"{type(error).__name__}: {error}")
             raise
         self._close("")
+
+    def _finish_pushes(self) -> None:
+        self._pushes.drain()
 
     def _close(self, error: str) -> None:
         """Leave the run; `error`: why, "" for a good end. A second call does nothing."""
@@ -309,6 +321,7 @@ def join_run(server: Server, timeout: float = 60.0) -> Session:
     session = Session(server, timeout=timeout)
     try:
         session._connection.joining.take_part(session._deadline(None))
+        session._train()
     except BaseException as error:
         session._give_up(error)
         raise

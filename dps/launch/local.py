@@ -46,7 +46,8 @@ class LocalCluster:
         processes: True: each task is a process (a ps or chief that dies is restarted once). A script must then make the
             cluster under `if __name__ == "__main__":`, because worker processes import the script to find the function.
             False: all tasks are in this process.
-        update: The update mode; an instance, or "async", "sync", "sync:sum", "bounded:S". None: the sessions choose it.
+        update: The update mode; an instance, or "async", "sync", "sync:sum", "bounded:S", "local:H". None: the
+            sessions choose it.
         pin: Whether each ps and worker process keeps to processors of its own.
         serve: Modules, files and functions that the workers run for `session.run` and `dps.Coordinator`, from the start
             on; one, or a list. A notebook's functions need dps[notebook]. None: workers run what `run` gives them.

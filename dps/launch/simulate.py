@@ -159,7 +159,8 @@ def simulate(
         ps: How many ps.
         workers: How many workers.
         seed: Determines delays, losses and the order of simultaneous events.
-        update: The update mode; an instance, or "async", "sync", "sync:sum", "bounded:S". None: the sessions choose it.
+        update: The update mode; an instance, or "async", "sync", "sync:sum", "bounded:S", "local:H". None: the
+            sessions choose it.
         network: The properties of the links. None: `dps.sim.Network()`.
         compute: How long a step computes. None: no time.
         faults: What fails, and when: `dps.sim.Kill`, `Pause`, `Partition`, `Slow`, `SlowDisk`, `DiskFull`.

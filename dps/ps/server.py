@@ -10,6 +10,7 @@ from dps.actors.ref import Sender
 from dps.actors.tickets import digest
 from dps.checkpoint import load
 from dps.errors import Aborted, DpsError, NotAuthenticated, ProtocolError, Unavailable
+from dps.outer import as_applied
 from dps.protocol import (
     PARTS,
     Credit,
@@ -51,7 +52,7 @@ from dps.run_protocol import (
 )
 from dps.transport.endpoint import Memory
 from dps.transport.probing import marked, starts_with
-from dps.update import Async, Bounded, SyncReplicas, Update, from_wire
+from dps.update import Async, Bounded, SyncReplicas, Update, from_wire, on_ps
 from dps.variables.plan import Plan
 
 log = logging.getLogger("dps")
@@ -94,7 +95,7 @@ class PsActor(Actor):
         self.node.answer(sender, Configured(message.epoch, self.shard.store.step, *self._ended))
 
     def _configure(self, message: Configure) -> None:
-        plan = Plan.from_wire(message.plan)
+        plan = as_applied(Plan.from_wire(message.plan), message.settings["update"])
         if message.shard not in plan.ps:
             raise ProtocolError(f"the plan has ps {list(plan.ps)}, not {message.shard}")
         if self.shard is not None:
@@ -112,7 +113,7 @@ class PsActor(Actor):
         if message.restore:
             manifest = load(self.node.runtime.storage, message.checkpoint_dir, message.restore, verify=False)
             restore(shard.store, plan, message.shard, self.node, message.checkpoint_dir, manifest)
-        update = from_wire(message.settings["update"])
+        update = on_ps(from_wire(message.settings["update"]))
         shard.mode = _mode(shard, update)
         warm(shard.layout.arenas, _together(update))
         self.shard = shard

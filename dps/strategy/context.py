@@ -50,7 +50,7 @@ class ReplicaContext:
         ...     context = dps.strategy.get_replica_context()
         ...     return context.all_reduce("sum", context.replica_id + 1.0)
         >>> strategy.run(step)
-        PerReplica(np.float64(3.0), np.float64(3.0))
+        MirroredValue(np.float64(3.0))
         ```
     """
 

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dps.cluster.device import Device
+from dps.copies import Copy, GpuCopy, HostCopy, ready
 from dps.errors import ConfigError
-from dps.kernels import halves
-from dps.kernels.rows import sum_duplicate_rows
 from dps.optim import Optimizer, from_wire
 from dps.reply import Push
 from dps.strategy.context import ReplicaContext
-from dps.strategy.copies import Copy, GpuCopy, HostCopy
 from dps.strategy.reduction import reduced
 from dps.strategy.summing import not_finite, summed
 from dps.strategy.values import PerReplica, array_of
@@ -22,7 +20,7 @@ from dps.strategy.variables import Variables
 from dps.transport.wire import Array
 from dps.variables.layout import check_gradients
 from dps.variables.planning import plan_of
-from dps.variables.tree import Nesting, Rows, Variable, leaves, to_array
+from dps.variables.tree import Nesting, Variable, leaves, to_array
 
 if TYPE_CHECKING:
     from dps.strategy.strategy import Strategy
@@ -120,7 +118,7 @@ class MirroredVariables(Variables):
             found = [gradients[name] for gradients in of_replicas if name in gradients]
             if found:
                 sums[name] = summed(found, self._specs[name][0])
-        total = {name: _prepared(gradient) for name, gradient in self._over_workers(sums).items()}
+        total = {name: ready(gradient) for name, gradient in self._over_workers(sums).items()}
         for name, gradient in total.items():
             if problem := not_finite(name, gradient):
                 raise ValueError(problem)
@@ -203,15 +201,6 @@ def _of(value: Any, replica: int) -> Any:
     if isinstance(value, PerReplica):
         return value.values[replica]
     return value if replica == 0 else None
-
-
-def _prepared(gradient: Any) -> Any:
-    """A gradient as kernels take it."""
-    if not isinstance(gradient, Rows):
-        return np.require(gradient, None, ["C", "A", "W"])
-    values = np.require(halves.widened(gradient.values), None, ["C", "A", "W"])
-    rows, sums, _ = sum_duplicate_rows(gradient.indices, values.reshape(len(gradient.indices), -1))
-    return Rows(rows, sums)
 
 
 def _still(value: Array) -> Array:

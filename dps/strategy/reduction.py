@@ -38,7 +38,10 @@ def reduced(op: str, values: Sequence[Any], axis: int | None = None) -> Any:
     _check_axis(f"reduce {op!r}", arrays, axis)
     _check_shapes(f"reduce {op!r}", arrays, axis)
     if op == "max":
-        return folded(np.maximum, [array.max(axis=axis) for array in arrays if array.shape[axis]])
+        filled = [array for array in arrays if array.shape[axis]]
+        if not filled:
+            raise ConfigError(f"reduce 'max': no replica has an element along axis {axis}, so there is no largest one")
+        return folded(np.maximum, [array.max(axis=axis) for array in filled])
     return _over_replicas(op, [array.sum(axis=axis) for array in arrays], sum(array.shape[axis] for array in arrays))
 
 

@@ -115,14 +115,14 @@ def of_replica(tree: Any, replica: int, replicas: int, what: str) -> Any:
 
 def regrouped(results: Sequence[Any]) -> Any:
     """The results of all replicas as one value: in their nesting if it is the same, each leaf a PerReplica. The plain
-    result for one replica, a MirroredValue for an array that all have, None where all have none."""
+    result for one replica, a MirroredValue for what all share, None where all have none."""
     if len(results) == 1:
         return results[0]
 
     def leaf(path: str, *values: Any) -> Any:
         if all(value is None for value in values):
             return None
-        shared = isinstance(values[0], np.ndarray) and all(value is values[0] for value in values)
+        shared = isinstance(values[0], np.ndarray | np.generic) and all(value is values[0] for value in values)
         return MirroredValue(values) if shared else PerReplica(values)
 
     try:

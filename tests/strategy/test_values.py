@@ -25,6 +25,8 @@ def test_a_reduction_over_an_axis_counts_elements_not_replicas() -> None:
     assert strategy.reduce("Sum", {"a": two}, axis=0)["a"].tolist() == [3, 3, 3]
     with pytest.raises(ConfigError, match="has no axis 1"):
         strategy.reduce("sum", value, axis=1)
+    with pytest.raises(ConfigError, match="no replica has an element along axis 0"):
+        strategy.reduce("max", PerReplica([np.zeros(0), np.zeros(0)]), axis=0)
     with pytest.raises(ConfigError, match="no axis 0"):
         strategy.gather(PerReplica([1, 2]), axis=0)
 
@@ -102,6 +104,29 @@ def test_batches_go_to_the_gpu_on_request() -> None:
     assert not isinstance(first, np.ndarray) and first.copy_to_host().tolist() == [0, 1] and second.tolist() == [2, 3]
 
 
+def test_batches_of_a_function_go_to_the_gpu_one_step_ahead() -> None:
+    made: list[int] = []
+
+    def dataset(context: Any) -> Any:
+        for number in range(6):
+            made.append(number)
+            yield {"x": np.full(2, number)}
+
+    found = iter(Mirrored(["/gpu:0", "/cpu:0"]).distribute_datasets_from_function(dataset, to_device=True))
+    first, second = next(found)["x"].values
+    assert first.copy_to_host().tolist() == [0, 0] and second.tolist() == [1, 1]
+    assert made == [0, 1, 2, 3], "the next step's are there"
+    assert [batch["x"].values[1].tolist() for batch in found] == [[3, 3], [5, 5]]
+
+
+def test_a_function_may_make_a_dataset_of_dps_data() -> None:
+    def dataset(context: Any) -> Any:
+        return dps.data.from_arrays(np.arange(8)).batch(context.get_per_replica_batch_size(4))
+
+    found = [batch.values for batch in mirrored().distribute_datasets_from_function(dataset)]
+    assert [[part.tolist() for part in parts] for parts in found] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+
+
 # -- variables ------------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +174,13 @@ def test_values_that_replicas_assign_are_aggregated_or_refused() -> None:
 def test_settings_of_a_variable_that_mean_nothing_are_refused(settings: Any) -> None:
     with pytest.raises(ConfigError, match="wanted|say how"):
         dps.Variable(np.zeros(2), **settings)
+
+
+def test_replicas_on_the_cpu_read_one_copy() -> None:
+    strategy = mirrored(3)
+    variables = made(strategy)
+    first, *others = strategy.run(lambda: [variables.read()["w"]])[0].values
+    assert all(np.shares_memory(first, other) for other in others)
 
 
 def test_what_was_read_keeps_its_values_and_cannot_be_written() -> None:

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from dps.errors import ConfigError
-from dps.kernels.halves import bits_in, is_half
+from dps.kernels.halves import bits_in, is_half, widened
 from dps.kernels.optimizers import Bound, initial_slots
+from dps.kernels.rows import sum_duplicate_rows
 from dps.optim import Optimizer
 from dps.transport.wire import Array
 from dps.variables.tree import Rows
@@ -162,6 +163,15 @@ class GpuCopy:
         """As Copy.load."""
         with self._gpu:
             self._device.to_device(np.ascontiguousarray(values).reshape(-1), out=self._by_name[slot])
+
+
+def ready(gradient: Gradient) -> Gradient:
+    """A gradient as `update` takes it: contiguous, and each row once. Rows of halves become float32."""
+    if not isinstance(gradient, Rows):
+        return np.require(gradient, None, ["C", "A", "W"])
+    values = np.require(widened(gradient.values), None, ["C", "A", "W"])
+    rows, sums, _ = sum_duplicate_rows(gradient.indices, values.reshape(len(gradient.indices), -1))
+    return Rows(rows, sums)
 
 
 def rows_of(value: Array) -> tuple[int, int]:

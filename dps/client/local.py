@@ -1,0 +1,131 @@
+"""The calls of a session that trains in local mode: on a copy of its own, whose movement is pushed once in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dps.client.loading import check_finite
+from dps.client.session import Session
+from dps.client.turns import one_at_a_time
+from dps.local_copy import LocalCopy
+from dps.reply import Push, Reply, Version
+from dps.update import Local
+from dps.variables.layout import Gradient
+from dps.variables.packed import PackedGradient
+from dps.variables.tree import Rows
+
+
+class LocalSession(Session):
+    """A session in local mode. It talks to the ps when it joins and at the end of each round, and else to nobody."""
+
+    _own: LocalCopy
+    _round: int
+    """How many steps a round has."""
+
+    @staticmethod
+    def begin(session: Session) -> None:
+        """Make the calls of an open session those of local mode."""
+        connection, mode = session._connection, session.update
+        session.__class__ = LocalSession
+        assert isinstance(session, LocalSession) and isinstance(mode, Local)
+        session._own, session._round = LocalCopy(connection.agreed.plan, connection.membership), mode.steps
+
+    def _ready(self, timeout: float | None) -> LocalCopy:
+        """The own copy. Where a round begins it takes the common values; blocks for them."""
+        self._waiter.check_open()
+        connection = self._connection
+        while self._own.ended or self._own.membership is not connection.membership:
+            self._pushes.drain()
+            common = self._pulls.finish(self._pulls.start(None, None, after=False), timeout)
+            if self._own.membership is not connection.membership:
+                self._own = LocalCopy(connection.agreed.plan, connection.membership)
+            self._own.begin(common)
+        return self._own
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    @one_at_a_time
+    def push(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Push:
+        """As Session.push: a step of the own copy. The last one of a round waits for the other workers."""
+        gradients, own = self._gradients(grads, loss), self._ready(timeout)
+        self._check(gradients, "gradient")
+        own.apply(gradients, self._round * self._connection.steps.local_step + own.steps)
+        if own.steps == self._round:
+            return self._end_round(loss, timeout)
+        result = Push(self.global_step, True)
+        self._reports.settled(result, loss)
+        return result
+
+    def _end_round(self, loss: Any, timeout: float | None) -> Push:
+        """Push how far the own copy has moved, and wait for the other workers."""
+        moved = self._own.moved()
+        self._own.ended = True
+        self._check(moved, "movement")
+        return self._pushes.finish(self._pushes.start(moved, loss, timeout), timeout)
+
+    def _check(self, gradients: Mapping[int, Gradient], what: str) -> None:
+        agreed = self._connection.agreed
+        if agreed.settings.get("check_finite", True):
+            for index, gradient in gradients.items():
+                assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
+                values = gradient.values if isinstance(gradient, Rows) else gradient
+                check_finite(f"the {what} of {agreed.plan.variables[index].name}", values)
+
+    def _finish_pushes(self) -> None:
+        """What was learned since the last round counts when the session is closed."""
+        if self._own.steps and not self._own.ended and self._own.membership is self._connection.membership:
+            self._end_round(None, None)
+        super()._finish_pushes()
+
+    def push_async(self, grads: Any, loss: Any = None) -> Reply[Push]:
+        """As Session.push_async; the last push of a round blocks."""
+        return _there(self.push(grads, loss))
+
+    def step(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Any:
+        """As Session.step."""
+        self.push(grads, loss, timeout)
+        return self.pull(timeout=timeout)
+
+    @one_at_a_time
+    def assign(self, values: Any, timeout: float | None = None) -> None:
+        """As Session.assign: the own copy is set at once, and the common values after the round."""
+        super().assign(values, timeout)
+        self._ready(timeout).assign(values)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @one_at_a_time
+    def pull(
+        self, names: Sequence[str] | None = None, out: Any = None, if_newer_than: Version | None = None,
+        timeout: float | None = None,
+    ) -> Any:  # fmt: skip
+        """As Session.pull, of the own copy."""
+        own = self._ready(timeout)
+        if if_newer_than is not None and own.is_common and if_newer_than == self.version:
+            return None
+        values = own.values(names)
+        return values if out is None else self._filled(out, values)
+
+    def pull_async(self, names: Sequence[str] | None = None) -> Reply[Any]:
+        """As Session.pull_async; where a round begins it blocks."""
+        return _there(self.pull(names))
+
+    @contextmanager
+    def _held(self, timeout: float | None) -> Iterator[Any]:
+        yield self._ready(timeout).values(None, still=True)
+
+    @one_at_a_time
+    def lookup(self, name: Any, rows: Any = None, timeout: float | None = None, out: Any = None) -> Any:
+        """As Session.lookup, of the own copy."""
+        return self._ready(timeout).lookup(name, rows, out)
+
+    def lookup_async(self, name: Any, rows: Any = None, out: Any = None) -> Any:
+        """As Session.lookup_async; where a round begins it blocks."""
+        return _there(self.lookup(name, rows, None, out))
+
+
+def _there(result: Any) -> Reply[Any]:
+    """A reply whose result is there."""
+    return Reply(lambda timeout: result, lambda: True, lambda: getattr(result, "accepted", None))
