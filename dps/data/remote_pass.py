@@ -172,10 +172,7 @@ class RemotePass:
         """End the pass: batches that this worker has not finished go to others. A second call does nothing."""
         if not self._closed:
             self._end()
-            away, streams = self._caller.away, self._streams
-            asked = [
-                self._caller.start(s.to, s.leave(), lambda answer: True) for s in streams if s.to.address not in away
-            ]
+            asked = [self._caller.start(s.to, s.leave(), lambda answer: True) for s in self._streams]
             self._caller.wait(asked, LEAVE_S)
             self._caller.close()
 
