@@ -31,6 +31,9 @@ from typing import Any
 CANCELLED = 130
 """The exit code of a task that was stopped from outside: by a second Ctrl-C, or at the end of a grace period."""
 
+NOT_FINITE = "has NaN or infinite values"
+"""What a gradient or a value is refused for; `advised` says what to try."""
+
 
 class DpsError(Exception):
     """Root of all error classes of dps. `exit_code` is the exit code of a `dps` command that ends by this error.
@@ -212,3 +215,12 @@ def remote_error(name: str, text: str, task: str, traceback: str) -> RemoteError
     if traceback:
         error.add_note(f"the traceback on {task}:\n{traceback}")
     return error
+
+
+def advised(refusal: str) -> str:
+    """Why a push was refused, with what to try where a gradient is not finite."""
+    if NOT_FINITE not in refusal:
+        return refusal
+    return (
+        f"{refusal}; nothing of it was applied: lower the rate, clip gradients, or look for a 0/0 or log(0) in the loss"
+    )

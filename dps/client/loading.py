@@ -11,6 +11,7 @@ from dps.client.cargo import About, ArraysCargo, Cargo, Run, RunCargo
 from dps.client.connection import Connection
 from dps.client.dense import gather, is_whole
 from dps.client.lanes import Peer
+from dps.errors import NOT_FINITE, advised
 from dps.transport.dtypes import is_float
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
@@ -134,4 +135,4 @@ def check_finite(what: str, values: Array) -> None:
     with np.errstate(all="ignore"):
         suspect = is_float(values.dtype) and not np.isfinite(np.sum(values))
     if suspect and not np.isfinite(values).all():
-        raise ValueError(f"{what} has NaN or infinite values")
+        raise ValueError(advised(f"{what} {NOT_FINITE}"))

@@ -16,7 +16,7 @@ from dps.client.lanes import Peer
 from dps.client.loading import Loader
 from dps.client.transfers import PushTransfer
 from dps.client.waiting import Operation, Waiter
-from dps.errors import PermissionDenied
+from dps.errors import PermissionDenied, advised
 from dps.protocol import APPLIED, REFUSED, WINDOW
 from dps.reply import Push
 from dps.transport.wire import Array
@@ -305,7 +305,7 @@ class Pushes:
         operation.raise_error()
         assert operation.outcome is not None
         if operation.refusal:
-            raise ValueError(operation.refusal)
+            raise ValueError(advised(operation.refusal))
         return operation.outcome
 
     def drain(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dps.errors import NOT_FINITE
 from dps.kernels import cpu, halves
 from dps.transport.wire import Array
 from dps.variables.tree import Rows
@@ -43,4 +44,4 @@ def not_finite(name: str, gradient: Array | Rows) -> str:
     """That a gradient has NaN or infinite values, as a sentence; "" if it has none."""
     array = np.asarray(gradient.values if isinstance(gradient, Rows) else gradient)
     sound = halves.all_finite(array) if halves.is_half(array.dtype) else bool(cpu.all_finite(array.reshape(-1)))
-    return "" if sound else f"the gradient of {name} has NaN or infinite values"
+    return "" if sound else f"the gradient of {name} {NOT_FINITE}"

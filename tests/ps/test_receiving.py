@@ -190,7 +190,7 @@ def test_what_is_staged_is_a_copy() -> None:
         ),
         (A, (np.array([-1]), np.zeros((1, 2), np.float32)), "row -1 of a is out of range; wanted 0 to 3"),
         (A, (np.array([0]), np.zeros((2, 2), np.float32)), r"has shape \(2, 2\); its row numbers want \(1, 2\)"),
-        (A, (np.array([0], np.int32), np.zeros((1, 2), np.float32)), "got indices int32"),
+        (A, (np.array([0], np.int16), np.zeros((1, 2), np.float32)), "got indices int16"),
         (S, (np.array([0]), np.zeros(1, np.float32)), "s is a scalar; it has no rows"),
     ],
 )

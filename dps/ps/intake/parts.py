@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.errors import ProtocolError
+from dps.errors import NOT_FINITE, ProtocolError
 from dps.protocol import DENSE, LISTED, PACKED, ROWS, VALUE, Push
 from dps.ps.intake.borrowed import Borrowed, writable
 from dps.ps.intake.rowlists import row_gradient
@@ -56,7 +56,7 @@ class Parts:
             try:
                 gradient = self._gradient(part, how, number, place)
                 if check_finite and not is_finite(gradient.values if isinstance(gradient, RowGradient) else gradient):
-                    raise ValueError(f"the {_what(how)} of {part.name} has NaN or infinite values")
+                    raise ValueError(f"the {_what(how)} of {part.name} {NOT_FINITE}")
                 found[part.index] = gradient  # type: ignore[assignment]  # a value is an array
             except ValueError as error:
                 self.problem = self.problem or str(error)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dps.errors import NOT_FINITE
 from dps.kernels import cpu, halves
 from dps.transport.wire import Array
 from dps.variables.plan import Arena
@@ -124,7 +125,7 @@ def not_finite(arena: Arena, gradient: Array, start: int) -> str:
     first = start + int(np.flatnonzero(~np.isfinite(gradient))[0])
     for part, begin in zip(arena.parts, arena.starts, strict=True):
         if begin <= first < begin + part.size:
-            return f"the gradient of {part.name} has NaN or infinite values (first at element {first - begin})"
+            return f"the gradient of {part.name} {NOT_FINITE} (first at element {first - begin})"
     return ""
 
 

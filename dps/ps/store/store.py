@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from dps.errors import NOT_FINITE
 from dps.kernels import rows as row_kernels
 from dps.ps.store.arena import ArenaMemory, Buffer
 from dps.ps.store.crew import crew_of
@@ -289,4 +290,4 @@ def _check_rows(part: Part, rows: Array) -> None:
 def _part_not_finite(memory: ArenaMemory, number: int, gradient: Array | RowGradient) -> str:
     if is_finite(gradient.values if isinstance(gradient, RowGradient) else gradient):
         return ""
-    return f"the gradient of {memory.arena.parts[memory.places[number][0]].name} has NaN or infinite values"
+    return f"the gradient of {memory.arena.parts[memory.places[number][0]].name} {NOT_FINITE}"
