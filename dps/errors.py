@@ -219,5 +219,5 @@ def remote_error(name: str, text: str, task: str, traceback: str) -> RemoteError
 
 def advised(refusal: str) -> str:
     """Why a push was refused, with what to try where a gradient is not finite."""
-    advice = "nothing of it was applied; lower the learning rate, clip gradients, or look for a 0/0 or log(0) in the loss"
+    advice = "nothing was applied; lower the learning rate, clip gradients, or look for a 0/0 or log(0) in the loss"
     return f"{refusal}: {advice}" if NOT_FINITE in refusal else refusal
