@@ -168,7 +168,7 @@ class GpuCopy:
 def ready(gradient: Gradient) -> Gradient:
     """A gradient as `update` takes it: contiguous, and each row once. Rows of halves become float32."""
     if not isinstance(gradient, Rows):
-        return np.require(gradient, None, ["C", "A", "W"])
+        return np.require(gradient, None, ["C", "A"])
     values = np.require(widened(gradient.values), None, ["C", "A", "W"])
     rows, sums, _ = sum_duplicate_rows(gradient.indices, values.reshape(len(gradient.indices), -1))
     return Rows(rows, sums)

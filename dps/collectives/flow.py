@@ -14,8 +14,17 @@ from dps.collectives.routes import Algorithm, Part, Route
 from dps.errors import ProtocolError
 from dps.transport.wire import Array
 
+Bring = Callable[[int], Array]
+"""Returns this member's part of a piece; where it is to leave, as it then lies in `given`."""
 Total = Callable[[Array, Sequence[Array]], None]
 """Writes the sum of arrays, added in their order, to the first argument, which is none of them."""
+
+
+def still(array: Array) -> Array:
+    """The array, read-only."""
+    view: Array = array.view()
+    view.flags.writeable = False
+    return view
 
 
 class Phase(IntEnum):
@@ -53,17 +62,21 @@ class Flow:
 
     def __init__(
         self, what: str, rank: int, size: int, parts: Sequence[Part], algorithm: Algorithm,
-        given: Array, result: Array, total: Total, window: int = 16,
+        given: Array, result: Array, total: Total, window: int = 16, bring: Bring | None = None, lends: bool = False,
     ) -> None:  # fmt: skip
+        # More than 9 parameters: what is done, and where the data lie; nothing of it changes.
         """`window`: at most so many of this member's pieces are under way. `given` may be `result`, where nothing is
-        added."""
+        added. `bring`: fills `given`, a piece at a time. `lends`: results in a peer's memory are not copied."""
         self.what, self.number = what, 0
         self.rank, self.parts, self.result = rank, parts, result
         self._placed = given is result
-        self.given = given.view()
-        self.given.flags.writeable = False  # as what comes is, so that kernels are compiled once
+        self.given = still(given)  # as what comes is, so that kernels are compiled once
         self._routes = [algorithm(rank, size, root) for root in range(size)]
-        self._total, self._window = total, window
+        self._total, self._window, self._bring, self.lends = total, window, bring, lends
+        self.lent: dict[int, Array] = {}
+        """The pieces of the result that lie in a peer's memory."""
+        self.wholes: dict[int, Array] = {}
+        """The results of peers, by rank, of which pieces were lent."""
         self._state = bytearray(len(parts))
         self._counted = bytearray(len(parts))
         """Which pieces count for the window."""
@@ -103,12 +116,12 @@ class Flow:
             route = self._route(index)
             if route.source < 0 and not route.takes:
                 if not self._placed:
-                    self.result[self.span(index)] = self.given[self.span(index)]
+                    self.result[self.span(index)] = self._own(index)
                 self._finish(index)
         self._fill()
 
-    def came(self, rank: int, index: int, phase: Phase, data: Array | None) -> None:
-        """A message about a piece has come; UP and DOWN carry data."""
+    def came(self, rank: int, index: int, phase: Phase, data: Array | None, lent: bool = False) -> None:
+        """A message about a piece has come; UP and DOWN carry data, which may lie in the peer's memory (`lent`)."""
         span, state = self.span(index), self._state[index]
         if phase is Phase.ASK:
             self._asked(rank, index)
@@ -117,9 +130,13 @@ class Flow:
             raise ProtocolError(f"{self.what}: got {got} for elements {span.start} to {span.stop}")
         elif phase is Phase.DOWN:
             if state != FINAL:
-                self.result[span] = data
+                if lent and self.lends:
+                    self.lent[index] = data
+                else:
+                    self.result[span] = data
                 self._finish(index)
         elif state == FINAL:
+            self.take(index)
             self.out.append(Send(rank, index, Phase.DOWN, False))  # it has missed the result
         elif rank in self._route(index).takes:
             held = self._held.setdefault(index, {})
@@ -130,6 +147,7 @@ class Flow:
     def _asked(self, rank: int, index: int) -> None:
         route = self._route(index)
         if self._state[index] == FINAL:
+            self.take(index)
             self.out.append(Send(rank, index, Phase.DOWN, False))
         elif self._state[index] == SENT and rank in route.up:
             self.out.append(Send(rank, index, Phase.UP, self._sends_own(route)))
@@ -152,6 +170,15 @@ class Flow:
         missing = [index for index in range(len(self.parts)) if self._state[index] != FINAL]
         self.out = [Send(source, index, Phase.ASK, False) for index in missing]
 
+    def take(self, index: int) -> None:
+        """Copy a piece of the result that lies in a peer's memory."""
+        if index in self.lent:
+            self.result[self.span(index)] = self.lent.pop(index)
+
+    def _own(self, index: int) -> Array:
+        """This member's part of a piece."""
+        return self.given[self.span(index)] if self._bring is None else still(self._bring(index))
+
     # -- one piece ----------------------------------------------------------------------------------------------
 
     def _sends_own(self, route: Route) -> bool:
@@ -167,12 +194,13 @@ class Flow:
             if self._state[index] == OPEN:
                 self._state[index], self._counted[index] = SENT, 1
                 self._under_way += 1
+                self._own(index)
             self.out += [Send(rank, index, Phase.UP, True) for rank in route.up]
 
     def _add(self, index: int) -> None:
         """All parts of a piece are here."""
         span, route, parts = self.span(index), self._route(index), self._held.pop(index)
-        parts[self.rank] = self.given[span]
+        parts[self.rank] = self._own(index) if self._state[index] == OPEN else self.given[span]
         self._total(self.result[span], [parts[rank] for rank in sorted(parts)])
         if route.source < 0:
             self._finish(index)

@@ -11,11 +11,12 @@ import numpy as np
 
 from dps.actors.patience import Patience
 from dps.collectives.flow import Flow
+from dps.collectives.fusing import Fused, results
 from dps.collectives.member import Formed, Member, Who
 from dps.collectives.memory import GIVEN, RESULT
 from dps.collectives.messages import MEMBER
 from dps.collectives.node import CallersNode, beside
-from dps.collectives.routes import ALGORITHMS, Algorithm, everyone, gather, parts_of, slots
+from dps.collectives.routes import ALGORITHMS, Algorithm, direct, everyone, gather, owned, parts_of, ring, slots
 from dps.errors import ConfigError, DeadlineExceeded, TaskLost
 from dps.kernels.totals import largest, total
 from dps.standing import Home
@@ -30,7 +31,7 @@ LOOK_S = 0.5
 LINGER_S = 2.0
 """How long a member that leaves serves others, which may need its last result."""
 LEAVE_AGAIN_S = 0.05
-SMALL_NBYTES = 64 << 10
+SMALL_NBYTES = 256 << 10
 """Up to so many bytes of all members together, each sends its part to all others."""
 HELLO = "the beginning of a generation"
 Own = Callable[[Sequence[Array]], Any]
@@ -48,11 +49,12 @@ class Group:
 
     def __init__(
         self, home: Home, binding: Binding, name: str = "workers", *, replicas: int = 1, algorithm: str | Own = "auto",
-        on_loss: str = "continue", timeout: float = 60.0,
+        on_loss: str = "continue", lane: bool = True, timeout: float = 60.0,
     ) -> None:  # fmt: skip
-        """Blocks until all workers have come. `binding`: how the task's own node listens."""
+        """Blocks until all workers have come. `binding`: how the task's own node listens. `lane`: whether
+        members on one machine use shared memory; the same on all."""
         self._runtime, self._over, self._timeout = home.runtime, home.over, timeout
-        self._algorithm, self._closed, self._greeted = algorithm, False, 0
+        self._algorithm, self._closed, self._greeted, self._lane = algorithm, False, 0, lane
         self._known: Formed | None = None
         """The members of the last complete operation: all members know the same ones."""
         self._together = False
@@ -109,7 +111,7 @@ class Group:
     def all_reduce(self, arrays: Sequence[Array], op: str = "sum") -> list[Array]:
         """The sums, or maxima, of the members' arrays, element by element. Blocks until all members have called it.
 
-        Arrays of one dtype travel together. The results are read-only, and change with the second next operation.
+        Arrays of one dtype travel together. The results are read-only, and change with the next operation.
 
         Args:
             arrays: Numbers; of the same shapes and dtypes on all members.
@@ -125,42 +127,42 @@ class Group:
         for index, array in enumerate(arrays):
             by_dtype.setdefault(array.dtype, []).append(index)
         for dtype, indices in by_dtype.items():
-            run = self._reduce_run([arrays[index] for index in indices], dtype, op)
-            run, at = run if len(by_dtype) == 1 else run.copy(), 0
-            for index in indices:
-                array = arrays[index]
-                found[index] = run[at : at + array.size].reshape(array.shape)
-                at += array.size
+            made = self._reduce([arrays[index] for index in indices], dtype, op)
+            for index, array in zip(indices, made, strict=True):
+                found[index] = array if len(by_dtype) == 1 else array.copy()
         return found
 
-    def _reduce_run(self, arrays: Sequence[Array], dtype: Any, op: str) -> Array:
-        count = sum(array.size for array in arrays)
+    def _reduce(self, arrays: Sequence[Array], dtype: Any, op: str) -> list[Array]:
+        """The sums of arrays of one dtype."""
+        count, shapes = sum(array.size for array in arrays), [array.shape for array in arrays]
         if not count:
-            return np.empty(0, dtype)
+            return [np.empty(shape, dtype) for shape in shapes]
         if callable(self._algorithm):
             return self._own(arrays, dtype, count)
         what = f"all_reduce {op!r} of {count} {np.dtype(dtype).name}"
 
         def make(formed: Formed, own: Array, result: Array) -> Flow:
-            size, at = len(formed.members), 0
-            for array in arrays:
-                np.copyto(own[at : at + array.size].reshape(array.shape), array)
-                at += array.size
+            rank, size, most = formed.rank, len(formed.members), self._piece(dtype)
             chosen = self._choice(count * np.dtype(dtype).itemsize, size)
-            parts = parts_of(count, 1 if chosen is everyone else size, self._piece(dtype))
-            return Flow(what, formed.rank, size, parts, chosen, own, result, TOTALS[op], self._window(size))
+            lends = chosen is direct and self._together
+            parts = owned([a.size for a in arrays], size, most)[0] if lends else (
+                parts_of(count, 1 if chosen is everyone else size, most)
+            )  # fmt: skip
+            fused = Fused(arrays, own, parts, [chosen(rank, size, root) for root in range(size)])
+            how = TOTALS[op], self._window(size), fused.bring, lends
+            return Flow(what, rank, size, parts, chosen, own, result, *how)
 
-        return self._perform(what, dtype, lambda formed: count, make).result[:count]
+        return results(self._perform(what, dtype, lambda formed: count, make), shapes)
 
     def _choice(self, nbytes: int, size: int) -> Algorithm:
         """The algorithm for a run of so many bytes; the same on all members."""
         if self._algorithm != "auto":
             return ALGORITHMS[str(self._algorithm)]
-        if size == 2 or nbytes * size <= SMALL_NBYTES:
-            return everyone
-        return ALGORITHMS["direct" if self._together else "ring"]
+        if self._together and nbytes > SMALL_NBYTES:
+            return direct
+        return everyone if size == 2 or nbytes * size <= SMALL_NBYTES else ring
 
-    def _own(self, arrays: Sequence[Array], dtype: Any, count: int) -> Array:
+    def _own(self, arrays: Sequence[Array], dtype: Any, count: int) -> list[Array]:
         """The result of an algorithm of the user's, which each member computes for itself."""
         run = np.concatenate([np.ascontiguousarray(array).reshape(-1) for array in arrays])
         rows = self.gather([run])
@@ -169,7 +171,8 @@ class Group:
             raise ConfigError(
                 f"cross_device_ops: the function returned {found.dtype} {found.shape}, wanted {dtype} ({count},)"
             )
-        return found
+        ends = np.cumsum([array.size for array in arrays])
+        return [part.reshape(a.shape) for a, part in zip(arrays, np.split(found, ends[:-1]), strict=True)]
 
     def gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         """The arrays of all members, in their order. Shapes may differ from member to member. Blocks as `all_reduce`.
@@ -294,7 +297,8 @@ class Group:
         member, deadline = self._member, self._runtime.now() + self._timeout
         while self._greeted != self._formed.generation:
             formed = self._formed
-            size, row = len(formed.members), member.readable()
+            size = len(formed.members)
+            row = member.readable() if self._lane else np.zeros(size, np.uint8)
 
             def make(formed: Formed, own: Array, result: Array, row: Array = row) -> Flow:
                 size = len(formed.members)

@@ -268,19 +268,25 @@ class Member(Actor):
             data = self._read(flow, message)
             if data is None:
                 return
-        flow.came(message.rank, message.index, phase, data)
+        flow.came(message.rank, message.index, phase, data, bool(message.memory))
         self._carry_out(work)
 
     def _read(self, flow: Flow, message: Piece) -> Array | None:
         """The data of a piece in its sender's memory; None, and the sender is told, if it cannot be read."""
         span, item = flow.span(message.index), flow.result.dtype.itemsize
+        whole: Array
         try:
-            found = self._peers.read(message.memory, (span.stop - span.start) * item)
+            *name, first = message.memory
+            whole = self._peers.whole(name).view(flow.result.dtype)
+            if first != span.start * item or span.stop > whole.size:
+                raise Unavailable(f"memory of {whole.nbytes} bytes has no {span} at {first}")
         except Unavailable as error:
             log.warning("%s: %s; pieces travel over sockets", self.node.name, error)
             self._send(flow, message.rank, message.index, Phase.PLAIN, [], ())
             return None
-        return found.view(flow.result.dtype)
+        if message.phase == Phase.DOWN:
+            flow.wholes[message.rank] = whole
+        return whole[span]
 
     def _carry_out(self, work: Work) -> None:
         """Send what the operation wants to be sent, and note that it is complete."""

@@ -15,7 +15,7 @@ from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 
 GIVEN, RESULT = 0, 1
-LEAST = 1 << 16
+LEAST, ALIGN = 1 << 16, 64
 
 
 class Region:
@@ -49,7 +49,7 @@ class Memories:
         key = number % 2, kind
         found = self._regions.get(key)
         if found is None or found.array.size < nbytes or (self.shared and not found.name):
-            size = max(LEAST, nbytes + nbytes // 8)
+            size = -(-max(LEAST, nbytes + nbytes // 8) // ALIGN) * ALIGN
             found = self._regions[key] = Region(self._runtime, size, self.shared)
         return found
 
@@ -65,9 +65,8 @@ class Peers:
         self._runtime = runtime
         self._attached: dict[tuple[Any, ...], Array] = {}
 
-    def read(self, memory: list[Any], nbytes: int) -> Array:
-        """`nbytes` bytes of a peer's memory: the name, and the first byte. Raises Unavailable if it cannot be read."""
-        *name, first = memory
+    def whole(self, name: list[Any]) -> Array:
+        """A peer's memory, by its name. Raises Unavailable if it cannot be read."""
         key = tuple(name)
         found = self._attached.get(key)
         if found is None:
@@ -75,9 +74,7 @@ class Peers:
             same = [other for other in self._attached if other[:1] == key[:1]]
             for old in same[:-8]:  # a process has four, and those that it had before
                 del self._attached[old]
-        if not 0 <= first <= found.size - nbytes:
-            raise Unavailable(f"memory of {found.size} bytes has no {nbytes} at {first}")
-        return found[first : first + nbytes]
+        return found
 
     def can_read(self, name: list[Any]) -> bool:
         """Whether a peer's memory can be read."""

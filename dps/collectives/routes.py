@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
+
+SLACK = 8
+"""A slice may be larger than its share by one of so many parts."""
 
 
 class Part(NamedTuple):
@@ -94,3 +98,21 @@ def slots(counts: list[int], most: int) -> list[Part]:
         parts += [Part(at, min(at + most, first + count), root) for at in range(first, first + count, most)]
         first += count
     return parts
+
+
+def owned(sizes: list[int], size: int, most: int) -> tuple[list[Part], list[int]]:
+    """Arrays that lie one after the other, in as many slices as there are members, each with a root of its own, and
+    these in pieces; and where each slice begins. Slices end where arrays do, if that makes them nearly equal."""
+    ends = list(itertools.accumulate(sizes))
+    count = ends[-1] if ends else 0
+    first = [0]
+    for root in range(1, size):
+        target = count * root // size
+        near = min(ends, key=lambda end: abs(end - target), default=0)
+        first.append(max(first[-1], near if abs(near - target) * SLACK <= count // size else target))
+    slices = [parts_of(b - a, 1, most) for a, b in zip(first, [*first[1:], count], strict=True)]
+    parts = [
+        Part(first[root] + of[i].start, first[root] + of[i].stop, root)
+        for i in range(max(map(len, slices))) for root, of in enumerate(slices) if i < len(of)
+    ]  # fmt: skip
+    return parts, first
