@@ -3,8 +3,8 @@
     python benchmarks/allreduce.py [--workers 2 4] [--works 100k resnet] [--seconds 4] [--sizes] [--plot FILE]
 
 Each round times some operations of each way, in turn, in all workers at once. Printed are medians over rounds in
-milliseconds, and the median of the rounds' ratios to gloo. gloo sums one flat buffer that is there already; `gloo, copied`
-also copies the variables into it and out of it, as DDP does, and as dps's times include. `--sizes` compares sums through
+milliseconds, and the median of the rounds' ratios to gloo. gloo sums one flat buffer that is there already;
+`gloo, copied` also copies the variables into it and out of it, as DDP does. `--sizes` compares sums through
 a ps with all-reduce, over many sizes. Needs torch.
 """
 
@@ -32,7 +32,7 @@ def resnet() -> list[tuple[int, ...]]:
     sys.path.insert(0, os.path.join(os.path.dirname(__file__), "peers"))
     import common  # type: ignore[import-not-found]
 
-    found: list[tuple[int, ...]] = common.resnet50_shapes()
+    found: list[tuple[int, ...]] = common.resnet50_shapes()  # type: ignore[no-untyped-call]
     return found
 
 

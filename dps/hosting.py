@@ -50,6 +50,12 @@ class HostedChief:
         node.host(DIRECTORY, Directory())
         node.host(EXAMINER, Examiner())
         node.host(GROUPS, Groups(expected[1], self._actor.cluster.group, self._left_group))
+        if cluster and "ps" not in cluster.jobs:
+            self.without_ps()
+
+    def without_ps(self) -> None:
+        """The run is to have no ps."""
+        self._actor.cluster.group()
 
     def _ended(self, code: int, reason: str) -> None:
         """The run is over. The chief still answers for a moment, so that every task hears the reason."""

@@ -164,6 +164,8 @@ class Server:
             where, is_task = where_flags(self.cluster, self._chief, self._network_flags()), self.job == "chief"
             told = expected, wire, where, owned, restarted, is_task
             self._hosted = HostedChief(self._node, self._standing, self.cluster, *told)
+            if ps == 0:
+                self._hosted.without_ps()
         if self.job == "ps":
             from dps.ps.server import PsActor  # imports numba, which only a ps needs
 

@@ -85,6 +85,8 @@ class Flow:
         self._next = self._under_way = self._finals = 0
         self._source = -1
         """From whom all that is missing comes, after members were lost."""
+        self.shown = False
+        """Whether parts are shown on boards, so that none is sent."""
         self.out: list[Send] = []
 
     @property
@@ -96,6 +98,12 @@ class Flow:
     def progress(self) -> tuple[int, int]:
         """Changes whenever something has come that was missing."""
         return self._finals, sum(map(len, self._held.values()))
+
+    def missing(self) -> list[int]:
+        """From whom a part of the first piece is missing; of operations that have one piece."""
+        if self.done or self._state[0] == FINAL or self._source >= 0:
+            return []
+        return [rank for rank in self._route(0).takes if rank not in self._held.get(0, ())]
 
     def span(self, index: int) -> slice:
         """The elements of a piece."""
@@ -138,7 +146,7 @@ class Flow:
         elif state == FINAL:
             self.take(index)
             self.out.append(Send(rank, index, Phase.DOWN, False))  # it has missed the result
-        elif rank in self._route(index).takes:
+        elif rank in self._route(index).takes and (state == OPEN or self._route(index).early):
             held = self._held.setdefault(index, {})
             held[rank] = data
             if len(held) == len(self._route(index).takes):

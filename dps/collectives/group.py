@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from dps.actors.patience import Patience
+from dps.collectives.board import PLACE_NBYTES
 from dps.collectives.flow import Flow
 from dps.collectives.fusing import Fused, results
 from dps.collectives.member import Formed, Member, Who
 from dps.collectives.memory import GIVEN, RESULT
 from dps.collectives.messages import MEMBER
 from dps.collectives.node import CallersNode, beside
-from dps.collectives.routes import ALGORITHMS, Algorithm, direct, everyone, gather, owned, parts_of, ring, slots
+from dps.collectives.routes import ALGORITHMS, Algorithm, Part, direct, everyone, gather, owned, parts_of, ring, slots
 from dps.errors import ConfigError, DeadlineExceeded, TaskLost
 from dps.kernels.totals import largest, total
 from dps.standing import Home
@@ -31,6 +32,10 @@ LOOK_S = 0.5
 LINGER_S = 2.0
 """How long a member that leaves serves others, which may need its last result."""
 LEAVE_AGAIN_S = 0.05
+WATCH_S = 1e-4
+"""How long a member only looks at the others' boards, before it also receives messages."""
+WATCHES_S = 1e-3, 1e-2
+"""The longest time between two looks; and in the simulator, where each look costs as much as anything else."""
 SMALL_NBYTES = 256 << 10
 """Up to so many bytes of all members together, each sends its part to all others."""
 HELLO = "the beginning of a generation"
@@ -145,6 +150,8 @@ class Group:
             rank, size, most = formed.rank, len(formed.members), self._piece(dtype)
             chosen = self._choice(count * np.dtype(dtype).itemsize, size)
             lends = chosen is direct and self._together
+            if chosen is everyone and self._shows(count * np.dtype(dtype).itemsize):
+                return self._shown(formed, what, arrays, result, TOTALS[op])
             parts = owned([a.size for a in arrays], size, most)[0] if lends else (
                 parts_of(count, 1 if chosen is everyone else size, most)
             )  # fmt: skip
@@ -158,9 +165,22 @@ class Group:
         """The algorithm for a run of so many bytes; the same on all members."""
         if self._algorithm != "auto":
             return ALGORITHMS[str(self._algorithm)]
-        if self._together and nbytes > SMALL_NBYTES:
-            return direct
+        if self._together:
+            return everyone if self._shows(nbytes) else direct
         return everyone if size == 2 or nbytes * size <= SMALL_NBYTES else ring
+
+    def _shows(self, nbytes: int) -> bool:
+        """Whether members write their parts to their boards, and look at those of the others."""
+        return self._together and nbytes <= PLACE_NBYTES
+
+    def _shown(self, formed: Formed, what: str, arrays: Sequence[Array], result: Array, how: Any) -> Flow:
+        """The sum of parts on boards. A part is written as a whole."""
+        rank, size = formed.rank, len(formed.members)
+        room = self._member.room(self._member.completed + 1, result.nbytes).view(result.dtype)
+        fused = Fused(arrays, room, [Part(0, result.size, 0)], [everyone(rank, size, 0)])
+        flow = Flow(what, rank, size, [Part(0, result.size, 0)], everyone, room, result, how, 1, fused.bring)
+        flow.shown = True
+        return flow
 
     def _own(self, arrays: Sequence[Array], dtype: Any, count: int) -> list[Array]:
         """The result of an algorithm of the user's, which each member computes for itself."""
@@ -286,7 +306,7 @@ class Group:
         if flow is None:
             return None
         member.begin(flow, *regions)
-        self._wait(lambda: member.idle, f"{what} (number {number})", deadline - self._runtime.now())
+        self._wait(member.look, f"{what} (number {number})", deadline - self._runtime.now(), flow.shown)
         if member.completed < number:
             return False
         self._known = formed if what != HELLO else self._known
@@ -313,10 +333,23 @@ class Group:
                 member.memories.shared = bool(member.readers)
                 self._together, self._greeted = int(table.sum()) == size * (size - 1), formed.generation
 
-    def _wait(self, ready: Callable[[], bool], what: str, timeout: float) -> None:
-        """Work until something is so. Raises what has ended the group, TaskLost and DeadlineExceeded."""
-        member, began, patience = self._member, self._runtime.now(), Patience()
-        while not self._node.work(lambda: ready() or member.error is not None, max(0.0, min(LOOK_S, timeout))):
+    def _watch(self, ready: Callable[[], bool]) -> None:
+        """Look for a moment whether something is so, and do nothing else."""
+        if not self._runtime.simulated:
+            end = self._runtime.now() + WATCH_S
+            while not ready() and self._runtime.now() < end:
+                pass
+
+    def _wait(self, ready: Callable[[], bool], what: str, timeout: float, watches: bool = False) -> None:
+        """Work until something is so; `watches`: no message tells when. Raises what has ended the group, TaskLost and
+        DeadlineExceeded."""
+        member, began, patience, waited_s = self._member, self._runtime.now(), Patience(), 0.0
+        if watches:
+            self._watch(ready)
+        while True:
+            most_s = min(max(waited_s / 16, WATCH_S), WATCHES_S[self._runtime.simulated]) if watches else LOOK_S
+            if self._node.work(lambda: ready() or member.error is not None, max(0.0, min(most_s, timeout))):
+                break
             over, waited_s = self._over(), self._runtime.now() - began
             if over is not None:
                 raise TaskLost(f"{what}: {over[1] or 'the run has ended'}")

@@ -12,6 +12,7 @@ from dps.actors.actor import Actor
 from dps.actors.ref import Ref, Sender
 from dps.actors.tickets import digest
 from dps.actors.timer import Timer
+from dps.collectives.board import Board, Place
 from dps.collectives.flow import Flow, Phase
 from dps.collectives.memory import GIVEN, RESULT, Memories, Peers, Region
 from dps.collectives.messages import GROUPS, LEFT, MEMBER, GroupIs, JoinGroup, LeaveGroup, Piece
@@ -104,7 +105,8 @@ class Member(Actor):
     def started(self) -> None:
         runtime = self.node.runtime
         self.memories, self._peers = Memories(runtime), Peers(runtime)
-        self._probe = Region(runtime, 64, True)
+        self._board = Board(runtime)
+        self._boards: dict[int, list[Place]] = {}
         self._look()
 
     # -- the chief ----------------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ class Member(Actor):
         place = who.group, who.task, who.member, self.node.address, digest(self.node.ticket), who.replicas
         state = 0 if formed is None else formed.generation, self._frozen, self.completed, self._doing, known
         self._asked = True
-        self.node.ask(self._chief, JoinGroup(*place, self._probe.name, *state), ASK_S, self._answered)
+        self.node.ask(self._chief, JoinGroup(*place, self._board.name, *state), ASK_S, self._answered)
 
     def _answered(self, answer: Message | Exception) -> None:
         self._asked = False
@@ -191,6 +193,8 @@ class Member(Actor):
         self._patience_s, self._quiet_since = FIRST_S, self.node.now()
         self._look_after(FIRST_S)
         flow.begin()
+        if flow.shown:
+            self._board.places[flow.number % 2].show(self._stamp(flow), flow.what)
         self._carry_out(work)
         self._seen = flow.progress
         early, self._early = self._early, []
@@ -253,12 +257,7 @@ class Member(Actor):
         other = self.formed.members[message.rank].name
         if message.what != flow.what:
             if flow.number > self.completed:
-                self.fail(
-                    ConfigError(
-                        f"{other} is in {message.what}, {self.node.name} in {flow.what}: all workers must make the "
-                        "same calls in the same order, with arrays of the same shapes and dtypes"
-                    )
-                )
+                self._misfit(flow, other, message.what)
             return
         if phase is Phase.PLAIN:
             self.readers -= {message.rank}
@@ -270,6 +269,48 @@ class Member(Actor):
                 return
         flow.came(message.rank, message.index, phase, data, bool(message.memory))
         self._carry_out(work)
+
+    def _misfit(self, flow: Flow, other: str, what: str) -> None:
+        """Another member is in another operation. The others are told, too."""
+        self.fail(
+            ConfigError(
+                f"{other} is in {what}, {self.node.name} in {flow.what}: all workers must make the same calls in the "
+                "same order, with arrays of the same shapes and dtypes"
+            )
+        )
+        assert self.formed is not None
+        for rank in range(len(self.formed.members)):
+            if rank != self.formed.rank:
+                self._send(flow, rank, 0, Phase.ASK, [], ())
+
+    # -- boards -------------------------------------------------------------------------------------------------
+
+    def _stamp(self, flow: Flow) -> int:
+        assert self.formed is not None
+        return self.formed.generation << 32 | flow.number
+
+    def room(self, number: int, nbytes: int) -> Array:
+        """Where this member's part of an operation is written that is shown."""
+        return self._board.places[number % 2].room(nbytes)
+
+    def look(self) -> bool:
+        """Look at the boards of the others, if that is how their parts come; whether the operation is over."""
+        work = self.works.get(self.completed + 1)
+        if work is None or not work.flow.shown or self._frozen or self.error is not None:
+            return self.idle
+        flow, formed = work.flow, self.formed
+        assert formed is not None
+        stamp = self._stamp(flow)
+        for rank in flow.missing():
+            found = self._boards[rank][flow.number % 2].look(stamp, flow.result.nbytes)
+            if found is None:
+                return False
+            if found[0] != flow.what:
+                self._misfit(flow, formed.members[rank].name, found[0])
+                return True
+            flow.came(rank, 0, Phase.UP, found[1].view(flow.result.dtype))
+        self._carry_out(work)
+        return self.idle
 
     def _read(self, flow: Flow, message: Piece) -> Array | None:
         """The data of a piece in its sender's memory; None, and the sender is told, if it cannot be read."""
@@ -296,6 +337,7 @@ class Member(Actor):
             for to, index, phase, own in sends:
                 if phase is Phase.ASK:
                     self._send(flow, to, index, phase, [], ())
+                if phase is Phase.ASK or (flow.shown and phase is Phase.UP):
                     continue
                 region = work.regions[GIVEN if own else RESULT]
                 span = flow.span(index)
@@ -322,10 +364,15 @@ class Member(Actor):
         """For each member, whether this one can read its shared memory."""
         formed = self.formed
         assert formed is not None
-        found = [
-            rank != formed.rank and self._peers.can_read(other.memory) for rank, other in enumerate(formed.members)
-        ]
-        return np.array(found, np.uint8)
+        found = np.zeros(len(formed.members), np.uint8)
+        for rank, other in enumerate(formed.members):
+            if rank != formed.rank and other.memory:
+                try:
+                    board = self._peers.whole(other.memory)
+                except Unavailable:
+                    continue
+                found[rank], self._boards[rank] = 1, [Place(board, which) for which in (0, 1)]
+        return found
 
     def leave(self, final: bool, then: Callable[[Exception | None], None]) -> None:
         """Tell the chief that this member is done; `then` is called when it may go, or with what the chief says."""

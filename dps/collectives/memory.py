@@ -72,16 +72,6 @@ class Peers:
         if found is None:
             found = self._attached[key] = self._runtime.attach(name)
             same = [other for other in self._attached if other[:1] == key[:1]]
-            for old in same[:-8]:  # a process has four, and those that it had before
+            for old in same[1:-8]:  # a process has a board, four runs, and those that it had before
                 del self._attached[old]
         return found
-
-    def can_read(self, name: list[Any]) -> bool:
-        """Whether a peer's memory can be read."""
-        if not name:
-            return False
-        try:
-            self._runtime.attach(name)
-        except Unavailable:
-            return False
-        return True

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dps.collectives.board import PLACE_NBYTES, Place
 from dps.collectives.flow import Flow, Phase
-from dps.collectives.routes import ALGORITHMS, Algorithm, Part, gather, parts_of, slots
+from dps.collectives.routes import ALGORITHMS, Algorithm, Part, gather, owned, parts_of, slots
 from dps.errors import ProtocolError
 from dps.kernels.totals import largest, total
 
@@ -158,3 +159,26 @@ def test_sums_are_taken_in_their_order() -> None:
         out = np.empty(33, np.float32)
         total(out, arrays)
         assert out.tobytes() == wanted.tobytes()
+
+
+def test_arrays_are_owned_whole_if_that_is_nearly_fair() -> None:
+    parts, first = owned([50, 52, 48, 50], 2, 60)
+    assert first == [0, 102] and [(p.start, p.stop, p.root) for p in parts] == [
+        (0, 60, 0), (102, 162, 1), (60, 102, 0), (162, 200, 1),
+    ]  # fmt: skip
+    assert owned([100], 2, 1000)[1] == [0, 50] and owned([0, 3], 4, 9)[1] == [0, 0, 1, 2]
+    for sizes in ([], [0], [7], [3, 90, 2, 2], [1] * 9):
+        for size in (1, 2, 5):
+            covered = sorted(index for part in owned(sizes, size, 4)[0] for index in range(part.start, part.stop))
+            assert covered == list(range(sum(sizes)))
+
+
+def test_a_part_on_a_board_is_seen_when_it_is_whole() -> None:
+    board = np.zeros(2 * (PLACE_NBYTES + 256), np.uint8)
+    own, other = (Place(board, 1) for _ in range(2))
+    own.room(8)[:] = 7
+    assert other.look(3, 8) is None
+    own.show(3, "all_reduce")
+    found = other.look(3, 8)
+    assert found is not None and found[0] == "all_reduce" and found[1].tolist() == [7] * 8
+    assert other.look(4, 8) is None and Place(board, 0).look(3, 8) is None

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import dps
+from dps.collectives.board import Place
 from dps.collectives.flow import Flow
 from dps.collectives.group import Group
 from dps.collectives.member import Member
@@ -238,6 +239,12 @@ def stays_when_one_is_lost(self: Roster, task: int, why: str, after: int = 0) ->
         lost(self, task, why, after)
 
 
+def looks_before_it_is_whole(self: Place, number: int, nbytes: int) -> Any:
+    seen = int(self._numbers[0])
+    return look(self, seen, nbytes) if seen else None
+
+
+look = Place.look
 came, add, form, told = Flow.came, Flow._add, Roster._form, Member._told
 region, lost = Memories.region, Roster.lost
 
@@ -254,6 +261,7 @@ region, lost = Memories.region, Roster.lost
         (Roster, "lost", stays_when_one_is_lost, 0),
         (Member, "_told", does_not_freeze, 0),
         (Memories, "region", one_buffer, 0),
+        (Place, "look", looks_before_it_is_whole, 0),
     ],
 )
 def test_planted_bugs_are_found(cls: type, name: str, mutant: Any, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
