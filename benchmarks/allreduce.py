@@ -11,6 +11,7 @@ a ps with all-reduce, over many sizes. Needs torch.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -30,10 +31,8 @@ SIZES = [1 << power for power in range(10, 28, 2)]
 
 def resnet() -> list[tuple[int, ...]]:
     sys.path.insert(0, os.path.join(os.path.dirname(__file__), "peers"))
-    import common  # type: ignore[import-not-found]
-
-    found: list[tuple[int, ...]] = common.resnet50_shapes()  # type: ignore[no-untyped-call]
-    return found
+    common: Any = importlib.import_module("common")
+    return list(common.resnet50_shapes())
 
 
 def shapes_of(work: str) -> list[tuple[int, ...]]:
@@ -55,9 +54,9 @@ class Ways:
         self._through_ps, self._dist = through_ps, None
         if not through_ps:
             import torch
-            import torch.distributed as dist
 
             torch.set_num_threads(1)
+            dist: Any = importlib.import_module("torch.distributed")
             dist.init_process_group("gloo", f"file://{store}", rank=server.task, world_size=workers)
             self._dist = dist
 

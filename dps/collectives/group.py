@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from dps.collectives.member import Formed, Member, Who
 from dps.collectives.memory import GIVEN, RESULT
 from dps.collectives.messages import MEMBER
 from dps.collectives.node import CallersNode, beside
+from dps.collectives.packing import packed, unpacked
 from dps.collectives.routes import ALGORITHMS, Algorithm, Part, direct, everyone, gather, owned, parts_of, ring, slots
 from dps.errors import ConfigError, DeadlineExceeded, TaskLost
 from dps.kernels.totals import largest, total
@@ -198,17 +198,15 @@ class Group:
         """The arrays of all members, in their order. Shapes may differ from member to member. Blocks as `all_reduce`.
 
         The results are read-only, and change with the second next operation."""
-        described = [f"{a.dtype.str}:{','.join(map(str, a.shape))}" for a in arrays]
-        head = np.frombuffer(";".join(described).encode(), np.uint8)
-        body = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays] or [np.zeros(1, np.uint8)]
+        head, body = packed(arrays)
         while True:
-            sizes = np.array([head.size, sum(part.size for part in body)], np.int64)
+            sizes = np.array([head.size, body.size], np.int64)
             found, generation = self._gather_rows(sizes, "sizes")
             counts = [int(heads + bodies) for heads, bodies in found.reshape(-1, 2)]
-            run = np.concatenate([head, *body])
-            made = self._gather_counts(run, counts, generation)
+            made = self._gather_counts(np.concatenate([head, body]), counts, generation)
             if made is not None:
-                return [_unpacked(made[a:b], int(h)) for (a, b), h in zip(_ends(counts), found[::2], strict=True)]
+                rows = np.split(made, np.cumsum(counts)[:-1])
+                return [unpacked(row, int(heads)) for row, heads in zip(rows, found[::2], strict=True)]
 
     def barrier(self) -> None:
         """Block until all members have called it."""
@@ -381,25 +379,3 @@ class Group:
         self._member.memories.clear()
         if told and isinstance(told[0], TaskLost) and self._member.error is None:
             raise told[0]
-
-
-def _ends(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Where each row begins and ends."""
-    found, at = [], 0
-    for count in counts:
-        found.append((at, at + count))
-        at += count
-    return found
-
-
-def _unpacked(row: Array, head: int) -> list[Array]:
-    """The arrays of a row: their description, of so many bytes, and their bytes."""
-    found, at = [], head
-    for text in bytes(row[:head]).decode().split(";") if head else ():
-        name, _, sizes = text.rpartition(":")
-        shape = tuple(int(size) for size in sizes.split(",") if size)
-        dtype = np.dtype(name)
-        nbytes = dtype.itemsize * math.prod(shape)
-        found.append(row[at : at + nbytes].copy().view(dtype).reshape(shape))
-        at += nbytes
-    return found

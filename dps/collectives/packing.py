@@ -1,0 +1,30 @@
+"""Arrays of any shapes and dtypes as bytes that say what they are: what one member brings to a gathering."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from dps.transport.wire import Array
+
+
+def packed(arrays: Sequence[Array]) -> tuple[Array, Array]:
+    """A description, and the bytes of the arrays; at least one."""
+    described = [f"{array.dtype.str}:{','.join(map(str, array.shape))}" for array in arrays]
+    parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+    return np.frombuffer(";".join(described).encode(), np.uint8), np.concatenate(parts or [np.zeros(1, np.uint8)])
+
+
+def unpacked(row: Array, head: int) -> list[Array]:
+    """The arrays of a description of so many bytes, and what follows it."""
+    found, at = [], head
+    for text in bytes(row[:head]).decode().split(";") if head else ():
+        name, _, sizes = text.rpartition(":")
+        shape = tuple(int(size) for size in sizes.split(",") if size)
+        dtype = np.dtype(name)
+        nbytes = dtype.itemsize * math.prod(shape)
+        found.append(row[at : at + nbytes].copy().view(dtype).reshape(shape))
+        at += nbytes
+    return found
