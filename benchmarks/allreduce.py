@@ -53,7 +53,7 @@ class Ways:
         self.sockets = Group(server.home(), server.binding, "sockets", lane=False)
         self._through_ps, self._dist = through_ps, None
         if not through_ps:
-            import torch
+            torch: Any = importlib.import_module("torch")
 
             torch.set_num_threads(1)
             dist: Any = importlib.import_module("torch.distributed")
@@ -71,7 +71,7 @@ class Ways:
         return made
 
     def _gloo(self, arrays: list[Any]) -> dict[str, Callable[[], object]]:
-        import torch
+        torch: Any = importlib.import_module("torch")
 
         dist: Any = self._dist
         flat = torch.zeros(sum(array.size for array in arrays))
