@@ -122,7 +122,7 @@ def rounds(ways: Ways, work: str, seconds: float) -> dict[str, list[float]]:
 def through_ps(ways: Ways, session: dps.Session, size: int) -> dict[str, float]:
     """Seconds of a synchronous step through the ps, and of an all-reduce, of as many bytes."""
     arrays = [np.ones(size // 4, np.float32)]
-    made = {
+    made: dict[str, Callable[[], object]] = {
         "through a ps": lambda: session.step({"w": arrays[0]}),
         "dps, one host": lambda: ways.lane.all_reduce(arrays),
         "dps, sockets": lambda: ways.sockets.all_reduce(arrays),
@@ -144,11 +144,10 @@ def work(args: argparse.Namespace) -> None:
     ways = Ways(server, args.store, args.count, args.sizes)
     found: dict[str, Any] = {}
     if args.sizes:
-        for size in SIZES:
-            params, mode = {"w": np.zeros(size // 4, np.float32)}, dps.SyncReplicas(args.count, args.count)
-            with dps.Session(server, params, optimizer=dps.optim.SGD(1e-9), update=mode) as session:
-                found[str(size)] = through_ps(ways, session, size)
-            break
+        size = int(args.works[0])
+        params, mode = {"w": np.zeros(size // 4, np.float32)}, dps.SyncReplicas(args.count, args.count)
+        with dps.Session(server, params, optimizer=dps.optim.SGD(1e-9), update=mode) as session:
+            found = through_ps(ways, session, size)
     else:
         found = {name: rounds(ways, name, args.seconds) for name in args.works}
     if args.task == 0:
@@ -198,12 +197,31 @@ def report(workers: int, found: dict[str, dict[str, list[float]]]) -> None:
             )
 
 
+def crossover(workers: int, found: dict[int, dict[str, float]], plot: str) -> None:
+    """Print the times over the sizes, and draw them."""
+    ways = list(next(iter(found.values())))
+    print(f"\n{workers} workers, milliseconds\n{'bytes':>12}  " + "  ".join(f"{way:>14}" for way in ways))
+    for size, times in found.items():
+        print(f"{size:12,}  " + "  ".join(f"{times[way] * 1e3:14.3f}" for way in ways))
+    if not plot:
+        return
+    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    _, axes = pyplot.subplots(figsize=(7, 4))
+    for way in ways:
+        axes.loglog(list(found), [times[way] * 1e3 for times in found.values()], marker="o", label=way)
+    axes.set(xlabel="bytes", ylabel="ms", title=f"A sum of {workers} workers on one machine")
+    axes.grid(True, which="both", alpha=0.3)
+    axes.legend()
+    pyplot.savefig(plot, dpi=110, bbox_inches="tight")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--works", nargs="+", default=["100k", "resnet"])
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--sizes", action="store_true")
+    parser.add_argument("--plot", default="", help="where the picture of --sizes is written")
     for name in ("--chief", "--store", "--out"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
     parser.add_argument("--task", type=int, default=-1, help=argparse.SUPPRESS)
@@ -213,7 +231,11 @@ def main() -> None:
         work(args)
         return
     for workers in args.workers:
-        report(workers, measured(workers, args.works, args.seconds))
+        if args.sizes:
+            found = {size: measured(workers, [str(size)], args.seconds, True) for size in SIZES}
+            crossover(workers, found, args.plot)
+        else:
+            report(workers, measured(workers, args.works, args.seconds))
 
 
 if __name__ == "__main__":
