@@ -16,7 +16,7 @@ help:
 	@echo "make examples  the examples, the notebooks, the pages' code and the other slow tests"
 	@echo "make chaos     kills, pauses and full disks for real processes, and a count of every push (CHAOS_MINUTES=3)"
 	@echo "make networks  two machines as two network namespaces: training, a pulled cable, wrong addresses (needs root, iproute2)"
-	@echo "make engines   runs over SSH, on daemons of this machine (needs openssh-server)"
+	@echo "make engines   runs over SSH and on Slurm, on daemons of this machine (needs root, openssh-server, Slurm)"
 	@echo "make docs      the documentation, into build/site"
 	@echo "make check     style, types and layers"
 	@echo "make clean     remove what was built, the environment too"

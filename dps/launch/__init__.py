@@ -1,4 +1,4 @@
-"""Starts the tasks of a run: on this machine, and over SSH."""
+"""Starts the tasks of a run: on this machine, over SSH, and on Slurm."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dps.launch.elsewhere import SlurmCluster as SlurmCluster
     from dps.launch.elsewhere import SSHCluster as SSHCluster
 
-ELSEWHERE = ("SSHCluster",)
+ELSEWHERE = ("SSHCluster", "SlurmCluster")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Clusters on other machines, with the interface of `dps.LocalCluster`: over SSH."""
+"""Clusters on other machines, with the interface of `dps.LocalCluster`: over SSH, on Slurm."""
 
 from __future__ import annotations
 
@@ -90,3 +90,27 @@ class SSHCluster(_Elsewhere):
         keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
     ) -> None:  # fmt: skip
         super().__init__({"on": "ssh", "hosts": hosts}, ps, workers, update, keys, trusted_network, serve)
+
+
+class SlurmCluster(_Elsewhere):
+    """Chief, ps and workers in a job of Slurm, or in the allocation around this process.
+
+    It is used as `dps.LocalCluster` is.
+
+    Args:
+        ps: How many ps.
+        workers: How many workers.
+        update: As of `dps.LocalCluster`.
+        keys: As of `SSHCluster`.
+        trusted_network: As of `SSHCluster`.
+        serve: As of `dps.LocalCluster`.
+
+    Raises:
+        ConfigError: This machine has no Slurm, or the allocation is too small.
+    """
+
+    def __init__(
+        self, ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
+        keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
+    ) -> None:  # fmt: skip
+        super().__init__({"on": "slurm"}, ps, workers, update, keys, trusted_network, serve)

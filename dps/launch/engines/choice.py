@@ -24,7 +24,11 @@ def engine(settings: Mapping[str, Any]) -> Engine:
         from dps.launch.engines.ssh import SSHEngine
 
         return SSHEngine(settings)
-    raise ConfigError(f"--on {on}: this engine is not there yet; wanted local or ssh")
+    if on == "slurm":
+        from dps.launch.engines.slurm import SlurmEngine
+
+        return SlurmEngine(settings)
+    raise ConfigError(f"--on {on}: this engine is not there yet; wanted local, ssh or slurm")
 
 
 def makes_keys(settings: Mapping[str, Any], plan: Plan) -> bool:

@@ -62,6 +62,8 @@ class Host:
         self._folder = ""
         """A private folder for keys and the project's files."""
         self._unpacking: Unpacking | None = None
+        self.all_told = False
+        """Whether the tasks have got SIGTERM, too. A second one would end them at once."""
 
     def hello(self) -> Message:
         """The first report."""
@@ -163,6 +165,8 @@ class Host:
         self._tasks[message["name"]].tell(message["chief"])
 
     def _signal(self, message: Message) -> None:
+        if message["number"] == signal.SIGTERM and self.all_told:
+            return
         self._tasks[message["name"]].signal(message["number"])
 
     def beat(self) -> None:
@@ -204,7 +208,7 @@ def main() -> int:
     host = Host(send, os.environ)
     noticed: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: noticed.append(number))
-    signal.signal(signal.SIGUSR1, lambda number, _: noticed.append(number))
+    signal.signal(signal.SIGURG, lambda number, _: noticed.append(number))
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which tasks would inherit
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -234,6 +238,7 @@ def report(host: Host, send: Callable[[Message], None], noticed: list[int], over
     while not over.wait(0.2):
         if len(noticed) > told:
             told = len(noticed)
+            host.all_told = signal.SIGTERM in noticed and "SLURM_JOB_ID" in os.environ  # Slurm signals a whole step
             send({"is": "notice", "why": f"it got {signal.Signals(noticed[-1]).name}"})
         if now() >= beat_at:
             beat_at = now() + BEAT_S

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from dps.errors import DpsError
-from dps.launch.engines.choice import engine, makes_keys
+from dps.launch.engines.choice import LOCAL, engine, makes_keys
 from dps.launch.engines.engine import Started
 from dps.launch.interrupts import GRACE_S, Interrupts
 from dps.launch.outcome import LOST
@@ -78,6 +78,8 @@ class Keeper:
         """Orders that were heeded."""
         self._over = threading.Event()
         self._interrupts = Interrupts()
+        self._opening = False
+        """Whether machines are asked for, which may take long."""
 
     def keep(self) -> int:
         """Start the run and supervise it to its end; returns its exit code. Blocks."""
@@ -114,8 +116,10 @@ class Keeper:
         """Supervise the run to its end, and again from its checkpoint if its machines went; returns the exit code."""
         while True:
             supervisor = Supervisor(self._plan, self._line, self, self._engine)
+            self._opening = self._where.get("on", LOCAL) != LOCAL
             try:
                 supervisor.start()
+                self._opening = False
                 self._greet(supervisor)
                 code = supervisor.wait(self._interrupts)
             finally:
@@ -126,7 +130,7 @@ class Keeper:
                 run = os.path.basename(self.path)
                 supervisor.say(f"the run's machines have gone; it goes on elsewhere with: dps launch --resume {run}")
                 return LOST
-            supervisor.say("the run begins again from its checkpoint, on the machines that are left")
+            supervisor.say("the run begins again from its checkpoint, on other machines")
 
     def _greet(self, supervisor: Supervisor) -> None:
         run, chief = os.path.basename(self.path), supervisor.target
@@ -172,6 +176,9 @@ class Keeper:
                 self._files.used(used)
             self._heed_orders()
             self._interrupts.look()
+            if self._interrupts.count and self._opening:
+                self._opening = False
+                self._engine.close()  # what waits for machines gives up
             if self._over.wait(LOOK_S):
                 return
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.chaos.cluster import ROOT
+from tests.launch.engines.slurmd import Slurm
 from tests.launch.engines.sshd import Hosts
 from tests.launch.runs.test_real import Terminal
 from tests.test_docs import DOCS, blocks
@@ -15,14 +18,14 @@ from tests.test_docs import DOCS, blocks
 pytestmark = pytest.mark.slow
 
 
-def follow(page: str, user: Terminal) -> str:
+def follow(page: str, user: Terminal, enter: Sequence[str] = ()) -> str:
     """Write the files of a page and run its scripts; returns what they print."""
     said = ""
     for block in blocks(DOCS / "guide" / page):
         if block.note.startswith("file: "):
             (user.folder / block.note[6:]).write_text(block.text)
         elif block.language == "bash":
-            command = ["bash", "-euo", "pipefail", "-c", block.text]
+            command = [*enter, "bash", "-euo", "pipefail", "-c", block.text]
             done = subprocess.run(
                 command, cwd=user.folder, env=user.environ, capture_output=True, text=True, timeout=110, check=False
             )
@@ -41,3 +44,16 @@ def test_the_page_about_ssh(tmp_path: Path) -> None:
         assert {task["host"] for task in user.view().tasks.values()} == {"box1", "box2"}
     finally:
         hosts.close()
+
+
+def test_the_page_about_slurm(tmp_path: Path) -> None:
+    user, slurm = Terminal(tmp_path), Slurm()
+    try:
+        user.environ |= {**slurm.environ, "PATH": f"{Path(sys.executable).parent}:{slurm.environ['PATH']}"}
+        user.environ |= {"PYTHONPATH": str(ROOT)}
+        said = follow("slurm.md", user, slurm.enter)
+        assert said.count("worker 1 ends at 200") == 1
+        assert "worker 1 ends at 200" in (tmp_path / "job.txt").read_text()
+        assert user.view("2").state == "SUCCEEDED"
+    finally:
+        slurm.close()

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,6 +51,8 @@ class Terminal:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.mark = folder, f"{os.getpid()}-{folder.name}"
+        self.enter: list[str] = []
+        """What each command line begins with."""
         (folder / "temporary").mkdir()
         self.environ = os.environ | {
             "DPS_RUNS": str(folder / "runs"), MARK: self.mark, "TMPDIR": str(folder / "temporary"),
@@ -65,7 +68,7 @@ class Terminal:
     def start(self, *argv: str) -> tuple[subprocess.Popen[bytes], int]:
         """A command that runs, as the leader of a terminal, and the other end of that terminal."""
         own, theirs = pty.openpty()
-        command = ["setsid", "--ctty", sys.executable, "-m", "dps.cli", *argv]
+        command = [shutil.which("setsid") or "setsid", "--ctty", *self.enter, sys.executable, "-m", "dps.cli", *argv]
         process = subprocess.Popen(
             command, cwd=self.folder, env=self.environ, stdin=theirs, stdout=theirs, stderr=theirs
         )
