@@ -180,6 +180,26 @@ def test_a_lost_ps_rolls_back_to_the_checkpoint_and_the_push_says_so() -> None:
         assert value == -2.0 * pushes[-1].step
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_whenever_a_ps_is_lost_the_values_are_those_of_whole_rounds_of_both_workers(seed: int) -> None:
+    def work(server: Any) -> float:
+        with dps.Session(
+            server, {"w": np.zeros(1)}, optimizer=dps.optim.SGD(1.0), update=dps.Local(3), checkpoint_dir="run",
+            hooks=[dps.CheckpointSaver(steps=1 + seed % 3)],
+        ) as session:  # fmt: skip
+            while session.global_step < 8:
+                session.push({"w": np.full(1, server.task + 1.0)})
+            return float(session.pull()["w"][0])
+
+    at = np.random.default_rng(seed).uniform(0.2, 20.0)
+    run = dps.simulate(
+        work, workers=2, ps=2, seed=seed, faults=[Kill(f"ps:{seed % 2}", at=at, restart_after=1.0)],
+        compute=Compute(1.0, jitter=0.5), network=Network(loss=0.02, double=0.02, reorder=0.02),
+    )  # fmt: skip
+    assert not run.errors, run.errors
+    assert run.results == [-3 * 1.5 * 8] * 2
+
+
 # -- checkpoints ---------------------------------------------------------------------------------------------------
 
 
