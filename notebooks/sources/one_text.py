@@ -5,8 +5,9 @@
 #
 # A custom training loop is written once: make variables in a scope, split each batch, run a step in each replica, add
 # up the losses. Then one line decides where it runs: in this process, on several replicas of this machine, or on
-# workers with a parameter server. The curves of all strategies whose replicas are *in sync* are one curve. You will see
-# what each replica gets to do, what a wrong division of the loss does, and what is different where nobody waits.
+# workers, with a parameter server or without. The curves of all strategies whose replicas are *in sync* are one curve.
+# You will see what each replica gets to do, what a wrong division of the loss does, and what is different where nobody
+# waits.
 
 # %%
 import os
@@ -68,20 +69,22 @@ def accuracy(values):
 # ## The line
 #
 # Workers of a cluster are simulated here: the real sessions and ps, on a virtual clock in this process. Each worker
-# runs the whole text, and knows its own share of a loss; the shares add up.
+# runs the whole text. With a ps a worker knows its own share of a loss, and the shares add up; `MultiWorkerMirrored`
+# needs no ps, and its `reduce` reaches all workers.
 
 
 # %%
-def on_workers(make, workers, **more):
-    """Run the text on so many workers: the sum of their losses, and the values at the end."""
+def on_workers(make, workers, ps=1):
+    """Run the text on so many workers: the losses of the global batches, and the values at the end."""
 
     def work(server):
         with make(server) as strategy:
-            return train(strategy, **more)
+            return train(strategy)
 
-    run = dps.simulate(work, workers=workers, piece_nbytes=1 << 20)
+    run = dps.simulate(work, ps=ps, workers=workers, piece_nbytes=1 << 20)
     assert not run.errors, run.errors
-    return sum(losses for losses, _ in run.results), run.results[0][1]
+    losses = [losses for losses, _ in run.results]
+    return sum(losses) if ps else losses[0], run.results[0][1]
 
 
 def cpus(count):
@@ -98,6 +101,7 @@ results = {
     "Mirrored, 4 replicas": train(dps.strategy.Mirrored(cpus(4))),
     "CentralStorage, 2 replicas": train(dps.strategy.CentralStorage(cpus(2))),
     "ParameterServer, 3 workers in sync": on_workers(in_sync, 3),
+    "MultiWorkerMirrored, 3 workers": on_workers(dps.strategy.MultiWorkerMirrored, 3, ps=0),
 }
 for name, (losses, values) in results.items():
     print(f"{name:35} first loss {losses[0]:.5f}  last {losses[-1]:.5f}  accuracy {accuracy(values):.3f}")
@@ -106,16 +110,16 @@ for name, (losses, values) in results.items():
 # **How far apart are the curves?**
 
 # %%
-figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
+figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 2.9))
 wanted = results["no strategy"][0]
-for (name, (losses, _)), width in zip(results.items(), (9, 7, 5, 3, 1), strict=True):
+for (name, (losses, _)), width in zip(results.items(), (10, 8, 6, 4, 2.5, 1), strict=True):
     left.plot(losses, lw=width, label=name)
     if np.abs(losses - wanted).max():
-        right.plot(1e7 * np.abs(losses - wanted), lw=1, label=name)
-left.set(xlabel="step", ylabel="loss of the global batch", title="Five strategies, one curve")
+        right.plot(np.arange(0, 40, 3), 1e7 * np.abs(losses - wanted)[::3], lw=1, label=name)
+left.set(xlabel="step", ylabel="loss of the global batch", title="Six strategies, one curve", ylim=(0.5, 3.8))
 right.set(xlabel="step", ylabel="difference to no strategy (1e-7)", title="What rounding makes of it")
-left.legend(fontsize=8)
-right.legend(fontsize=8)
+left.legend(fontsize=7.5)
+right.legend(fontsize=7.5)
 
 worst = max(np.abs(losses - wanted).max() for losses, _ in results.values())
 print(f"largest difference: {worst:.1e}")
