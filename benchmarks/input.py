@@ -112,11 +112,22 @@ def loader(work: str) -> Iterator[Any]:
 
 def feeding(function: str) -> tuple[Iterator[Any], Callable[[], None]]:
     """Batches of a dataset task that serves a function of this file, and what ends it and the chief that it has."""
-    chief = dps.Server(None, "chief", 0, ps=0, workers=0, owned=True)
+    chief = dps.Server(None, "chief", 0, ps=0, workers=0, owned=True, trusted_network=True)
     program = f"{Path(__file__).resolve()}:{function}"
-    command = [sys.executable, "-m", "dps.role", "--job", "dataset", "--chief", chief.address, "--program", program]
+    command = [
+        sys.executable,
+        "-m",
+        "dps.role",
+        "--job",
+        "dataset",
+        "--trusted-network",
+        "--chief",
+        chief.address,
+        "--program",
+        program,
+    ]
     task = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    worker = dps.Server(None, "worker", 0, chief=chief.address)
+    worker = dps.Server(None, "worker", 0, chief=chief.address, trusted_network=True)
     batches = iter(dps.data.remote(worker))
 
     def stop() -> None:
@@ -163,7 +174,7 @@ def measured(work: str, rounds: int) -> dict[str, list[float]]:
 def busy(chief: str, step_s: float) -> None:
     """A worker whose steps take a time, asleep, so that several fit on the cores that there are: prints a line of JSON
     with the share of the time in which it does not wait for its next batch."""
-    with dps.Server(None, "worker", None, chief=chief) as server:
+    with dps.Server(None, "worker", None, chief=chief, trusted_network=True) as server:
         server.wait_joined(server.runtime.now() + 30)
         batches = iter(dps.data.remote(server))
         next(batches)
@@ -181,9 +192,20 @@ def busy(chief: str, step_s: float) -> None:
 
 def kept_busy(steps_s: list[float]) -> list[dict[str, float]]:
     """What workers with these steps say that one dataset task feeds, and the most memory that the task had, in MB."""
-    chief = dps.Server(None, "chief", 0, ps=0, workers=0, owned=True)
+    chief = dps.Server(None, "chief", 0, ps=0, workers=0, owned=True, trusted_network=True)
     program = f"{Path(__file__).resolve()}:mnist"
-    command = [sys.executable, "-m", "dps.role", "--job", "dataset", "--chief", chief.address, "--program", program]
+    command = [
+        sys.executable,
+        "-m",
+        "dps.role",
+        "--job",
+        "dataset",
+        "--trusted-network",
+        "--chief",
+        chief.address,
+        "--program",
+        program,
+    ]
     task = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     own = [sys.executable, __file__, "--busy-worker", chief.address]
     workers = [subprocess.Popen([*own, str(step_s)], stdout=subprocess.PIPE, text=True) for step_s in steps_s]

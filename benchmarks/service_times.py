@@ -88,7 +88,7 @@ def cluster(setting: Setting) -> Iterator[Cluster]:
         target = roles.start(["--job", "chief", "--chief", "127.0.0.1:0", *counts, "--owned"])
         for task in range(setting.ps):
             roles.start(["--job", "ps", "--task", str(task), "--chief", target, "--bind", "127.0.0.1:0"])
-        server = stack.enter_context(Server(None, "worker", 0, chief=target))
+        server = stack.enter_context(Server(None, "worker", 0, chief=target, trusted_network=True))
         others = stack.enter_context(workers(target, setting))
         with setting.session(server) as session:
             push = setting.calls(session)[WORK]

@@ -76,7 +76,17 @@ def spaces() -> Iterator[None]:
 def measured(rate: float, optimizer: str) -> str:
     """What the worker prints, of a cluster of its own."""
     me = [sys.executable, __file__]
-    role = [sys.executable, "-m", "dps.role", "--cluster", json.dumps(CLUSTER), "--task", "0", "--job"]
+    role = [
+        sys.executable,
+        "-m",
+        "dps.role",
+        "--cluster",
+        json.dumps(CLUSTER),
+        "--task",
+        "0",
+        "--trusted-network",
+        "--job",
+    ]
     inside = {side: ["ip", "netns", "exec", name] for side, name in SPACES.items()}
     quiet = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     others = [

@@ -154,7 +154,7 @@ def work(target: str, task: int, folder: str, rows: int) -> None:
         "small": {f"b{i}": np.zeros(64, np.float32) for i in range(20)},
     }
     with (
-        dps.Server(None, "worker", task, chief=target) as server,
+        dps.Server(None, "worker", task, chief=target, trusted_network=True) as server,
         dps.Session(
             server, params, optimizer=dps.optim.Adagrad(0.01), checkpoint_dir=folder, keep_checkpoints=2,
             placement=dps.placement.Greedy(PS),

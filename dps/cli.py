@@ -34,6 +34,7 @@ EXAMPLES = """examples:
   dps warm
   dps completion bash
   dps keys new keys
+  dps token --chief 10.0.0.1:2220
 """
 SHELLS = ("bash", "zsh")
 FILES = {"bash": "_shtab_compgen_files", "zsh": "_files"}
@@ -48,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().take(given)
     if getattr(args, "keys", None):
         os.environ["DPS_KEYS"] = os.path.abspath(args.keys)  # for all that this command makes
+    if getattr(args, "trusted_network", False):
+        os.environ["DPS_TRUSTED_NETWORK"] = "1"
     return guarded(lambda: int(args.run(args)))
 
 
@@ -91,6 +94,7 @@ def parser() -> Parser:
     completion = commands.add_parser("completion", help="print what makes a shell complete dps commands (Tab)")
     completion.add_argument("shell", choices=SHELLS)
     completion.set_defaults(run=run_completion)
+    add_token(commands.add_parser("token", help="print a join token: with it another machine joins without keys"))
     add_keys(commands.add_parser("keys", help="make keys, so that only who has one can talk to a run"))
     return made
 
@@ -114,6 +118,25 @@ def add_keys(keys: argparse.ArgumentParser) -> None:
     export.add_argument("--role", action="append", required=True, help=f"{roles}; may be given several times")
     export.add_argument("out", metavar="OUT", help="the folder to write, for that machine; or one to bring up to date")
     revoke.add_argument("--role", required=True, help=roles)
+
+
+def add_token(token: argparse.ArgumentParser) -> None:
+    """The flags of `dps token`."""
+    token.epilog = "example: dps token --chief 10.0.0.1:2220 --uses 4 --ttl 1h"
+    add = token.add_argument
+    add("--chief", default=DEFAULT_CHIEF, help=f"the chief's address (default {DEFAULT_CHIEF})")
+    add("--role", default="worker", choices=("worker", "reader"), help="what it lets its user be (default worker)")
+    add("--uses", type=int, default=1, help="how many processes may join with it (default 1)")
+    add("--ttl", default="10m", help="how long they may: 90s, 10m, 2h, 1d (default 10m)")
+    add_folder(token)
+    token.set_defaults(run=run_token)
+
+
+def run_token(args: argparse.Namespace) -> int:
+    from dps.launch.operating import make_token
+
+    print(make_token(args.chief, args.role, args.uses, args.ttl))
+    return 0
 
 
 def add_launch(commands: argparse._SubParsersAction[Parser]) -> None:

@@ -35,6 +35,13 @@ _MALLOPT = {"MALLOC_MMAP_MAX_": -4, "MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PA
 """The same for mallopt(3): its parameters in malloc.h."""
 
 
+def state_folder(environ: Mapping[str, str] | None = None) -> str:
+    """Where dps keeps what is this user's: runs and own keys. It need not be there yet."""
+    env = os.environ if environ is None else environ
+    state = env.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(os.path.abspath(state), "dps")
+
+
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a launched task: one thread for each numeric library, and a malloc that keeps large blocks.
     Variables that are set already are not changed."""

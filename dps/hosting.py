@@ -9,6 +9,7 @@ from typing import Any
 from dps import config
 from dps.actors.system import Node
 from dps.chief.examiner import EXAMINER, Examiner
+from dps.chief.operators import Operators
 from dps.chief.server import ChiefActor
 from dps.cluster.spec import ClusterSpec
 from dps.collectives.keeper import Groups
@@ -16,7 +17,7 @@ from dps.collectives.messages import GROUPS
 from dps.queues.actor import QueuesActor
 from dps.queues.directory import DIRECTORY, Directory
 from dps.queues.messages import QUEUES
-from dps.run_protocol import CHIEF
+from dps.run_protocol import CHIEF, ENROLMENT, OPERATORS
 from dps.standing import Standing
 from dps.transport.roles import TASKS
 
@@ -50,6 +51,11 @@ class HostedChief:
         node.host(DIRECTORY, Directory())
         node.host(EXAMINER, Examiner())
         node.host(GROUPS, Groups(expected[1], self._actor.cluster.group, self._left_group))
+        node.host(OPERATORS, Operators(self.drain, self.stop_run))
+        if node.keys is not None:
+            from dps.chief.enrolment import Enrolment
+
+            node.host(ENROLMENT, Enrolment(node.keys))
         if cluster and "ps" not in cluster.jobs:
             self.without_ps()
 

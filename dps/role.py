@@ -41,6 +41,11 @@ def parser() -> Parser:
     add("--worker_hosts", default="", help="comma-separated host:port of the workers")
     add("--chief_hosts", default="", help="host:port of the chief; without it worker 0 is the chief")
     add("--chief", help="join the cluster whose chief has this address, host:port; - reads it from stdin")
+    add(
+        "--join",
+        metavar="-|@FILE",
+        help="join by what dps token printed: a line on stdin, or in a file (DPS_TOKEN_FILE)",
+    )
     add_addresses(made)
     add("--workers", type=int, help="on the chief: how many workers are expected")
     add("--ps", type=int, help="on the chief: how many ps are expected")
@@ -130,6 +135,10 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
         from dps.transport.real import real_runtime
 
         real_runtime().storage = LocalStorage(args.checkpoint_root)
+    if args.join or (os.environ.get("DPS_TOKEN_FILE") and not args.chief):
+        from dps.launch.joining import join
+
+        join(args)
     if args.chief == "-":
         args.chief = chief_from_stdin(args.job)
     environ = task_environment(args)

@@ -6,11 +6,13 @@ from typing import Any
 
 from dps.protocol import NOTHING
 from dps.transport.message import Message
-from dps.transport.roles import ALL, ANSWER, CHIEF_ONLY, ENDS, NODES, SESSIONS, WORKERS
+from dps.transport.roles import ALL, ANSWER, CHIEF_ONLY, ENDS, NODES, OPERATOR_ONLY, SESSIONS, TOKENS, WORKERS
 from dps.transport.wire import Array
 
 CHIEF, AGENT = "chief", "agent"
 """Names of actors: on the chief's node, and on every node (it takes orders from the chief)."""
+OPERATORS, ENROLMENT = "operators", "enrolment"
+"""Further ones on the chief's node; the second only with keys."""
 
 NO_NOTES: dict[str, Any] = {}
 """An empty default, as NOTHING."""
@@ -304,3 +306,58 @@ class ClusterIs(Message, kind=71, roles=ANSWER):
     cluster: dict[str, Any]
     complete: bool
     text: str
+    keys: dict[str, Any] = NO_NOTES
+    """Whose key the task at an address has, where that has joined by a token."""
+
+
+class EndRun(Message, kind=56, roles=OPERATOR_ONLY):
+    """End the run in order, or (`now`) without saving. Answered with Done at once; the end takes longer."""
+
+    reason: str
+    now: bool
+
+
+# -- join tokens ------------------------------------------------------------------------------------------
+
+
+class MakeToken(Message, kind=75, roles=OPERATOR_ONLY):
+    """Accept a token, whose public key this is, for enrolling so many keys of a role within so many seconds. Answered
+    with TokenMade."""
+
+    key: bytes
+    role: str
+    uses: int
+    ttl_s: float
+
+
+class TokenMade(Message, kind=76, roles=ANSWER):
+    """Where the chief is, as others are told, and its public key."""
+
+    chief: str
+    key: bytes
+
+
+class Enrol(Message, kind=77, roles=TOKENS):
+    """Accept this public key, which the owner of a token has made. Answered with Enrolled."""
+
+    key: bytes
+
+
+class Enrolled(Message, kind=78, roles=ANSWER):
+    """The role that the key has from now on, and the public keys of all roles."""
+
+    role: str
+    public: dict[str, Any]
+
+
+class AskJoined(Message, kind=79, roles=NODES):
+    """Which keys have joined the run by tokens? Answered with Joined once their version is another one than this."""
+
+    version: int
+
+
+class Joined(Message, kind=57, roles=ANSWER):
+    """[public key, role, the key under which it counts] of each."""
+
+    version: int
+    keys: list[Any]

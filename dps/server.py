@@ -12,15 +12,15 @@ from weakref import WeakSet
 from dps import config
 from dps import update as update_modes
 from dps.actors.system import Node
-from dps.cluster.address import check_address
+from dps.cluster.address import check_address, is_token
 from dps.cluster.device import Device
 from dps.cluster.identity import Identity
 from dps.cluster.spec import ClusterSpec
-from dps.errors import CANCELLED, Unavailable
+from dps.errors import CANCELLED, ConfigError, Unavailable
 from dps.protocol import PS
 from dps.run_protocol import AGENT
 from dps.standing import Home, Standing
-from dps.transport.current import runtime
+from dps.transport.current import keys_for, runtime
 from dps.transport.endpoint import Runtime
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ class Server:
         trusted_network: Whether this task may listen beyond this machine without keys. None: as DPS_TRUSTED_NETWORK
             says (1 or 0).
         keys: The folder of keys that `dps keys new` or `dps keys export` wrote: every connection is encrypted, and only
-            who has a key of it gets one. None: as DPS_KEYS says, or no keys.
+            who has a key of it gets one. None: as DPS_KEYS says; or, where the chief listens on 127.0.0.1, this user's
+            own keys, which are made on first use; or no keys.
         device: A ps's device, such as "gpu:0", for variables that name none.
         threads: How many threads share a ps's updates of 8 MB and more. "auto": as many as there are free cores at that
             moment, at most 4.
@@ -156,7 +157,7 @@ class Server:
         binding = Binding(own.bind, advertise or own.told, ports, towards, trusted)
         self.binding = binding
         """How this task listens; for a further node of it."""
-        self._make_node(own, binding, expected, self._own_keys(own, keys))
+        self._make_node(own, binding, expected, self._keys(own, binding, keys))
         if own.hosts_chief:
             from dps.cluster.command import where_flags
             from dps.hosting import HostedChief
@@ -203,20 +204,19 @@ class Server:
             self._chief = self.address
         self._node.expect(self._chief, "chief")
 
-    def _own_keys(self, own: Identity, path: str | os.PathLike[str] | None) -> Credentials | None:
+    def _keys(self, own: Identity, binding: Binding, path: str | os.PathLike[str] | None) -> Credentials | None:
         """The keys of this node. A worker that hosts the chief has the chief's; its sessions have a worker's."""
-        path = path or os.environ.get("DPS_KEYS")
-        if not path or self.runtime.simulated:
-            return None
-        from dps.transport.keys import credentials
-
-        return credentials(path, "chief") if own.hosts_chief else credentials(path, *CLIENTS.get(own.job, (own.job,)))
+        roles = ("chief",) if own.hosts_chief else CLIENTS.get(own.job, (own.job,))
+        chief = str(binding.asked()) if own.hosts_chief else own.chief
+        return keys_for(chief, *roles, path=path, trusted=binding.trusted)
 
     def _network_flags(self) -> str:
         """The flags that tasks on other machines need to reach this one."""
-        if self._node.keys is not None:
+        from dps.transport.own_keys import is_own
+
+        if self._node.keys is not None and not is_own(self._node.keys.folder.path):
             return f"--keys {self._node.keys.folder.path}"
-        return "--trusted-network" if self._node.exposed else ""
+        return "--trusted-network" if self._node.exposed and self._node.keys is None else ""
 
     def _host_agent(self, update: dict[str, Any]) -> None:
         from dps.cluster.command import chief_command
@@ -226,6 +226,10 @@ class Server:
         who = self.job, self.task, self._chief, self._node.incarnation
         self._agent = Agent(*who, update, told, chief_command(self.cluster, self._chief, self._network_flags()))
         self._node.host(AGENT, self._agent)
+        if self._node.keys is not None and self._hosted is None and self.job != "client":  # only the chief calls that
+            from dps.worker.joined import JoinedKeys
+
+            self._node.host("joined", JoinedKeys(self._chief, self._node.keys.accepted))
 
     # -- what actors tell, on the node's thread ---------------------------------------------------------------
 
@@ -392,9 +396,17 @@ class Server:
     def client(target: str, keys: str | os.PathLike[str] | None = None) -> Server:
         """A node for a session of any process. It only shows the chief that the session is alive.
 
+        `target` is an address, or a join token of `dps token`, which is used once for each process.
+
         It listens on the interface that reaches the target, on a port of DPS_PORTS. Beyond this machine it needs keys
         (as of `Server`), a worker's or else a reader's, or DPS_TRUSTED_NETWORK=1.
         """
+        if is_token(target):
+            if keys is not None:
+                raise ConfigError("got keys and a join token, which brings keys of its own; give one of them")
+            from dps.worker.enrolling import enrol
+
+            target, keys = enrol(target)
         check_address(target)
         bind = ""
         if target.startswith("inproc://"):

@@ -31,17 +31,18 @@ def cluster(
     folder: Path | None = None,
     update: Any = None,
     owned: bool = True,
+    trusted: bool = False,
 ) -> Iterator[list[dps.Server]]:
-    """Chief, ps and workers; yields the worker servers and stops all at the end."""
-    chief = dps.Server(
-        None, "chief", 0, bind=bind(transport, folder), ps=ps, workers=workers, update=update, owned=owned
-    )
+    """Chief, ps and workers; yields the worker servers and stops all at the end. `trusted`: tcp sockets are plain."""
+
+    def server(job: str, task: int, **settings: Any) -> dps.Server:
+        return dps.Server(None, job, task, bind=bind(transport, folder), trusted_network=trusted, **settings)
+
+    chief = server("chief", 0, ps=ps, workers=workers, update=update, owned=owned)
     made = [chief]
     try:
-        made += [dps.Server(None, "ps", i, chief=chief.address, bind=bind(transport, folder)) for i in range(ps)]
-        made += [
-            dps.Server(None, "worker", i, chief=chief.address, bind=bind(transport, folder)) for i in range(workers)
-        ]
+        made += [server("ps", i, chief=chief.address) for i in range(ps)]
+        made += [server("worker", i, chief=chief.address) for i in range(workers)]
         yield made[1 + ps :]
     finally:
         for server in made:  # the chief first: it tells the others

@@ -171,8 +171,9 @@ def test_a_push_that_names_other_memory_is_refused_and_the_ps_lives(what: str) -
     with cluster(1, 1) as (server,), session(server) as s:
         layout = s._connection.agreed.plan.layouts[0]
         memory = SharedMemory(layout.nbytes)
-        caller = Caller(runtime(), "hostile")
+        caller = Caller(runtime(), "hostile", s._connection.home.keys)
         caller.incarnation = s._connection.caller.incarnation
+        caller.expect(s._connection.peers[0].ref.address, PS)
         caller.connect(s._connection.peers[0].ref.address, s._connection.home.ticket)
         place = HOSTILE[what](memory.name, layout.nbytes)
         push = Push(s._connection.membership.epoch, 1, 0, 0, SHARED, layout.gradient_nbytes, [], place)

@@ -288,8 +288,9 @@ def test_a_list_that_the_ps_has_forgotten_is_sent_again_under_the_same_request(
 def hostile(server: dps.Server) -> Iterator[tuple[Any, dps.Session]]:
     """Asks the ps under the incarnation of a session, which must be served as ever afterwards."""
     with session(server) as s:
-        caller = Caller(runtime(), "hostile")
+        caller = Caller(runtime(), "hostile", s._connection.home.keys)
         caller.incarnation = s._connection.caller.incarnation
+        caller.expect(s._connection.peers[0].ref.address, PS)
         caller.connect(s._connection.peers[0].ref.address, s._connection.home.ticket)
         numbers = itertools.count(1)
 
@@ -361,9 +362,10 @@ def test_a_list_that_was_never_sent_or_belongs_to_others_is_asked_for(hostile: A
     assert ask(push) == RowsUnknown(99)
     with session(server.target) as other:
         assert isinstance(ask(Lookup(epoch, 0, 0, 98, 0, False, (IDS,))), Rows)
-        caller = Caller(runtime(), "other")
+        caller = Caller(runtime(), "other", other._connection.home.keys)
         caller.incarnation = other._connection.caller.incarnation
         ref = Ref(s._connection.peers[0].ref.address, PS)
+        caller.expect(ref.address, PS)
         caller.connect(ref.address, other._connection.home.ticket)
         assert caller.ask(ref, Lookup(other._connection.membership.epoch, 0, 0, 98, 0, False), 5.0) == RowsUnknown(98)
         caller.close()

@@ -68,7 +68,7 @@ class Attack:
 def attack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attack]:
     folder = tmp_path_factory.mktemp("run")
     with (
-        cluster(1, 1, request.param, folder) as (worker,),
+        cluster(1, 1, request.param, folder, trusted=True) as (worker,),
         dps.Session(
             worker, {"a": np.zeros(4, np.float32)}, optimizer=dps.optim.SGD(1.0), checkpoint_dir=str(folder / "saved")
         ) as session,
@@ -257,7 +257,7 @@ def test_nobody_reads_a_ticket_in_what_is_kept_or_sent(attack: Attack) -> None:
 
 
 def test_first_values_come_from_the_session_that_was_asked() -> None:
-    with cluster(1, 1) as (worker,):
+    with cluster(1, 1, "inproc") as (worker,):
         forged: list[DpsError] = []
 
         def values(given: dict[str, Any]) -> dict[str, Any]:

@@ -151,9 +151,9 @@ class Caller:
         """Forget a request; its late answers are dropped."""
         self._requests.close(request)
 
-    def expect(self, address: str, role: str) -> None:
+    def expect(self, address: str, user: str) -> None:
         """Note whose key the node at an address has, if it is not the chief."""
-        self._endpoint.expect(address, role)
+        self._endpoint.expect(address, user)
 
     def connect(self, address: str, ticket: bytes = b"") -> None:
         """Open a connection ahead of its first message, and present a ticket on it."""

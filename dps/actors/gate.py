@@ -6,14 +6,16 @@ import logging
 from typing import Any
 
 from dps.errors import PermissionDenied
-from dps.transport.address import origin, role
+from dps.transport.address import origin, user
 from dps.transport.endpoint import Route
 from dps.transport.message import Message
 
 log = logging.getLogger("dps")
 
 PEERS, ROUTES = 4096, 65536
-"""The most peers whose refused messages are counted, and the most connections whose role is known."""
+"""The most peers whose refused messages are counted, and the most connections whose keys are known."""
+
+NOBODY = "", ""
 
 
 class Gate:
@@ -22,22 +24,23 @@ class Gate:
     def __init__(self, address: str) -> None:
         """`address`: of the node, from which it may send itself everything."""
         self._address = address
-        self._roles: dict[Route, str] = {}
+        self._senders: dict[Route, tuple[str, str]] = {}
         self.refused: dict[tuple[str, str], int] = {}
         """How many messages were refused, by role and host."""
 
-    def role(self, route: Route, source: Any) -> str:
-        """The role of the peer that sent a message, also of a datagram that follows others on this route; "" without
-        a key, or where this node has connected to it: there nothing but answers is expected."""
+    def sender(self, route: Route, source: Any) -> tuple[str, str]:
+        """The role of the sender of a message, and whose key it has; also of a datagram that follows others on this
+        route. "" without a key, or where this node has connected to it: there nothing but answers is expected."""
         if source is None:
-            return self._roles.get(route, "")
-        found = self._roles[route] = role(source)
-        if len(self._roles) > ROUTES:
-            del self._roles[next(iter(self._roles))]
+            return self._senders.get(route, NOBODY)
+        whose = user(source)
+        found = self._senders[route] = whose.partition(" ")[0], whose
+        if len(self._senders) > ROUTES:
+            del self._senders[next(iter(self._senders))]
         return found
 
     def check(self, route: Route, sender: str, source: Any, message: Message) -> PermissionDenied | None:
-        """The error that answers a message which its sender may not send; None if it may. `sender`: of `role`."""
+        """The error that answers a message which its sender may not send; None if it may. `sender`: its role."""
         if sender in message.roles or route == self._address:
             return None
         kind = type(message).__name__

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dps.actors.tickets import STRANGER, Peer
+from dps.errors import NotAuthenticated
 from dps.record import record
 from dps.transport.endpoint import Route
 
@@ -30,3 +31,10 @@ class Sender(NamedTuple):
     """The one that it has proven to be; 0 if none."""
     peer: Peer = STRANGER
     """Its process, as proven by a ticket."""
+
+    def client(self, number: int) -> tuple[str, int]:
+        """A client of that process, by the number that the process gave it: nobody else can be it. Raises
+        NotAuthenticated for a process that has presented no ticket."""
+        if not self.peer.ticket:
+            raise NotAuthenticated(f"{self.name} has presented no ticket on this connection")
+        return self.peer.ticket, number

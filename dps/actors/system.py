@@ -54,8 +54,9 @@ class Node:
         self._outbox = Outbox(self._endpoint, runtime.tuning)
         self.address = self._endpoint.address
         self.exposed = self._endpoint.exposed
-        self.asker = ""
-        """The role of the key of who sent the message that is handled now; "" without keys, and for this process."""
+        self.asker = self.user = ""
+        """Of who sent the message that is handled now: the role, and whose key it is (`Accepted.user`). "" without
+        keys, and for this process."""
         self.ticket = runtime.secret()
         """What this process presents."""
         self.tickets = Tickets(self._endpoint, self.ticket)
@@ -143,12 +144,13 @@ class Node:
         from dps.transport import address
 
         found = address.dialled(told, address.origin(self._source), named)
-        self._endpoint.expect(found, self.asker)
+        if found not in self.up:  # a session may have another role than the task whose node this is
+            self._endpoint.expect(found, self.user)
         return found
 
-    def expect(self, address: str, role: str) -> None:
+    def expect(self, address: str, user: str) -> None:
         """Note whose key the node at an address has, if it is not the chief."""
-        self._endpoint.expect(address, role)
+        self._endpoint.expect(address, user)
 
     def answer(
         self, sender: Sender, message: Message | Exception | None = None, done: Callable[[], None] | None = None
@@ -312,12 +314,12 @@ class Node:
     def _deliver(self, event: Delivery) -> None:
         self._source = event.source
         if self._gate is not None:
-            self.asker = self._gate.role(event.route, event.source)
+            self.asker, self.user = self._gate.sender(event.route, event.source)
         for envelope in envelopes(event, self._refuse):
             if envelope.actor:
                 self._hand_over(event.route, envelope)
             elif envelope.message.__class__ is Present:
-                self.tickets.presented(event.route, envelope.message, self.asker)
+                self.tickets.presented(event.route, envelope.message, self.user)
             elif event.route.__class__ is str:  # an answer comes from where this node has connected to
                 self._guard(partial(self._requests.answer, envelope.request, envelope.message, self._time.now()))
 

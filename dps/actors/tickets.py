@@ -32,6 +32,7 @@ presented. Beyond either the oldest are forgotten."""
 ROUTES = 256
 """The most connections on which an admitted ticket is presented to one node."""
 NO_CLAIM = frozenset([0])
+SERVERS = frozenset({"chief", "ps"})
 
 
 class Present(Message, kind=4, roles=ANSWER):
@@ -51,7 +52,7 @@ class Peer:
         self.ticket = ticket
         """The digest; "" for a process that presented none."""
         self.key = ""
-        """The role of the key of its connections; "" without keys. It is the same for all of them."""
+        """Whose key its connections have (`Accepted.user`); "" without keys."""
         self.name = self.role = ""
         """Its task, such as "worker:3", and its job; "" while nobody has admitted it."""
         self.claims = NO_CLAIM
@@ -123,10 +124,12 @@ class Tickets:
                 del self.by_route[route]
 
     def presented(self, route: Route, message: Present, key: str = "") -> None:
-        """A process has opened a connection. Its datagrams go on if it had paired on an earlier one. `key`: the role of
-        the connection's key. A ticket that was presented with another one counts for nothing."""
+        """A process has opened a connection. Its datagrams go on if it had paired on an earlier one. `key`: whose the
+        connection's key is. A ticket that was presented with another one counts for nothing. But sessions of a chief
+        or ps have a worker's or reader's key beside that of their node, with the same ticket."""
         ticket = digest(message.ticket)
-        if key and ticket in self._known and self._known[ticket].key not in ("", key):
+        keys = {key, self._known[ticket].key if ticket in self._known else ""} - {""}
+        if len(keys) > 1 and keys.isdisjoint(SERVERS):
             return
         peer, before = self.present(route, ticket), self._endpoint.paired(message.direct)
         peer.key = key

@@ -31,6 +31,8 @@ class KnownNode:
     """Whether it has announced its end."""
     ticket: str = ""
     """The digest of what it presented when it registered."""
+    user: str = ""
+    """Whose key it has (`Accepted.user`)."""
     connection: int = 0
     """The number of the chief's connection to it (`Node.up`), as it was then; 0: there was none yet."""
 
@@ -43,7 +45,9 @@ class Nodes:
         self.job, self.expected = job, list(expected)
         self.known: dict[int, KnownNode] = {}
 
-    def register(self, task: int, address: str, process: int, told: str = "", ticket: str = "") -> tuple[int, bool]:
+    def register(
+        self, task: int, address: str, process: int, told: str = "", ticket: str = "", user: str = ""
+    ) -> tuple[int, bool]:
         """Note a node, which others are told is at `told` ("": at `address`); returns its task (chosen if -1) and
         whether it replaces another process of this task."""
         if task < 0:
@@ -55,7 +59,7 @@ class Nodes:
                 task = next(t for t in range(len(taken) + 1) if t not in taken)
         before = self.known.get(task)
         replaced = before is not None and before.process != process
-        self.known[task] = KnownNode(address, told or address, process, ticket=ticket)
+        self.known[task] = KnownNode(address, told or address, process, ticket=ticket, user=user)
         return task, replaced
 
     def take_up(self, task: int, address: str, process: int) -> bool:
@@ -218,6 +222,11 @@ class Cluster:
             return names
         command = start_command("ps", away[0][0] if away else None, self.where)
         return f"{names}; start {'each, as' if len(away) > 1 else 'it with'}: {command}"
+
+    def keys(self) -> dict[str, str]:
+        """Whose key the task at an address has, for those that have joined by tokens."""
+        known = [known for nodes in self.jobs.values() for known in nodes.known.values()]
+        return {each.told: each.user for each in known if " " in each.user}
 
     def to_wire(self) -> dict[str, Any]:
         """Addresses by job and task, as others are told them, in their wire form."""

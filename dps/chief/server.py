@@ -117,8 +117,8 @@ class ChiefActor(Actor):
         if self.node.exposed:
             cluster.reaching.tries(address, self.node.now())
         self._check_reached(address, name)
-        ticket = sender.peer.ticket
-        task, replaced = cluster.jobs[job].register(message.task, address, message.process, message.address, ticket)
+        who = message.process, message.address, sender.peer.ticket, self.node.user
+        task, replaced = cluster.jobs[job].register(message.task, address, *who)
         self.epochs.seen(message.epoch)
         self.ending.came(f"{job}:{task}")
         if job == "worker" and self.members.came(f"worker:{task}"):
@@ -334,8 +334,8 @@ class ChiefActor(Actor):
         self.node.answer(sender, State(epochs.number, known and epochs.phase == RUN, leads, self._text()))
 
     def on_AskCluster(self, message: AskCluster, sender: Sender) -> None:
-        complete = self.cluster.complete()
-        self.node.answer(sender, ClusterIs(self.cluster.to_wire(), complete, "" if complete else self._text()))
+        complete, keys = self.cluster.complete(), self.cluster.keys()
+        self.node.answer(sender, ClusterIs(self.cluster.to_wire(), complete, "" if complete else self._text(), keys))
 
     def on_AskStats(self, message: AskStats, sender: Sender) -> None:
         epochs, members = self.epochs, self.members

@@ -116,7 +116,7 @@ class Calling:
             if str(task) in workers:
                 address = workers[str(task)]
                 if address != connection.chief.address:
-                    self._caller.expect(address, "worker")
+                    self._caller.expect(address, answer.keys.get(address, "worker"))
                 return Ref(address, CALLS)
             there = ", ".join(f"worker:{index}" for index in workers) or "no worker"
             text = f"worker:{task} has not joined the run, which has {there}; start it with --serve MODULE"

@@ -6,6 +6,13 @@ from dps.errors import ConfigError
 
 _FORMS = "HOST:PORT, [IPV6]:PORT, inproc://NAME or ipc://PATH"
 MAX_PORT = 65535
+TOKEN_MARK = "dps1-"
+"""A join token begins with it."""
+
+
+def is_token(text: str) -> bool:
+    """Whether this is a join token rather than an address."""
+    return text.strip().startswith(TOKEN_MARK)
 
 
 def check_address(address: str) -> None:
@@ -15,6 +22,8 @@ def check_address(address: str) -> None:
     path, an unknown scheme, an IPv6 address without brackets. Port 0 means "choose one". Host names
     are not resolved, so nothing blocks.
     """
+    if is_token(address):
+        raise ConfigError("got a join token as an address; give it to --join, or to dps.Session(token)")
     scheme, mark, rest = address.partition("://")
     if mark:
         if scheme not in ("inproc", "ipc"):

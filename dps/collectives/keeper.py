@@ -36,7 +36,7 @@ class Groups(Actor):
         self._begun()
         roster = self.rosters.setdefault(message.group, Roster(message.group, self._expected))
         address = self.node.dials(message.address)
-        answer = roster.join(message, address, self.node.asker)
+        answer = roster.join(message, address, self.node.user)
         for entry in roster.here.values():  # of an earlier chief's members, too
             self.node.watch(entry.address, GRACE_S)
         self.node.answer(sender, answer)

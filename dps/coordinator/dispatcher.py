@@ -72,16 +72,16 @@ class Dispatcher(Actor):
             workers = answer.cluster.get("worker", {})
             self.known = [f"worker:{task}" for task in workers]
             for address in workers.values():
-                self._greet(address)
+                self._greet(address, answer.keys.get(address, "worker"))
         self.node.after(LOOK_S, self._look)
 
-    def _greet(self, address: str) -> None:
-        """Ask a worker whether it serves."""
+    def _greet(self, address: str, user: str) -> None:
+        """Ask a worker whether it serves. `user`: whose key it has."""
         if address in self._greeted:
             return
         self._greeted.add(address)
         if address != self._chief.address:
-            self.node.expect(address, "worker")
+            self.node.expect(address, user)
         self.node.watch(address, GRACE_S)
 
         def answered(answer: Message | Exception) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any
 
 from dps.errors import Aborted, ConfigError
-from dps.queues.line import Action, Ended, Line
+from dps.queues.line import Action, Client, Ended, Line
 
 READER = 0
 """The line's client that puts batches in."""
@@ -24,8 +24,8 @@ class Feed:
     def __init__(self, name: str, ahead: int, position: dict[str, Any]) -> None:
         """`ahead`: batches that are kept ready. `position`: as of `position`."""
         self._name, self._ahead = name, ahead
-        self._workers: dict[int, tuple[str, str]] = {}
-        """Name and address of each, by its number."""
+        self._workers: dict[Client, tuple[str, str]] = {}
+        """Name and address of each."""
         self.begin(position)
 
     # -- epochs ------------------------------------------------------------------------------------------------
@@ -69,11 +69,13 @@ class Feed:
 
     # -- workers -----------------------------------------------------------------------------------------------
 
-    def join(self, worker: int, name: str, address: str) -> None:
+    def join(self, worker: Client, name: str, address: str) -> None:
         """A worker begins; a second call changes nothing."""
         self._workers.setdefault(worker, (name, address))
 
-    def want(self, worker: int, epoch: int, number: int, floor: int, finished: list[int], asker: Any) -> list[Action]:
+    def want(
+        self, worker: Client, epoch: int, number: int, floor: int, finished: list[int], asker: Any
+    ) -> list[Action]:
         """A worker wants a batch, perhaps again, and tells what it has finished."""
         self._check(worker)
         if epoch != self.epoch:
@@ -82,18 +84,18 @@ class Feed:
         actions = self._finish(worker, floor, finished)
         return [*actions, *self.line.get(worker, number, floor, asker)]
 
-    def waits(self, worker: int, epoch: int, number: int) -> bool:
+    def waits(self, worker: Client, epoch: int, number: int) -> bool:
         """Whether a worker waits for a batch."""
         return epoch > self.epoch or (epoch == self.epoch and self.line.get_waits(worker, number))
 
-    def finish(self, worker: int, epoch: int, floor: int, finished: list[int]) -> list[Action]:
+    def finish(self, worker: Client, epoch: int, floor: int, finished: list[int]) -> list[Action]:
         """A worker tells what it has finished, and wants nothing."""
         self._check(worker)
         if epoch != self.epoch or worker not in self.line.clients:
             return []
         return self._finish(worker, floor, finished)
 
-    def leave(self, worker: int, epoch: int, floor: int, finished: list[int]) -> list[Action]:
+    def leave(self, worker: Client, epoch: int, floor: int, finished: list[int]) -> list[Action]:
         """A worker ends its pass: what it has not finished goes to others."""
         if worker not in self._workers:
             return []
@@ -105,15 +107,15 @@ class Feed:
         """A node is lost, and its workers with it."""
         return self.line.lost(address)
 
-    def address(self, worker: int) -> str:
+    def address(self, worker: Client) -> str:
         """The node of a worker; "" for one that is not known."""
         return self._workers.get(worker, ("", ""))[1]
 
-    def _check(self, worker: int) -> None:
+    def _check(self, worker: Client) -> None:
         if worker not in self._workers:
             raise Aborted(f"dataset {self._name!r} does not know this worker; it was started again")
 
-    def _finish(self, worker: int, floor: int, finished: list[int]) -> list[Action]:
+    def _finish(self, worker: Client, floor: int, finished: list[int]) -> list[Action]:
         actions: list[Action] = []
         given = self.line.clients[worker].given
         for number in [n for n in given if n < floor or n in finished]:

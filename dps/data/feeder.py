@@ -94,13 +94,13 @@ class DatasetActor(Actor):
 
     def on_JoinFeed(self, message: JoinFeed, sender: Sender) -> None:
         address = self.node.dials(message.address)
-        self.feed.join(message.client, message.name, address)
+        self.feed.join(sender.client(message.client), message.name, address)
         self.node.watch(address, GRACE_S)
         begun = self.feed.over and self.error is None
         self.node.answer(sender, FeedIs(self.node.name, self.feed.epoch + begun))
 
     def on_Want(self, message: Want, sender: Sender) -> None:
-        feed, client, epoch = self.feed, message.client, message.epoch
+        feed, client, epoch = self.feed, sender.client(message.client), message.epoch
         if message.epoch == feed.epoch + 1 and feed.over and self.error is None:
             self._next_epoch()
         address = feed.address(client)
@@ -113,7 +113,7 @@ class DatasetActor(Actor):
             self.node.after(FIRST_S, lambda: self._tell_again(message, sender))
 
     def _tell_again(self, message: Want, sender: Sender) -> None:
-        if self.feed.waits(message.client, message.epoch, message.number):
+        if self.feed.waits(sender.client(message.client), message.epoch, message.number):
             self._tell_waiting(sender)
 
     def _tell_waiting(self, sender: Sender) -> None:
@@ -125,11 +125,12 @@ class DatasetActor(Actor):
         self.node.answer(sender, Waiting(f"{self.node.name} {text}"))
 
     def on_Finish(self, message: Finish, sender: Sender) -> None:
-        self._carry_out(self.feed.finish(message.client, message.epoch, message.floor, message.finished))
+        self._carry_out(self.feed.finish(sender.client(message.client), message.epoch, message.floor, message.finished))
         self.node.answer(sender)
 
     def on_LeaveFeed(self, message: LeaveFeed, sender: Sender) -> None:
-        self._carry_out(self.feed.leave(message.client, message.epoch, message.floor, message.finished))
+        client = sender.client(message.client)
+        self._carry_out(self.feed.leave(client, message.epoch, message.floor, message.finished))
         self._fetch()
         self.node.answer(sender)
 

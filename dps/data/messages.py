@@ -15,7 +15,7 @@ def feed_name(name: str) -> str:
 
 
 class JoinFeed(Message, kind=100, roles=TASKS):
-    """A worker wants batches, under a number that it draws. Answered with FeedIs."""
+    """A worker wants batches, under a number that its process draws. Answered with FeedIs."""
 
     client: int
     name: str

@@ -69,7 +69,9 @@ class Queue:
     def __init__(self, server: Server, name: str, capacity: int | None = None, timeout: float = 60.0) -> None:
         self.name, self._server, self._timeout = name, server, timeout
         runtime = server.runtime
-        self._caller = Caller(runtime, server.name, server.home().keys)
+        home = server.home()
+        self._caller = Caller(runtime, server.name, home.keys)
+        self._caller.connect(server.target, home.ticket)
         self._to = Ref(server.target, QUEUES)
         self._client = runtime.random.getrandbits(61)
         self._puts = self._gets = 0

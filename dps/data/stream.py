@@ -47,6 +47,7 @@ class Stream:
     def join(self, timeout_s: float, epoch: int) -> None:
         """Begin an epoch, or that of a task that was started again and is not as far. Blocks."""
         self._client = self._server.runtime.random.getrandbits(61)
+        self._caller.connect(self.to.address, self._server.home().ticket)  # it knows the client by it
         joined = JoinFeed(self._client, self._server.name, self._server.address)
         answer = self._caller.ask(self.to, joined, timeout_s)
         assert isinstance(answer, FeedIs), answer

@@ -11,7 +11,7 @@ from dps.chief.phase import GATHER, OPEN
 from dps.errors import DeadlineExceeded, DpsError
 from dps.protocol import PS
 from dps.run_protocol import CHIEF, AskStats, Stats
-from dps.transport.current import environment_keys, runtime
+from dps.transport.current import keys_for, runtime
 
 ASK_S = 1.0
 ANSWER_S = 3.0
@@ -32,7 +32,7 @@ class Asking:
 
     def __init__(self, chief: str, name: str, answer_s: float | None = None) -> None:
         self._chief, self._answer_s = chief, ANSWER_S if answer_s is None else answer_s
-        self._caller = Caller(runtime(), name, environment_keys("operator", "worker", "reader"))
+        self._caller = Caller(runtime(), name, keys_for(chief, "operator", "worker", "reader"))
 
     def chief(self) -> dict[str, Any]:
         """What the chief says of itself. Raises DeadlineExceeded without an answer."""

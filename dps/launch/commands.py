@@ -38,7 +38,10 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     monitor.add_argument("--once", action="store_true", help="print one table; the default where stdout is no terminal")
     monitor.set_defaults(run=run_monitor)
     kill = commands.add_parser("kill", help="end runs: in order, and by force after a grace", epilog=KILL_EXAMPLE)
-    kill.add_argument("ids", nargs="+", metavar="ID", help="the runs' numbers, as dps list shows them")
+    kill.add_argument(
+        "ids", nargs="+", metavar="ID|ADDRESS", help="the runs' numbers, as dps list shows them, or a chief's address"
+    )
+    kill.add_argument("--keys", metavar="DIR", help="the folder of keys, if a run has keys (DPS_KEYS)")
     kill.add_argument("--grace", type=float, default=GRACE_S, help=f"seconds until force is used (default {GRACE_S:g})")
     kill.set_defaults(run=run_kill)
     init = commands.add_parser("init", help="write an experiment file with comments", epilog="example: dps init")
@@ -58,7 +61,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
 LOGS_EXAMPLE = "example: dps logs 4 --task worker.1 --since 10m --follow"
 MONITOR_EXAMPLE = "example: dps monitor 4"
 MANIFEST_EXAMPLE = "example: dps manifest kubernetes experiment.yaml | kubectl apply -f -"
-KILL_EXAMPLE = "example: dps kill 4"
+KILL_EXAMPLE = "examples: dps kill 4, dps kill 10.0.0.1:2220 --keys keys"
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
@@ -219,7 +222,13 @@ def run_kill(args: argparse.Namespace) -> int:
 
     if args.grace < 0:
         raise ConfigError(f"got --grace {args.grace:g}; wanted seconds from 0")
-    paths = [folder.find(run) for run in args.ids]
+    chiefs = [given for given in args.ids if ":" in given]
+    paths = [folder.find(run) for run in args.ids if run not in chiefs]
+    for chief in chiefs:
+        from dps.launch.operating import end_run
+
+        end_run(chief, args.grace, SILENT_S, KILL_S)
+        print(f"the run of {chief}: ended")
     for path in paths:
         ask_to_end(path, args.grace)
     for path in paths:

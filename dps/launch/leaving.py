@@ -8,7 +8,7 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import DpsError
 from dps.run_protocol import CHIEF, Leave
-from dps.transport.current import environment_keys, runtime
+from dps.transport.current import keys_for, runtime
 
 TELL_S = 1.0
 
@@ -18,7 +18,7 @@ def leave(chief: str, task: int, reason: str, code: int) -> None:
 
     `reason` is text that follows the task's name, such as "ended with exit code 7"; `code` is negative for a signal."""
     with contextlib.suppress(DpsError):
-        caller = Caller(runtime(), f"worker:{task}", environment_keys("worker", "operator"))
+        caller = Caller(runtime(), f"worker:{task}", keys_for(chief, "worker", "operator"))
         try:
             caller.ask(Ref(chief, CHIEF), Leave("worker", task, reason, code), TELL_S)
         finally:

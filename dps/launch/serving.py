@@ -19,7 +19,7 @@ from dps.functions import import_path
 from dps.launch.program import run_program
 from dps.run_protocol import CHIEF, AskCluster, ClusterIs
 from dps.server import Server
-from dps.transport.current import environment_keys, runtime
+from dps.transport.current import keys_for, runtime
 
 if TYPE_CHECKING:
     from dps.launch.local import LocalCluster
@@ -55,12 +55,13 @@ def schedule() -> None:
 
 def dismiss(chief: str) -> None:
     """Tell all workers to stop serving. Blocks up to 2 s for each that does not answer."""
-    caller = Caller(runtime(), "dps launch", environment_keys("worker"))
+    caller = Caller(runtime(), "dps launch", keys_for(chief, "worker"))
     try:
         found = caller.ask(Ref(chief, CHIEF), AskCluster(), TELL_S)
-        for address in found.cluster.get("worker", {}).values() if isinstance(found, ClusterIs) else ():
+        assert isinstance(found, ClusterIs)
+        for address in found.cluster.get("worker", {}).values():
             if address != chief:
-                caller.expect(address, "worker")
+                caller.expect(address, found.keys.get(address, "worker"))
             with contextlib.suppress(DpsError):
                 caller.ask(Ref(address, CALLS), StopServing(), TELL_S)
     except DpsError:

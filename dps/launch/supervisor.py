@@ -357,9 +357,9 @@ class Supervisor:
         from dps.actors.ref import Ref
         from dps.chief.phase import END, GATHER, OPEN
         from dps.run_protocol import CHIEF, AskStats, Stats
-        from dps.transport.current import environment_keys, runtime
+        from dps.transport.current import keys_for, runtime
 
-        caller, answer = Caller(runtime(), "dps launch", environment_keys("operator", "worker")), None
+        caller, answer = Caller(runtime(), "dps launch", keys_for(self.target, "operator", "worker")), None
         for _ in range(ASKS):
             if answer is None and "chief" in self.servers_alive():
                 with contextlib.suppress(DpsError):

@@ -164,7 +164,7 @@ class Setting:
         with contextlib.ExitStack() as stack:
             last = stack.enter_context(contextlib.ExitStack())  # the chief's farewell waits for its nodes to hear it
             target, bind = self._in_process(stack) if self.transport == "inproc" else self._processes(stack)
-            worker = Server(None, "worker", 0, chief=target, bind=bind)
+            worker = Server(None, "worker", 0, chief=target, bind=bind, trusted_network=True)
             last.callback(worker.stop)
             yield worker
 
@@ -197,14 +197,15 @@ def loop(computing_ms: float, transport: str = "tcp", ps: int = 1, workers: int 
 
 
 class Roles:
-    """Tasks as processes: the chief, then others. The chief ends them all."""
+    """Tasks as processes: the chief, then others. The chief ends them all. Their sockets are plain: what keys cost is
+    measured by benchmarks/keys.py."""
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, flags: list[str]) -> str:
         """Start a task; returns its address."""
-        command = [sys.executable, "-m", "dps.role", "--log-level", "WARNING", *flags]
+        command = [sys.executable, "-m", "dps.role", "--log-level", "WARNING", "--trusted-network", *flags]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=config.environment())
         self.processes.append(process)
         assert process.stdout is not None

@@ -13,7 +13,7 @@ from dps.cluster.environment import trusts_network
 from dps.errors import DeadlineExceeded, DpsError, NotAuthenticated, Unavailable
 from dps.monitor.doctor import Finding
 from dps.transport.address import is_loopback, parse, resolve
-from dps.transport.current import environment_keys, runtime
+from dps.transport.current import keys_for, runtime
 from dps.transport.interfaces import greets, reaching
 from dps.transport.message import Message
 from dps.transport.probing import marked
@@ -41,7 +41,7 @@ class Way:
         if self._address.scheme == "tcp" and not (self._finds_name() and self._finds_port()):
             return self.findings
         try:
-            caller = Caller(self._runtime, "dps doctor", environment_keys("operator", "worker", "reader"))
+            caller = Caller(self._runtime, "dps doctor", keys_for(self._chief, "operator", "worker", "reader"))
         except DpsError as error:
             self._wrong("keys", str(error), "the folder of keys of this machine is --keys, or DPS_KEYS")
             return self.findings
@@ -166,8 +166,10 @@ class Way:
     def _finds_keys(self) -> None:
         if keys := self._environ.get("DPS_KEYS"):
             self._finds("keys", f"those of {keys}: every connection is encrypted")
-        elif self._address.scheme != "tcp" or is_loopback(self._host):
-            self._finds("keys", "none: the chief listens on this machine, for every account of it")
+        elif self._address.scheme != "tcp":
+            self._finds("keys", "none: who may enter the socket's folder may connect")
+        elif is_loopback(self._host) and not trusts_network(self._environ):
+            self._finds("keys", "this user's own: other accounts of this machine cannot connect")
         elif trusts_network(self._environ):
             self._finds("keys", "none (trusted network): whoever reaches the tasks can change the run")
         else:

@@ -6,7 +6,7 @@ from dps.actors.actor import Actor
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.errors import Aborted, ConfigError, QueueClosed
-from dps.queues.line import MISSING, REFUSED, Action, Ended, Given, Line, checked_capacity
+from dps.queues.line import MISSING, REFUSED, Action, Client, Ended, Given, Line, checked_capacity
 from dps.queues.messages import (
     AskPut,
     AskSize,
@@ -50,12 +50,13 @@ class QueuesActor(Actor):
                 raise ConfigError(f"queue {message.queue!r}: got capacity {message.capacity}, wanted 1 or more")
             line = self.lines[message.queue] = Line(message.queue, message.capacity or CAPACITY)
         checked_capacity(line, message.capacity)
-        line.open(message.client, message.name, self.node.dials(message.address))
-        self._of(message.queue, message.client)
+        client = sender.client(message.client)
+        line.open(client, message.name, self.node.dials(message.address))
+        self._of(message.queue, client)
         self.node.answer(sender, QueueOpened(line.capacity))
 
     def on_LeaveQueue(self, message: LeaveQueue, sender: Sender) -> None:
-        self._carry_out(message.queue, self._line(message.queue).leave(message.client))
+        self._carry_out(message.queue, self._line(message.queue).leave(sender.client(message.client)))
         self.node.answer(sender)
 
     def lost(self, address: str, silent_s: float) -> None:
@@ -69,7 +70,7 @@ class QueuesActor(Actor):
             raise Aborted(f"queue {name!r} is not there any more: the chief was started again, and the items are lost")
         return line
 
-    def _of(self, name: str, client: int) -> Line:
+    def _of(self, name: str, client: Client) -> Line:
         """The queue that a client writes of, whose node is watched from then on: it may have been lost before."""
         line = self._line(name)
         if client in line.clients:
@@ -79,37 +80,39 @@ class QueuesActor(Actor):
     # -- puts --------------------------------------------------------------------------------------------------
 
     def on_Put(self, message: Put, sender: Sender) -> None:
-        line = self._of(message.queue, message.client)
-        value = message.form, message.arrays
-        self._carry_out(message.queue, line.put(message.client, message.number, value, sender))
-        self._tell_put_waits(line, message.client, message.number, sender)
+        client = sender.client(message.client)
+        line, value = self._of(message.queue, client), (message.form, message.arrays)
+        self._carry_out(message.queue, line.put(client, message.number, value, sender))
+        self._tell_put_waits(line, client, message.number, sender)
 
     def on_AskPut(self, message: AskPut, sender: Sender) -> None:
-        line = self._of(message.queue, message.client)
-        self._carry_out(message.queue, line.ask_put(message.client, message.number, sender))
-        self._tell_put_waits(line, message.client, message.number, sender)
+        client = sender.client(message.client)
+        line = self._of(message.queue, client)
+        self._carry_out(message.queue, line.ask_put(client, message.number, sender))
+        self._tell_put_waits(line, client, message.number, sender)
 
-    def _tell_put_waits(self, line: Line, client: int, number: int, sender: Sender) -> None:
+    def _tell_put_waits(self, line: Line, client: Client, number: int, sender: Sender) -> None:
         if line.put_waits(client, number):
             self.node.answer(sender, Waiting(self._full(line)))
 
     def on_Withdraw(self, message: Withdraw, sender: Sender) -> None:
-        line = self._line(message.queue)
-        accepted = bool(message.put) and line.withdraw(message.client, message.put)
+        line, client = self._line(message.queue), sender.client(message.client)
+        accepted = bool(message.put) and line.withdraw(client, message.put)
         if message.get:
-            self._carry_out(message.queue, line.drop(message.client, message.get))
+            self._carry_out(message.queue, line.drop(client, message.get))
         self.node.answer(sender, Withdrawn(accepted))
 
     # -- gets --------------------------------------------------------------------------------------------------
 
     def on_Get(self, message: Get, sender: Sender) -> None:
-        line = self._of(message.queue, message.client)
-        self._carry_out(message.queue, line.get(message.client, message.number, message.floor, sender))
-        if line.get_waits(message.client, message.number):
+        client = sender.client(message.client)
+        line = self._of(message.queue, client)
+        self._carry_out(message.queue, line.get(client, message.number, message.floor, sender))
+        if line.get_waits(client, message.number):
             self.node.answer(sender, Waiting(self._empty(line)))
 
     def on_Finish(self, message: Finish, sender: Sender) -> None:
-        yours, actions = self._line(message.queue).finish(message.client, message.number)
+        yours, actions = self._line(message.queue).finish(sender.client(message.client), message.number)
         self._carry_out(message.queue, actions)
         self.node.answer(sender, Finished(yours))
 

@@ -40,7 +40,7 @@ class Found(Message, kind=97, roles=ANSWER):
 
     addresses: list[str]
     keys: list[str] = NONE
-    """Whose key each has: a role; empty without keys."""
+    """Whose key each has, as of `Accepted.user`; empty without keys."""
     tasks: int = 0
     """How many there are to be, as they say; 0: nobody says."""
 
@@ -66,14 +66,14 @@ class Directory(Actor):
 
     def on_Announce(self, message: Announce, sender: Sender) -> None:
         address = self.node.dials(message.address)
-        self._addresses.setdefault(message.name, {})[address] = message.address, self.node.asker, message.tasks
+        self._addresses.setdefault(message.name, {})[address] = message.address, self.node.user, message.tasks
         self.node.watch(address, GRACE_S)
         self.node.answer(sender)
 
     def on_Find(self, message: Find, sender: Sender) -> None:
         found = sorted(self._addresses.get(message.name, {}).values())
         tasks = max((tasks for _, _, tasks in found), default=0)
-        self.node.answer(sender, Found([told for told, _, _ in found], [role for _, role, _ in found], tasks))
+        self.node.answer(sender, Found([told for told, _, _ in found], [user for _, user, _ in found], tasks))
 
     def lost(self, address: str, silent_s: float) -> None:
         for addresses in self._addresses.values():

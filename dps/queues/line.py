@@ -53,10 +53,12 @@ class Ended(NamedTuple):
 
 
 Action = Given | Taken | Ended
+Client = int | tuple[str, int]
+"""Who uses a line: the ticket of a process and the number that the process gave, or a number within this process."""
 
 
 @dataclass
-class Client:
+class Known:
     """What the queue knows of one client."""
 
     name: str
@@ -75,24 +77,24 @@ class Line:
 
     def __init__(self, name: str, capacity: int) -> None:
         self.name, self.capacity, self.closed = name, capacity, False
-        self.clients: dict[int, Client] = {}
+        self.clients: dict[Client, Known] = {}
         self.items: list[Entry] = []
         """In order."""
         self._accepted = 0
-        self._putting: dict[int, tuple[Any, Any]] = {}
+        self._putting: dict[Client, tuple[Any, Any]] = {}
         """Values that wait for room, and askers, by client, in the order in which they came."""
-        self._getting: dict[tuple[int, int], Any] = {}
+        self._getting: dict[tuple[Client, int], Any] = {}
         """Gets that wait: askers by client and number, in the order in which they came."""
         self.last_put = self.last_got = ""
         """Whose they were."""
 
     # -- clients -----------------------------------------------------------------------------------------------
 
-    def open(self, client: int, name: str, address: str) -> None:
+    def open(self, client: Client, name: str, address: str) -> None:
         """A client begins; a second call changes nothing."""
-        self.clients.setdefault(client, Client(name, address))
+        self.clients.setdefault(client, Known(name, address))
 
-    def leave(self, client: int) -> list[Action]:
+    def leave(self, client: Client) -> list[Action]:
         """A client ends; nothing is kept of it."""
         if client not in self.clients:
             return []
@@ -108,7 +110,7 @@ class Line:
                 self._forget(number)
         return self._settle()
 
-    def _forget(self, client: int) -> None:
+    def _forget(self, client: Client) -> None:
         known = self.clients[client]
         self._give_back(known, list(known.given))
         for asked in [asked for asked in self._getting if asked[0] == client]:
@@ -116,7 +118,7 @@ class Line:
         if self._putting.pop(client, None) is not None:
             known.put_result = MISSING
 
-    def _known(self, client: int) -> Client:
+    def _known(self, client: Client) -> Known:
         known = self.clients.get(client)
         if known is None:
             raise Aborted(f"queue {self.name!r} does not know this client; open it again with dps.data.queue")
@@ -124,7 +126,7 @@ class Line:
 
     # -- puts --------------------------------------------------------------------------------------------------
 
-    def put(self, client: int, number: int, value: Any, asker: Any) -> list[Action]:
+    def put(self, client: Client, number: int, value: Any, asker: Any) -> list[Action]:
         """An item came, perhaps again."""
         known = self._known(client)
         if number < known.put_number or (number == known.put_number and known.put_result != MISSING):
@@ -136,7 +138,7 @@ class Line:
         self._putting[client] = value, asker
         return self._settle()
 
-    def ask_put(self, client: int, number: int, asker: Any) -> list[Action]:
+    def ask_put(self, client: Client, number: int, asker: Any) -> list[Action]:
         """What became of a put? No action while it waits."""
         known = self._known(client)
         result = known.put_result if number == known.put_number else MISSING
@@ -145,12 +147,12 @@ class Line:
             return []
         return [Taken(asker, number, result)]
 
-    def put_waits(self, client: int, number: int) -> bool:
+    def put_waits(self, client: Client, number: int) -> bool:
         """Whether a put waits for room."""
         known = self._known(client)
         return number == known.put_number and known.put_result == WAITING
 
-    def withdraw(self, client: int, number: int) -> bool:
+    def withdraw(self, client: Client, number: int) -> bool:
         """The put is not waited for any more. Whether it was accepted all the same; else it never will be."""
         known = self._known(client)
         if number == known.put_number and known.put_result == ACCEPTED:
@@ -162,7 +164,7 @@ class Line:
 
     # -- gets --------------------------------------------------------------------------------------------------
 
-    def get(self, client: int, number: int, floor: int, asker: Any) -> list[Action]:
+    def get(self, client: Client, number: int, floor: int, asker: Any) -> list[Action]:
         """An item is wanted, perhaps again."""
         known = self._known(client)
         self._raise_floor(client, known, floor)
@@ -175,23 +177,23 @@ class Line:
         self._getting[client, number] = asker
         return self._settle()
 
-    def get_waits(self, client: int, number: int) -> bool:
+    def get_waits(self, client: Client, number: int) -> bool:
         """Whether a get waits for an item."""
         return (client, number) in self._getting
 
-    def finish(self, client: int, number: int) -> tuple[bool, list[Action]]:
+    def finish(self, client: Client, number: int) -> tuple[bool, list[Action]]:
         """The item of a get came, perhaps told again. Whether it is the client's."""
         known = self._known(client)
         if known.given.pop(number, None) is not None:
             known.finished.add(number)
         return number in known.finished, self._settle()
 
-    def drop(self, client: int, number: int) -> list[Action]:
+    def drop(self, client: Client, number: int) -> list[Action]:
         """A get, and all before it, are not waited for any more."""
         self._raise_floor(client, self._known(client), number + 1)
         return self._settle()
 
-    def _raise_floor(self, client: int, known: Client, floor: int) -> None:
+    def _raise_floor(self, client: Client, known: Known, floor: int) -> None:
         if floor <= known.floor:
             return
         known.floor = floor
@@ -200,7 +202,7 @@ class Line:
         for asked in [asked for asked in self._getting if asked[0] == client and asked[1] < floor]:
             del self._getting[asked]
 
-    def _give_back(self, known: Client, numbers: list[int]) -> None:
+    def _give_back(self, known: Known, numbers: list[int]) -> None:
         for number in numbers:
             bisect.insort(self.items, known.given.pop(number))
 

@@ -1,6 +1,7 @@
 """The messages between those who use a queue and the actor that has it.
 
-A user of a queue is a client: a number that it draws once. Its puts have dense numbers, its gets have others. A message
+A user of a queue is a client of its process: a number that the process draws once. The actor knows it by the process's
+ticket, too, so nobody else can be that client. Its puts have dense numbers, its gets have others. A message
 that comes again has the same number, and changes nothing.
 """
 

@@ -165,8 +165,8 @@ def origin(source: Any) -> str:
     return host if is_numeric(host) else ""  # of ipc it is "localhost:UID:GID:PID"
 
 
-def role(source: Any) -> str:
-    """The role of the key that a `Delivery.source` came with; "" if it came without one."""
+def user(source: Any) -> str:
+    """Whose key a `Delivery.source` came with (`Accepted.user`); "" if it came without one."""
     try:
         return str(source.get("User-Id"))
     except zmq.ZMQError:

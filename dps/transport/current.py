@@ -25,13 +25,19 @@ def runtime() -> Runtime:
     return real_runtime()
 
 
-def environment_keys(*roles: str) -> Credentials | None:
-    """The keys of the folder that DPS_KEYS names, in the first of these roles that it has; None without a folder.
+def keys_for(
+    chief: str, *roles: str, path: str | os.PathLike[str] | None = None, trusted: bool | None = None
+) -> Credentials | None:
+    """The keys for a run with its chief at this address, in the first of these roles that there is; None for no keys.
 
-    Raises what `dps.transport.keys.credentials` raises."""
-    path = os.environ.get("DPS_KEYS")
-    if not path:
+    They are those of the folder at `path`, else those of DPS_KEYS, else those of `own_keys.of_run`. `trusted`: whether
+    the network is; None: as DPS_TRUSTED_NETWORK says. Raises what `own_keys.of_run` and `keys.credentials` raise."""
+    path = path or os.environ.get("DPS_KEYS")
+    if runtime().simulated or (not path and chief.startswith(("ipc://", "inproc://"))):
         return None
+    from dps.cluster.environment import trusts_network
     from dps.transport.keys import credentials
+    from dps.transport.own_keys import of_run
 
-    return credentials(path, *roles)
+    trusted = trusts_network(os.environ) if trusted is None else trusted
+    return credentials(path or of_run(chief, trusted), *roles)

@@ -45,9 +45,10 @@ class Dealer:
 
     More than 12 attributes: a connection is one thing, and each says something else of it."""
 
-    def __init__(self, sockets: Sockets, address: str, url: str, role: str, greetings: Mapping[str, bytes]) -> None:
-        """`role`: of the listener, whose key it has. `greetings`: the header that opens each connection, by address."""
-        self.address, self.role = address, role
+    def __init__(self, sockets: Sockets, address: str, url: str, user: str, greetings: Mapping[str, bytes]) -> None:
+        """`user`: whose key the listener has (`Accepted.user`). `greetings`: the header that opens each connection, by
+        address."""
+        self.address, self.user = address, user
         self._handshake: Handshake | None = None
         self.url = url
         self.inproc = url.startswith("inproc://")
@@ -75,8 +76,15 @@ class Dealer:
         if self._handshake is None:
             from dps.transport.handshake import Handshake  # here: most connections have no keys, and come up
 
-            self._handshake = Handshake(self.address, self.role, self._sockets.keys)
+            self._handshake = Handshake(self.address, self.user, self._sockets.keys)
         return self._handshake
+
+    def expect(self, user: str) -> bool:
+        """Note whose key the listener has; returns whether to connect again, because another one was expected."""
+        if self.user == user or self.up or self.inproc:
+            return False
+        self.user, self._handshake = user, None
+        return True
 
     def failures(self) -> list[int]:
         """The failed handshakes since the last call, as events of libzmq's monitor."""

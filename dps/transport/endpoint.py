@@ -89,9 +89,9 @@ class Endpoint(Protocol):
         to it as datagrams. `hears`: it has paired, too; otherwise it gets datagrams only once it has sent one. Returns
         False if its datagrams are not heard, so that it must not be told this endpoint's name."""
 
-    def expect(self, address: str, role: str) -> None:
-        """Note whose key the node at an address has, before the first connection to it. Unless this was called, it is
-        the chief's; "" changes nothing."""
+    def expect(self, address: str, user: str) -> None:
+        """Note whose key the node at an address has: a role, or one that joined by a token (`Accepted.user`). Unless
+        this was called, it is the chief's; "" changes nothing."""
 
     def paired(self, name: bytes) -> Route | None:
         """The route of the peer whose `direct` is `name`; None if it has not paired."""

@@ -12,6 +12,8 @@ import zmq
 
 from dps.transport.address import parse
 from dps.transport.keys import Credentials, Pair
+from dps.transport.own_keys import is_own
+from dps.transport.roles import TOKEN
 
 _SILENT = int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
 """The listener closed the connection without a word. After all other failures libzmq does not connect again."""
@@ -24,6 +26,10 @@ so, too, but not often in a row."""
 AGAIN_S = 1.0
 """How long after a refusal a connection is tried again, if somebody sends to it; and how often a listener is asked what
 it speaks."""
+
+TRUSTS = ", or --trusted-network (DPS_TRUSTED_NETWORK=1) if it was started with that"
+OTHERS = "if it was started with --keys DIR, give the same (DPS_KEYS, keys=)"
+"""What to try for a peer that has not the user's own keys."""
 
 Choice = tuple[Pair, bytes]
 """An own pair, and the public key that the listener should have."""
@@ -44,9 +50,10 @@ class Step(Enum):
 class Handshake:
     """The attempts of one connection. With two sets of keys, each end may still have the older one."""
 
-    def __init__(self, address: str, role: str, keys: Credentials | None) -> None:
-        """`role`: of the listener."""
-        self._address, self._role, self._keys = address, role, keys
+    def __init__(self, address: str, user: str, keys: Credentials | None) -> None:
+        """`user`: the listener, as `Accepted.user` names it."""
+        self._address, self._user, self._keys = address, user, keys
+        self._role = user.partition(" ")[0]
         self._attempt = self._failures = 0
         """Which keys are tried now; how many attempts have failed since the last one that did not."""
         self._rejected = False
@@ -59,7 +66,7 @@ class Handshake:
 
     def _choices(self) -> list[Choice]:
         assert self._keys is not None
-        return [(own, server) for server in self._keys.servers(self._role) for own in self._keys.pairs]
+        return [(own, server) for server in self._keys.servers(self._user) for own in self._keys.pairs]
 
     def choice(self) -> Choice | None:
         """The keys to use now; None without keys. Sets `reason` if there are none to use."""
@@ -119,18 +126,23 @@ class Handshake:
     def _why(self, spoken: str) -> str:
         if self._keys is None:
             return f"{self._whom()} wants keys; give --keys DIR (DPS_KEYS, keys=)" if spoken == "CURVE" else ""
+        path = self._keys.folder.path
         if spoken == "NULL":
-            return f"{self._whom()} has no keys, this side has those of {self._keys.folder.path}; give both the same"
+            both = f"give both the same{TRUSTS if is_own(path) else ''}"
+            return f"{self._whom()} has no keys, this side has those of {path}; {both}"
         if spoken == "CURVE":
-            return (
-                f"{self._whom()} has another key than the {self._role} of {self._keys.folder.path}; is it of the same "
-                "keys, and is the address that of a " + self._role + "?"
-            )
+            other = f"{self._whom()} has another key than the {self._role} of {path}; "
+            same = f"is it of the same keys, and is the address that of a {self._role}?"
+            return other + (OTHERS if is_own(path) else same)
         return ""
 
     def _unknown(self) -> str:
         assert self._keys is not None
         role, path = self._keys.role, self._keys.folder.path
+        if role == TOKEN:
+            return token_refused(self._address)
+        if self._keys.folder.held:
+            return f"{self._whom()} refuses the key that has joined by a token: it was revoked, or the run has ended"
         return (
             f"{self._whom()} refuses the key of {role} in {path}: it does not know it, or it was revoked; "
             f"where all keys are: dps keys export DIR --role {role} OUT"
@@ -143,6 +155,14 @@ class Handshake:
 
     def _whom(self) -> str:
         return f"the {self._role} at {self._address}" if self._keys is not None else f"who listens at {self._address}"
+
+
+def token_refused(chief: str) -> str:
+    """What a peer is told of a token that the chief at an address does not accept, whatever the reason."""
+    return (
+        f"the chief at {chief} does not accept this token: it is wrong, used up or has expired; for a new one, where "
+        f"the operator's key is: dps token --chief {chief}"
+    )
 
 
 def mechanism(url: str) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-import zmq
-
 from dps.errors import ConfigError
 from dps.transport.keys import FILE, Pair, check_curve, read
 from dps.transport.roles import ROLES
@@ -109,7 +107,7 @@ def _number(name: str) -> int:
 def _write_set(path: str, number: int) -> None:
     """Write a pair for each role. A private key comes before its public one: a half-written pair is not accepted."""
     for role in ROLES:
-        pair = Pair(*zmq.curve_keypair())
+        pair = Pair.new()
         _write(os.path.join(path, f"{role}-{number}.key"), pair.secret)
         _write(os.path.join(path, f"{role}-{number}.pub"), pair.public)
 

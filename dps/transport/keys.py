@@ -12,13 +12,14 @@ import os
 import re
 import stat
 import threading
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import zmq
 
 from dps.errors import ConfigError, DpsError, NotAuthenticated
 from dps.record import record
-from dps.transport.roles import ROLES
+from dps.transport.roles import ROLES, TOKEN
 
 log = logging.getLogger("dps")
 
@@ -33,6 +34,11 @@ class Pair(NamedTuple):
 
     public: bytes
     secret: bytes
+
+    @staticmethod
+    def new() -> Pair:
+        """A pair that nobody has yet."""
+        return Pair(*zmq.curve_keypair())
 
 
 @record
@@ -121,16 +127,14 @@ def _key(path: str, name: str, folder: int, forbidden: int) -> bytes:
 class KeyFolder:
     """A folder of keys, which is read again when files come or go. Any thread may call."""
 
-    _numbers = itertools.count(1)
-
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, held: Keys | None = None) -> None:
+        """`held`: keys that are in no folder; `path` then only names them."""
         self.path = path
+        self.held = held is not None
         self.version = 0
         """Rises with each change of the keys."""
-        self.domain = b"dps-%d" % next(self._numbers)
-        """Names it to libzmq."""
         self._names = self._listed()
-        self.keys = read(path)
+        self.keys = read(path) if held is None else held
 
     def _listed(self) -> frozenset[str]:
         try:
@@ -153,12 +157,51 @@ class KeyFolder:
         return self.keys != before
 
 
+class Joined(NamedTuple):
+    """A key that has joined by a token."""
+
+    role: str
+    under: bytes
+    """The public key of this role that was the newest then. While a folder has that one, it accepts this one, too."""
+
+
+class Accepted:
+    """Whose keys one node accepts: those of its folder, and those that have joined its run by tokens.
+
+    The node's thread writes it, that of ZAP reads it."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, folder: KeyFolder) -> None:
+        self.folder = folder
+        self.domain = b"dps-%d" % next(self._numbers)
+        """Names it to libzmq."""
+        self.joined: Mapping[bytes, Joined] = {}
+        """By public key. It is replaced as a whole."""
+        self.token_problem: Callable[[bytes], str | None] = lambda key: None
+        """At a chief: why the join token with this public key is not accepted; "" if it is, None for no token."""
+
+    def user(self, key: bytes) -> str:
+        """Whose public key this is: a role, or a role and the key for one that is in no folder; "" for nobody's."""
+        if role := self.folder.keys.role_of(key):
+            return role
+        joined = self.joined.get(key)
+        if joined is not None and joined.under in self.folder.keys.public.get(joined.role, ()):
+            return f"{joined.role} {key.decode()}"
+        return f"{TOKEN} {key.decode()}" if self.token_problem(key) == "" else ""
+
+    def problem(self, key: bytes) -> str:
+        """Why a key is not accepted, for the log."""
+        return self.token_problem(key) or f"{self.folder.path} has no such key"
+
+
 @record
 class Credentials:
-    """The keys of one endpoint: its folder, and its role in it."""
+    """The keys of one endpoint: its folder, its role in it, and whose keys it accepts."""
 
     folder: KeyFolder
     role: str
+    accepted: Accepted
 
     @property
     def pairs(self) -> list[Pair]:
@@ -171,13 +214,15 @@ class Credentials:
             raise NotAuthenticated(missing(self.folder, self.role))
         return self.pairs[0]
 
-    def servers(self, role: str) -> list[bytes]:
-        """The public keys that a listener of a role may have, the newest first."""
-        return self.folder.keys.public.get(role, [])
+    def servers(self, user: str) -> list[bytes]:
+        """The public keys that the listener of a role may have, the newest first; or the one of `Accepted.user`."""
+        role, _, key = user.partition(" ")
+        return [key.encode()] if key else self.folder.keys.public.get(role, [])
 
     def as_role(self, *roles: str) -> Credentials:
         """The same folder in the first of these roles of which it has a private key, or else in the first."""
-        return Credentials(self.folder, next((role for role in roles if self.folder.keys.pairs.get(role)), roles[0]))
+        role = next((role for role in roles if self.folder.keys.pairs.get(role)), roles[0])
+        return Credentials(self.folder, role, self.accepted)
 
 
 def missing(folder: KeyFolder, role: str) -> str:
@@ -192,7 +237,7 @@ _lock = threading.Lock()
 
 
 def credentials(path: str | os.PathLike[str] | None, *roles: str) -> Credentials | None:
-    """The keys of a folder in the first of these roles that it has; None without a path.
+    """The keys of a folder, or of a name of `hold`, in the first of these roles that it has; None without a path.
 
     Raises ConfigError if there is no such folder or libzmq has no CURVE, and NotAuthenticated if it has none of the
     roles, or others may read it."""
@@ -201,13 +246,24 @@ def credentials(path: str | os.PathLike[str] | None, *roles: str) -> Credentials
     check_curve()
     where = os.path.abspath(os.path.expanduser(os.fspath(path)))
     with _lock:
-        folder = _folders.get(where)
+        folder = _folders.get(os.fspath(path)) or _folders.get(where)
         if folder is None:
             folder = _folders[where] = KeyFolder(where)
     folder.changed()
-    made = Credentials(folder, roles[0]).as_role(*roles)
+    made = Credentials(folder, roles[0], Accepted(folder)).as_role(*roles)
     made.pair()
     return made
+
+
+def hold(name: str, held: Keys) -> None:
+    """Keep keys in this process under a name that `credentials` takes like the path of a folder."""
+    with _lock:
+        _folders[name] = KeyFolder(name, held)
+
+
+def is_key(text: object) -> bool:
+    """Whether this is a key in Z85."""
+    return isinstance(text, bytes) and _Z85.fullmatch(text) is not None
 
 
 def _after_fork() -> None:

@@ -134,7 +134,7 @@ class RealRuntime:
             from dps.transport.zap import Zap
 
             self._zap = Zap(context, self._keys_changed)
-        self._zap.serve(keys.folder)
+        self._zap.serve(keys)
 
     def _keys_changed(self, folder: KeyFolder) -> None:
         with self._lock:

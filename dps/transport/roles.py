@@ -17,8 +17,12 @@ TASKS: Roles = frozenset({"chief", "ps", "worker", "evaluator", "dataset"})
 """Those who run a program of the user's, or serve it: they share queues and datasets."""
 NODES: Roles = TASKS | {"reader"}
 """Those who listen, and so report to the chief."""
+OPERATOR_ONLY: Roles = frozenset({"operator"})
 ENDS: Roles = frozenset({"ps", "worker", "operator"})
 """Those who report that a task has ended."""
 ALL: Roles = frozenset(ROLES)
+TOKEN = "token"
+"""What the key in a join token counts as. It enrols another key, and does nothing else."""
+TOKENS: Roles = frozenset({TOKEN})
 ANSWER: Roles = frozenset()
 """A message that only answers another one."""

@@ -36,7 +36,7 @@ class Sockets:
         if self.keys is not None and pair is not None:
             socket.set(zmq.CURVE_SERVER, 1)
             socket.set(zmq.CURVE_SECRETKEY, pair.secret)
-            socket.set(zmq.ZAP_DOMAIN, self.keys.folder.domain)
+            socket.set(zmq.ZAP_DOMAIN, self.keys.accepted.domain)
         socket.set(zmq.ROUTER_MANDATORY, 1)
         return socket
 

@@ -6,11 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 import zmq
 from zmq.utils import z85
 
-from dps.transport.keys import KeyFolder
+from dps.transport.keys import Accepted, Credentials, KeyFolder
 
 log = logging.getLogger("dps")
 
@@ -21,25 +22,27 @@ TOLD = 1000
 
 
 class Zap:
-    """The handler of one context, on a thread of its own. The role of a key becomes the User-Id of every frame."""
+    """The handler of one context, on a thread of its own. The owner of a key (`Accepted.user`) becomes the User-Id of
+    every frame."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], changed: Callable[[KeyFolder], None]) -> None:
         """`changed` is called on this thread for a folder whose keys are others now. Make it before any socket that
         has keys; it ends with the context."""
         self._changed = changed
-        self._folders: dict[bytes, KeyFolder] = {}
-        self._versions: dict[bytes, int] = {}
+        self._accepted: WeakValueDictionary[bytes, Accepted] = WeakValueDictionary()
+        """By domain."""
+        self._versions: dict[KeyFolder, int] = {}
         """The version of each folder that was told last: others in this process read the folders again, too."""
-        self._told: set[tuple[str, bytes]] = set()
+        self._told: set[tuple[str, bytes, str]] = set()
         self._socket = context.socket(zmq.REP)
         self._socket.set(zmq.LINGER, 0)
         self._socket.bind("inproc://zeromq.zap.01")
         threading.Thread(target=self._run, name="dps checks keys", daemon=True).start()
 
-    def serve(self, folder: KeyFolder) -> None:
-        """Accept the keys of a folder where its domain is asked for. Any thread may call."""
-        self._versions.setdefault(folder.domain, folder.version)
-        self._folders[folder.domain] = folder
+    def serve(self, keys: Credentials) -> None:
+        """Watch a folder of keys, and let in whom an endpoint with these keys accepts. Any thread may call."""
+        self._versions.setdefault(keys.folder, keys.folder.version)
+        self._accepted[keys.accepted.domain] = keys.accepted
 
     def _run(self) -> None:
         looked_at = time.monotonic()
@@ -52,13 +55,13 @@ class Zap:
                 return
             if time.monotonic() - looked_at >= LOOK_S:
                 looked_at = time.monotonic()
-                for folder in list(self._folders.values()):
+                for folder in list(self._versions):
                     self._look(folder)
 
     def _look(self, folder: KeyFolder) -> None:
         folder.changed()
-        if folder.version != self._versions[folder.domain]:
-            self._versions[folder.domain] = folder.version
+        if folder.version != self._versions[folder]:
+            self._versions[folder] = folder.version
             log.warning("the keys of %s have changed: connections are made anew", folder.path)
             self._changed(folder)
 
@@ -66,19 +69,20 @@ class Zap:
         """Version, request, status, text, user and metadata, for a request of: version, request, domain, address,
         routing id, mechanism, public key."""
         version, request, domain, address, _, mechanism, *credentials = asked
-        role, folder = "", self._folders.get(domain)
-        if folder is not None and mechanism == b"CURVE":
+        user, accepted = "", self._accepted.get(domain)
+        if accepted is not None and mechanism == b"CURVE":
             key = z85.encode(credentials[0])
-            role = folder.keys.role_of(key)
-            if not role:
-                self._look(folder)
-                role = folder.keys.role_of(key)
-            if not role:
-                self._tell(address.decode(errors="replace"), key, folder)
-        status = (b"200", b"OK") if role else (b"400", b"unknown key")
-        return [version, request, *status, role.encode(), b""]
+            user = accepted.user(key)
+            if not user:
+                self._look(accepted.folder)
+                user = accepted.user(key)
+            if not user:
+                self._tell(address.decode(errors="replace"), key, accepted.problem(key))
+        status = (b"200", b"OK") if user else (b"400", b"unknown key")
+        return [version, request, *status, user.encode(), b""]
 
-    def _tell(self, address: str, key: bytes, folder: KeyFolder) -> None:
-        if (address, key) not in self._told and len(self._told) < TOLD:
-            self._told.add((address, key))
-            log.warning("refused a connection from %s: %s has no such key", address or "this machine", folder.path)
+    def _tell(self, address: str, key: bytes, problem: str) -> None:
+        """Log why a peer is refused, once. The peer itself is told the same in each case."""
+        if (address, key, problem) not in self._told and len(self._told) < TOLD:
+            self._told.add((address, key, problem))
+            log.warning("refused a connection from %s: %s", address or "this machine", problem)

@@ -50,7 +50,7 @@ class ZmqEndpoint:
     ) -> None:  # fmt: skip
         self.address, self.dropped, self.closed = "", 0, False
         self._sockets = Sockets(context, silence_s, keys)
-        self._roles: dict[str, str] = {}  # whose key the node at an address has, if not the chief's
+        self._users: dict[str, str] = {}  # whose key the node at an address has, if not the chief's
         self._names = names
         self._listener = None if bind is None else Listener(self._sockets, names, Binding.of(bind))
         self._dealers: dict[str, Dealer] = {}
@@ -78,10 +78,13 @@ class ZmqEndpoint:
             self.address = self._listener.address
             self._poller.register(self._listener.socket)
 
-    def expect(self, address: str, role: str) -> None:
+    def expect(self, address: str, user: str) -> None:
         """See `Endpoint.expect`."""
-        if role and self._sockets.keys is not None and self._roles.get(address) != "chief":
-            self._roles[address] = role
+        if user and self._sockets.keys is not None and self._users.get(address) != "chief":
+            self._users[address] = user
+            if (dealer := self._dealers.get(address)) is not None and dealer.expect(user):
+                self._shut(dealer)
+                self._try(dealer)
 
     def connect(self, address: str) -> None:
         """See `Endpoint.connect`. Blocks only to resolve a host name other than localhost. Raises ConfigError for a
@@ -94,7 +97,7 @@ class ZmqEndpoint:
         where = url(parse(address))
         dealer = self._by_url.get(where)
         if dealer is None:
-            how = self._roles.get(address, "chief"), self._greetings
+            how = self._users.get(address, "chief"), self._greetings
             dealer = self._by_url[where] = Dealer(self._sockets, address, where, *how)
             if dealer.inproc:
                 self._names.watch(where, self)
@@ -177,8 +180,7 @@ class ZmqEndpoint:
         if self._events:
             return self._events.popleft()
         while self._ready:
-            delivery = self._take(self._ready.popleft())
-            if delivery is not None:
+            if (delivery := self._take(self._ready.popleft())) is not None:
                 return delivery
         if self._heard_direct < IN_A_ROW and (delivery := self._direct.receive()) is not None:
             self._heard_direct += 1  # the sockets get their turn, too
@@ -199,8 +201,7 @@ class ZmqEndpoint:
             if self._events:
                 return self._events.popleft()
             while self._ready:
-                delivery = self._take(self._ready.popleft())
-                if delivery is not None:
+                if (delivery := self._take(self._ready.popleft())) is not None:
                     return delivery
             if (delivery := self._direct.receive()) is not None:
                 return delivery

@@ -30,7 +30,7 @@ class Desk:
 
     def __init__(self, storage: Any = None) -> None:
         self.name, self.address, self.incarnation = "chief", "127.0.0.1:1", 7
-        self.asker = ""
+        self.asker = self.user = ""
         self.place = Place("box", "boot", 1)
         self.runtime = self
         self.storage = storage or MemoryStorage()
@@ -58,7 +58,7 @@ class Desk:
     def dials(self, told: str, named: object = ()) -> str:
         return told
 
-    def expect(self, address: str, role: str) -> None:
+    def expect(self, address: str, user: str) -> None:
         pass
 
     def now(self) -> float:

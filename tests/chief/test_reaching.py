@@ -52,7 +52,7 @@ def test_a_ps_that_the_chief_cannot_reach_is_refused_and_the_log_says_why(caplog
 
 def test_a_message_cannot_make_the_chief_dial_another_host_than_its_own() -> None:
     with dps.Server(None, "chief", 0, bind="127.0.0.1:0") as chief:
-        caller = Caller(runtime(), "somebody")
+        caller = Caller(runtime(), "somebody", chief.home().keys)
         try:
             to = Ref(chief.address, CHIEF)
             answer = caller.ask(to, Register("worker", 0, "10.9.9.9:80", 1, 0, {}), 10.0)

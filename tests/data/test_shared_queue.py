@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 
 import dps
+from dps.actors.caller import Caller
+from dps.actors.ref import Ref
+from dps.errors import Aborted, NotAuthenticated
+from dps.queues.messages import QUEUES, Get, LeaveQueue
 from dps.transport.current import runtime
 from dps.variables.items import pack, unpack
 
@@ -31,6 +35,23 @@ def test_an_item_comes_back_as_it_was_put_and_is_the_callers_own(server: dps.Ser
     assert got["b"] == item["b"]
     assert isinstance(got["c"], tuple) and got["c"][0] == 3 and got["c"][0].dtype == np.float32
     assert got["c"][1]["empty"].shape == (0, 4)
+    queue.leave()
+
+
+def test_another_process_that_uses_a_clients_number_is_not_that_client(server: dps.Server) -> None:
+    queue = dps.data.queue(server, "own")
+    queue.put("item")
+    caller, to = Caller(runtime(), "somebody"), Ref(server.target, QUEUES)
+    try:
+        with pytest.raises(NotAuthenticated, match="somebody has presented no ticket on this connection"):
+            caller.ask(to, Get("own", queue._client, 1, 1), 5.0)
+        caller.connect(server.target, runtime().secret())
+        with pytest.raises(Aborted, match="does not know this client"):
+            caller.ask(to, Get("own", queue._client, 1, 1), 5.0)
+        caller.ask(to, LeaveQueue("own", queue._client), 5.0)
+    finally:
+        caller.close()
+    assert queue.get() == "item"
     queue.leave()
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from dps.actors.actor import Actor
 from dps.transport.message import FORMS, Message
-from dps.transport.roles import ALL, ROLES
+from dps.transport.roles import ALL, ROLES, TOKEN
 
 
 @pytest.fixture(scope="module", autouse=True)
 def all_messages() -> None:
-    for package in ("actors", "chief", "ps", "worker", "queues", "calls", "data"):
+    for package in ("actors", "chief", "ps", "worker", "queues", "calls", "collectives", "data"):
         found = importlib.import_module(f"dps.{package}")
         for module in pkgutil.walk_packages(found.__path__, f"dps.{package}."):
             importlib.import_module(module.name)
@@ -33,7 +33,7 @@ def by_role(role: str) -> set[str]:
 def test_each_message_class_states_its_roles_and_those_that_no_actor_handles_have_none() -> None:
     own = [form.cls for form in FORMS.values() if form.cls.__module__.startswith("dps.")]
     assert len(own) > 80
-    assert all("roles" in vars(kind) and kind.roles <= ALL for kind in own)
+    assert all("roles" in vars(kind) and kind.roles <= ALL | {TOKEN} for kind in own)
     assert {kind.__name__ for kind in own if kind.roles} == handled()
     with pytest.raises(TypeError, match="roles"):
 
@@ -54,4 +54,15 @@ def test_only_the_chief_configures_saves_and_stops_and_only_ps_report_and_decide
     }
     assert alone["chief"] == {"Configure", "Members", "AskServing", "CutShard", "SaveShard", "StopTask", "Drain"}
     assert alone["ps"] == {"Report", "Decide"}
-    assert by_role("operator") == {"AskStats", "AskCluster", "Examine", "Leave"}
+
+
+def test_an_operator_sees_how_a_run_does_ends_it_and_makes_tokens_and_a_token_only_enrols() -> None:
+    assert by_role("operator") == {"AskStats", "AskCluster", "Examine", "Leave", "EndRun", "MakeToken"}
+    assert not {"EndRun", "MakeToken"} & set().union(*(by_role(role) for role in ROLES if role != "operator"))
+    assert by_role(TOKEN) == {"Enrol"} and not any("Enrol" in by_role(role) for role in ROLES)
+
+
+def test_readers_have_no_part_in_queues_and_datasets_and_tasks_do() -> None:
+    shared = {"OpenQueue", "Put", "Get", "Finish", "CloseQueue", "LeaveQueue", "JoinFeed", "Want", "Announce"}
+    assert not shared & (by_role("reader") | by_role("operator"))
+    assert all(shared <= by_role(role) for role in ("chief", "ps", "worker", "evaluator", "dataset"))

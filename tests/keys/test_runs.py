@@ -18,7 +18,20 @@ from dps.actors.ref import Ref
 from dps.calls.functions import Served
 from dps.coordinator.worker import Worker
 from dps.protocol import PS
-from dps.run_protocol import AGENT, CHIEF, AskStats, Configure, Members, Register, Restore, SaveShard, Stats, StopTask
+from dps.run_protocol import (
+    AGENT,
+    CHIEF,
+    OPERATORS,
+    AskStats,
+    Configure,
+    EndRun,
+    Members,
+    Register,
+    Restore,
+    SaveShard,
+    Stats,
+    StopTask,
+)
 from dps.transport import key_files, zap
 from dps.transport.current import runtime
 from dps.transport.keys import credentials
@@ -134,7 +147,7 @@ def test_an_operator_asks_how_the_run_does_and_may_not_touch_it(
 
 @pytest.mark.parametrize(
     ("keys", "says"),
-    [("other", "has another key than the chief of"), ("", "wants keys; give --keys DIR")],
+    [("other", "has another key than the chief of"), ("", "if it was started with --keys DIR, give the same")],
 )
 def test_who_has_no_key_of_the_run_is_told_at_once(
     worker: dps.Server, folders: dict[str, str], keys: str, says: str
@@ -211,3 +224,54 @@ def test_a_coordinator_with_a_workers_keys_has_workers_run_functions_and_a_reade
             value = coordinator.schedule("operator:add", (1, 2))
             with pytest.raises(dps.DeadlineExceeded, match="got AskServes of reader; wanted it of worker"):
                 value.fetch()
+
+
+def test_an_operator_ends_a_run_in_order_and_a_worker_may_not(
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DPS_KEYS", folders["all"])
+    with cluster(transport="tcp") as (server,):
+        trains = session(server)
+        caller = Caller(runtime(), "worker:0", credentials(folders["worker"], "worker"))
+        with pytest.raises(dps.PermissionDenied, match="got EndRun of worker; wanted it of operator"):
+            caller.ask(Ref(server.target, OPERATORS), EndRun("", True), WAIT_S)
+        caller.close()
+        runtime().spawn("trains on", lambda: leave_when_told(trains))
+        assert cli.main(["kill", server.target, "--keys", folders["all"]]) == 0
+        assert capsys.readouterr().out == f"the run of {server.target}: ended\n"
+        assert server.join(WAIT_S) == 0
+
+
+def leave_when_told(session: dps.Session) -> None:
+    while not session.should_stop():
+        session.push({"w": np.ones(40, np.float32)})
+    session.close()
+
+
+def test_a_session_of_a_ps_reaches_the_other_ps(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes with a worker's key and the ticket of its process, whose node came with the key of a ps before."""
+    monkeypatch.setenv("DPS_KEYS", folders["all"])
+    with dps.Server(None, "chief", 0, bind="127.0.0.1:0", ps=2, workers=1, owned=True) as chief:
+        ps = [dps.Server(None, "ps", task, chief=chief.address) for task in range(2)]
+        with dps.Server(None, "worker", 0, chief=chief.address) as server, whole(server) as trains:
+            trains.push({"w": np.ones(40, np.float32)})
+            for each in ps:
+                with dps.Session(each, timeout=WAIT_S) as reader:
+                    np.testing.assert_array_equal(reader.pull()["w"], -np.ones(40))
+            assert trains.push({"w": np.ones(40, np.float32)}).accepted
+        for each in ps:
+            each.stop()
+
+
+def whole(server: dps.Server) -> dps.Session:
+    """A session whose variable lies on both ps."""
+    start, halves = {"w": np.zeros(40, np.float32)}, dps.partition.Fixed(2)
+    return dps.Session(server, start, optimizer=dps.optim.SGD(1.0), partitioner=halves, timeout=WAIT_S)
+
+
+def test_a_reader_uses_no_queue(worker: dps.Server, folders: dict[str, str]) -> None:
+    with (
+        dps.Server.client(worker.target, folders["reader"]) as reader,
+        pytest.raises(dps.PermissionDenied, match="got OpenQueue of reader"),
+    ):
+        dps.data.queue(reader, "results", timeout=WAIT_S)

@@ -81,10 +81,11 @@ def test_a_port_of_somebody_else_is_wrong() -> None:
         assert "is not dps" in found(address)["port"].found and found(address)["port"].wrong
 
 
-def test_a_node_that_is_no_chief_is_wrong() -> None:
+def test_a_node_that_is_no_chief_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     from dps.actors.system import Node
     from dps.transport.current import runtime
 
+    monkeypatch.setenv("DPS_TRUSTED_NETWORK", "1")  # the node has no keys
     node = Node(runtime(), "127.0.0.1:0", "ps:0")
     node.start()
     try:

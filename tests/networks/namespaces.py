@@ -62,6 +62,16 @@ class Networks:
         own = ["--job", job, *(["--task", index] if index else [])]
         return self.start(side, f"{name}{task}", "-m", "dps.role", *own, *flags, trusted=trusted, pids=pids)
 
+    def command(self, side: str, *arguments: str) -> str:
+        """What `python ARGUMENTS` on one side prints, once it has ended well."""
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        enter = ["ip", "netns", "exec", self._names[side]]
+        done = subprocess.run(
+            [*enter, sys.executable, *arguments], env=environ, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
     def cable(self, up: bool) -> None:
         """Pull the cable, or plug it in again."""
         _run("ip", "-n", self._names["one"], "link", "set", "cable", "up" if up else "down")

@@ -58,8 +58,8 @@ def test_a_synchronous_run_over_a_network_has_the_bits_of_one_machine(networks: 
     assert one["bits"] == two["bits"] and one["step"] == 20 and one["lanes"] == [False]
 
     here = "127.0.0.1:2299"
-    networks.role("one", "chief", "--bind", here, "--workers", "2", trusted=False)
-    networks.role("one", "ps:0", "--chief", here, trusted=False)
+    networks.role("one", "chief", "--bind", here, "--workers", "2")
+    networks.role("one", "ps:0", "--chief", here)
     alone = results(work(networks, here, "sync", "20", "0", "20", "40", side="one"))
     assert alone[0]["lanes"] == [True], "on one machine they share memory"
     assert {result["bits"] for result in alone} == {one["bits"]}
@@ -143,6 +143,73 @@ def test_with_keys_two_machines_train_and_who_has_others_gets_no_connection(netw
     assert one["bits"] == two["bits"] and one["step"] == 20 and one["lanes"] == [False]
     for each in (log, ps, *workers):
         assert "plain sockets" not in each.read_text()
+
+
+def begin_with_keys(networks: Networks, folder: str, *flags: str) -> list[Path]:
+    """The outputs of a chief and a ps with new keys, on side one. The chief listens when this returns."""
+    key_files.new(folder)
+    here = ("--chief", V4, "--keys", folder)
+    log = networks.role("one", "chief", "--bind", "0.0.0.0:2220", *here, *flags, trusted=False)
+    says(log, "dps chief at")
+    return [log, networks.role("one", "ps:0", *here, trusted=False)]
+
+
+def token(networks: Networks, folder: str, to: Path, *flags: str) -> str:
+    """Has an operator on side one make a join token; returns the --join of the file that it is in."""
+    made = networks.command("one", "-m", "dps.cli", "token", "--chief", V4, "--keys", folder, *flags)
+    assert made.startswith("dps1-") and len(made.split()) == 1
+    to.write_text(made)
+    to.chmod(0o600)
+    return f"@{to}"
+
+
+def test_with_nothing_but_a_token_workers_train_on_mnist_and_the_bits_are_those_of_one_machine(
+    networks: Networks, tmp_path: Path
+) -> None:
+    keys = str(tmp_path / "keys")
+    servers = begin_with_keys(networks, keys, "--workers", "2")
+    joins = token(networks, keys, tmp_path / "token", "--uses", "2")
+    program = ("--program", TRAIN, "--", "sync", "20", "0", "20", "40", "mnist")
+    workers = [networks.start("two", f"w{n}", "-m", "dps.role", "--join", joins, *program, trusted=False) for n in "01"]
+    one, two = results(workers)
+    assert set(networks.wait(40.0)) == {0}
+    assert one["bits"] == two["bits"] and one["step"] == 20 and one["count"] == 20 and one["lanes"] == [False]
+    assert {one["task"], two["task"]} == {0, 1}
+    for log in (*servers, *workers):
+        assert "plain sockets" not in log.read_text()
+    assert servers[0].read_text().count("has joined by a token, as a worker") == 2
+
+    here = "127.0.0.1:2299"
+    networks.role("one", "chief", "--bind", here, "--workers", "2", trusted=False)
+    networks.role("one", "ps:0", "--chief", here, trusted=False)
+    flags = ("--chief", here, *program)
+    alone = results([networks.role("one", f"worker:{task}", *flags, trusted=False, name="alone") for task in range(2)])
+    assert alone[0]["lanes"] == [True] and {result["bits"] for result in alone} == {one["bits"]}
+
+
+def test_a_worker_that_only_knows_a_token_joins_late_and_loses_nothing_when_the_cable_is_pulled(
+    networks: Networks, tmp_path: Path
+) -> None:
+    keys = str(tmp_path / "keys")
+    begin_with_keys(networks, keys, "--workers", "2")
+
+    def join(name: str, steps: int) -> Path:
+        joins = token(networks, keys, tmp_path / name)
+        program = ("--program", TRAIN, "--", "async", str(steps), "0.05", "2.0", "40", "mnist")
+        return networks.start("two", name, "-m", "dps.role", "--join", joins, *program, trusted=False)
+
+    logs = [join("first", 150)]
+    says(logs[0], "acknowledged 5")
+    logs.append(join("late", 60))
+    says(logs[1], "acknowledged 5")
+    networks.cable(up=False)
+    time.sleep(5.0)
+    networks.cable(up=True)
+    found = results(logs)
+    assert set(networks.wait(60.0)) == {0}
+    assert [result["acknowledged"] for result in found] == [150, 60] and max(r["count"] for r in found) == 210.0
+    late = [text for result in found for text in result["late"]]
+    assert any("ps:0" in text for text in late), late
 
 
 def test_without_trust_a_worker_is_refused_and_the_message_says_the_ways_out(networks: Networks) -> None:

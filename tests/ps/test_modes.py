@@ -42,7 +42,7 @@ class Desk:
     def present(self, address: str) -> None:
         pass
 
-    def expect(self, address: str, role: str) -> None:
+    def expect(self, address: str, user: str) -> None:
         pass
 
     def after(self, seconds: float, call: Any) -> None:

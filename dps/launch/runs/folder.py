@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from dps.config import state_folder
 from dps.errors import ConfigError
 
 FORMAT = 1
@@ -25,8 +26,7 @@ def root(environ: Mapping[str, str] | None = None) -> str:
     env = os.environ if environ is None else environ
     if chosen := env.get("DPS_RUNS"):
         return os.path.abspath(chosen)
-    state = env.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(state, "dps", "runs")
+    return os.path.join(state_folder(env), "runs")
 
 
 def create(folder: str) -> str:

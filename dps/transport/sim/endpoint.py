@@ -63,7 +63,7 @@ class SimEndpoint(Port):
         """As Port.shut."""
         self._datagrams.close()
 
-    def expect(self, address: str, role: str) -> None:
+    def expect(self, address: str, user: str) -> None:
         """Does nothing: there are no keys."""
 
     def connect(self, address: str) -> None:
