@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 import dps
+from dps.config import environment
 
 SETS: dict[str, list[tuple[int, ...]]] = {"100k": [(25_600,)], "1m": [(262_144,)]}
 SIZES = [1 << power for power in range(10, 28, 2)]
@@ -173,7 +174,7 @@ def measured(workers: int, works: list[str], seconds: float, sizes: bool = False
             sys.executable, __file__, "--chief", chief.address, "--store", os.path.join(folder, "store"), "--out", out,
             "--count", str(workers), "--seconds", str(seconds), "--works", *works, *(["--sizes"] if sizes else []),
         ]  # fmt: skip
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        env = {**environment(), "OMP_NUM_THREADS": "1"}  # as dps starts its tasks
         started = [subprocess.Popen([*command, "--task", str(task)], env=env) for task in range(workers)]
         codes = [process.wait() for process in started]
         for server in (*own, chief):

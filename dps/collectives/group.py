@@ -27,6 +27,11 @@ from dps.transport.wire import Array
 log = logging.getLogger("dps")
 
 TOTALS = {"sum": total, "max": largest}
+PAIR_NBYTES = 1 << 20
+"""The same for two members."""
+LARGE_PIECES, LARGE = 16, 4
+"""Over sockets, runs of so many pieces are sent in pieces that are so many times as long: each costs both ends some
+tenths of a millisecond."""
 LOOK_S = 0.5
 """How often a wait looks whether the run has ended."""
 LINGER_S = 2.0
@@ -148,6 +153,8 @@ class Group:
 
         def make(formed: Formed, own: Array, result: Array) -> Flow:
             rank, size, most = formed.rank, len(formed.members), self._piece(dtype)
+            if not self._together and count >= LARGE_PIECES * most:
+                most *= LARGE
             chosen = self._choice(count * np.dtype(dtype).itemsize, size)
             lends = chosen is direct and self._together
             if chosen is everyone and self._shows(count * np.dtype(dtype).itemsize):
@@ -167,7 +174,9 @@ class Group:
             return ALGORITHMS[str(self._algorithm)]
         if self._together:
             return everyone if self._shows(nbytes) else direct
-        return everyone if size == 2 or nbytes * size <= SMALL_NBYTES else ring
+        if nbytes * size <= SMALL_NBYTES or (size == 2 and nbytes <= PAIR_NBYTES):
+            return everyone
+        return direct if size == 2 else ring
 
     def _shows(self, nbytes: int) -> bool:
         """Whether members write their parts to their boards, and look at those of the others."""
