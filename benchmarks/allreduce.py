@@ -77,6 +77,7 @@ class Ways:
         dist: Any = self._dist
         flat = torch.zeros(sum(array.size for array in arrays))
         tensors = [torch.from_numpy(array) for array in arrays]
+        sums = [torch.empty_like(tensor) for tensor in tensors]
 
         def copied() -> None:
             at = 0
@@ -85,10 +86,9 @@ class Ways:
                 at += tensor.numel()
             dist.all_reduce(flat)
             at = 0
-            for tensor in tensors:
-                tensor.view(-1).copy_(flat[at : at + tensor.numel()])
-                at += tensor.numel()
-            flat.zero_()
+            for found in sums:
+                found.view(-1).copy_(flat[at : at + found.numel()])
+                at += found.numel()
 
         def plain() -> None:
             flat.zero_()

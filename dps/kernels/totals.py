@@ -30,6 +30,7 @@ def add4(out: Array, a: Array, b: Array, c: Array, d: Array) -> None:
         out[i] = ((a[i] + b[i]) + c[i]) + d[i]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what is not finite is found where sums are used
 def total(out: Array, arrays: Sequence[Array]) -> None:
     """out = the sum of the arrays, in their order."""
     first, rest = arrays[0], list(arrays[1:])
@@ -45,6 +46,7 @@ def total(out: Array, arrays: Sequence[Array]) -> None:
         np.add(out, array, out=out)
 
 
+@np.errstate(invalid="ignore")
 def largest(out: Array, arrays: Sequence[Array]) -> None:
     """out = the maximum of the arrays, element by element; NaN where one is NaN."""
     out[...] = arrays[0]
