@@ -16,7 +16,7 @@ help:
 	@echo "make examples  the examples, the notebooks, the pages' code and the other slow tests"
 	@echo "make chaos     kills, pauses and full disks for real processes, and a count of every push (CHAOS_MINUTES=3)"
 	@echo "make networks  two machines as two network namespaces: training, a pulled cable, wrong addresses (needs root, iproute2)"
-	@echo "make engines   runs over SSH and on Slurm, on daemons of this machine (needs root, openssh-server, Slurm)"
+	@echo "make engines   runs over SSH, on Slurm and on Ray, on daemons of this machine (needs root, openssh-server, Slurm)"
 	@echo "make docs      the documentation, into build/site"
 	@echo "make check     style, types and layers"
 	@echo "make clean     remove what was built, the environment too"
@@ -41,8 +41,8 @@ chaos: $(VENV)/ready-dev
 networks: $(VENV)/ready-dev
 	@DPS_NETWORKS=1 $(BIN)/python -m pytest -m slow tests/networks
 
-engines: $(VENV)/ready-dev
-	@DPS_ENGINES=1 $(BIN)/python -m pytest -m slow tests/launch/engines
+engines: $(VENV)/ready-dev $(VENV)-ray/ready
+	@DPS_ENGINES=1 DPS_RAY_PYTHON=$(CURDIR)/$(VENV)-ray/bin/python $(BIN)/python -m pytest -m slow tests/launch/engines
 
 docs: $(VENV)/ready-dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "== the documentation is at build/site/index.html"
@@ -77,6 +77,12 @@ $(VENV)/ready-dev: $(VENV)/ready-demo
 	@$(INSTALL) --editable ".[dev]"
 	@touch $@
 
+# Ray is large, so it has an environment of its own.
+$(VENV)-ray/ready: pyproject.toml
+	@$(PYTHON) -m venv $(VENV)-ray
+	@$(VENV)-ray/bin/python -m pip --quiet --disable-pip-version-check install --editable ".[ray,yaml]"
+	@touch $@
+
 clean:
-	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(VENV)-ray build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find dps tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,6 +25,7 @@ WITHOUT_EXAMPLE = {
     "dps.cluster.placement.Load": "a protocol: dps.placement.nbytes follows it",
     "dps.launch.elsewhere.SSHCluster": "it needs hosts; docs/guide/ssh.md has one, which make engines runs the like of",
     "dps.launch.elsewhere.SlurmCluster": "it needs a Slurm; it is used as SSHCluster is",
+    "dps.launch.elsewhere.RayCluster": "it needs a Ray; it is used as SSHCluster is",
     "dps.cluster.partition.Partitioner": "a protocol: dps.partition has classes that follow it",
     **{
         f"dps.errors.{name}": "dps raises it; dps.DpsError shows how to catch one"

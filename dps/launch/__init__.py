@@ -1,4 +1,4 @@
-"""Starts the tasks of a run: on this machine, over SSH, and on Slurm."""
+"""Starts the tasks of a run: on this machine, over SSH, on Slurm and on Ray."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dps.launch.elsewhere import RayCluster as RayCluster
     from dps.launch.elsewhere import SlurmCluster as SlurmCluster
     from dps.launch.elsewhere import SSHCluster as SSHCluster
 
-ELSEWHERE = ("SSHCluster", "SlurmCluster")
+ELSEWHERE = ("RayCluster", "SSHCluster", "SlurmCluster")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Clusters on other machines, with the interface of `dps.LocalCluster`: over SSH, on Slurm."""
+"""Clusters on other machines, with the interface of `dps.LocalCluster`: over SSH, on Slurm, on Ray."""
 
 from __future__ import annotations
 
@@ -114,3 +114,25 @@ class SlurmCluster(_Elsewhere):
         keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
     ) -> None:  # fmt: skip
         super().__init__({"on": "slurm"}, ps, workers, update, keys, trusted_network, serve)
+
+
+class RayCluster(_Elsewhere):
+    """Chief, ps and workers in actors of Ray. It is used as `dps.LocalCluster` is.
+
+    Args:
+        ps: How many ps.
+        workers: How many workers.
+        update: As of `dps.LocalCluster`.
+        keys: As of `SSHCluster`.
+        trusted_network: As of `SSHCluster`.
+        serve: As of `dps.LocalCluster`.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+    """
+
+    def __init__(
+        self, ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
+        keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
+    ) -> None:  # fmt: skip
+        super().__init__({"on": "ray"}, ps, workers, update, keys, trusted_network, serve)

@@ -11,6 +11,7 @@ from dps.launch.engines.engine import Engine
 from dps.launch.plan import Plan
 
 LOCAL = "local"
+NAMES = (LOCAL, "ssh", "slurm", "ray")
 
 
 def engine(settings: Mapping[str, Any]) -> Engine:
@@ -28,7 +29,11 @@ def engine(settings: Mapping[str, Any]) -> Engine:
         from dps.launch.engines.slurm import SlurmEngine
 
         return SlurmEngine(settings)
-    raise ConfigError(f"--on {on}: this engine is not there yet; wanted local, ssh or slurm")
+    if on == "ray":
+        from dps.launch.engines.ray import RayEngine
+
+        return RayEngine(settings)
+    raise ConfigError(f"--on {on}: no such engine; wanted {', '.join(NAMES[:-1])} or {NAMES[-1]}")
 
 
 def makes_keys(settings: Mapping[str, Any], plan: Plan) -> bool:
