@@ -164,6 +164,8 @@ class Cluster:
         if job not in self.jobs:
             return True
         known = self.jobs[job].known.get(task)
+        if known is not None and known.process == process and not known.ticket:
+            known.ticket = ticket  # it registered before its ticket came: see `held`
         return known is not None and (known.process, known.ticket) == (process, ticket)
 
     # -- who is who ---------------------------------------------------------------------------------------------
@@ -171,11 +173,13 @@ class Cluster:
     def held(self, job: str, task: int, address: str, ticket: str, up: Mapping[str, int]) -> str:
         """The task whose living process has this place, as a job's task or at an address, and not the process of this
         ticket; "" if there is none. A process counts as living while the connection that the chief had to it when it
-        registered is up (`Node.up`)."""
+        registered is up (`Node.up`). One that has registered without a ticket holds no place: what was on its way when
+        a connection came back, as to a chief that was started again, comes before the ticket."""
         for other, nodes in self.jobs.items():
             for number, known in nodes.known.items():
                 place = (other, number) == (job, task) or known.address == address
-                if place and known.alive and known.ticket != ticket and known.connection == up.get(known.address, -1):
+                lives = known.alive and known.connection == up.get(known.address, -1)
+                if place and lives and known.ticket not in ("", ticket):
                     return f"{other}:{number}"
         return ""
 

@@ -13,8 +13,8 @@ from dps.run_protocol import OpenSession
 
 
 def check_same(ticket: str, sender: Sender, whose: str) -> None:
-    """Raise NotAuthenticated unless the sender has presented the ticket of this digest."""
-    if sender.peer.ticket != ticket:
+    """Raise NotAuthenticated unless the sender has presented the ticket of this digest; "": its owner is not proven."""
+    if ticket not in ("", sender.peer.ticket):
         raise NotAuthenticated(f"the {whose} belongs to another process, which presented another ticket")
 
 
@@ -57,6 +57,7 @@ class Sessions:
             session = Session(message.session, name, message.job, message.task, address, trains, sender.peer.ticket)
             self.known[message.session] = session
         check_same(session.ticket, sender, f"session of {session.name}")
+        session.ticket = sender.peer.ticket
         session.opened, session.request, session.trains = sender, message, bool(message.plan)
         return session
 

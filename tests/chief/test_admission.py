@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dps.actors.messages import Done, Waiting
+from dps.actors.ref import Sender
+from dps.actors.tickets import Peer
 from dps.errors import Aborted, ConfigError, TaskLost, Unavailable
-from dps.run_protocol import AskState, CloseSession, Members, Register, SessionOpened, State
+from dps.run_protocol import AskState, CloseSession, Members, Register, Registered, SessionOpened, State
 from dps.update import Async, SyncReplicas, to_wire
 from tests.chief.led import Led, plan
 
@@ -140,3 +142,15 @@ def test_the_plan_that_sessions_get_is_the_runs() -> None:
     led.configure()
     asked = led.answered(0)
     assert isinstance(asked, SessionOpened) and asked.plan["ps"] == [1] and asked.addresses == [[1, "ps:1"]]
+
+
+def test_a_process_whose_ticket_comes_after_its_first_message_keeps_its_place() -> None:
+    led, register = Led(), Register("worker", 0, "worker:0", 7, 0, {})
+    proven = Peer("T")
+    led.chief.handle(register, Sender("early", 1, "worker:0", 0))
+    assert isinstance(led.answered("early"), Registered)
+    led.desk.up["worker:0"] = led.chief.cluster.workers.known[0].connection = 5
+    led.chief.handle(register, Sender("late", 1, "worker:0", 0, proven))
+    assert isinstance(led.answered("late"), Registered) and led.chief.cluster.workers.known[0].ticket == "T"
+    led.chief.handle(register, Sender("other", 1, "worker:0", 0, Peer("X")))
+    assert isinstance(led.answered("other"), Waiting)
