@@ -6,7 +6,6 @@ written down outside of the world.
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,9 +24,8 @@ from dps.errors import DeadlineExceeded, DpsError, TaskLost
 from dps.transport.sim import Kill, Network, Partition, Pause, World
 from dps.transport.sim.faults import Fault
 from dps.transport.tuning import Tuning
+from tests.seeds import chunks
 
-SEEDS = int(os.environ.get("DPS_SEEDS", "300"))
-CHUNK = 75
 CHIEF = "chief:2220"
 OVER = ("ended", "killed")
 TIMEOUT_S = 20.0
@@ -189,9 +187,9 @@ def _names(fault: Any) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_all_hold_the_same_sums_or_a_failure_has_a_name(first: int) -> None:
-    for seed in range(first, min(first + CHUNK, SEEDS)):
+@pytest.mark.parametrize("seeds", chunks())
+def test_all_hold_the_same_sums_or_a_failure_has_a_name(seeds: range) -> None:
+    for seed in seeds:
         found = run(seed)
         assert not found, "\n".join(found)
 

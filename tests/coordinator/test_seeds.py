@@ -6,7 +6,6 @@ is written down outside of the world.
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -28,9 +27,8 @@ from dps.transport.current import runtime
 from dps.transport.sim import Kill, Network, Partition, Pause, World
 from dps.transport.sim.faults import Fault
 from tests.coordinator import world as cluster
+from tests.seeds import chunks
 
-SEEDS = int(os.environ.get("DPS_SEEDS", "300"))
-CHUNK = 75
 SERVED = "tests.coordinator.test_seeds"
 OVER = ("ended", "killed")
 
@@ -252,9 +250,9 @@ def run(seed: int) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_every_call_has_one_outcome_and_was_executed(first: int) -> None:
-    for seed in range(first, min(first + CHUNK, SEEDS)):
+@pytest.mark.parametrize("seeds", chunks())
+def test_every_call_has_one_outcome_and_was_executed(seeds: range) -> None:
+    for seed in seeds:
         found = run(seed)
         assert not found, "\n".join(found)
 

@@ -5,7 +5,6 @@ What the ps has applied, and what workers were told that it was accepted, are co
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -21,11 +20,8 @@ from dps.data.feed import Feed
 from dps.data.finishing import Finishing
 from dps.transport.sim import Kill, Network, Partition, Pause, World
 from dps.transport.sim.faults import Fault
+from tests.seeds import chunks
 
-SEEDS = int(os.environ.get("DPS_SEEDS", "300"))
-QUICK = SEEDS if "DPS_SEEDS" in os.environ else SEEDS // 3
-"""The seeds after these are `slow`: CI runs all of them, `make test` these."""
-CHUNK = 50
 CHIEF = "chief:2220"
 OVER = ("ended", "killed")
 BATCH, BATCHES, EPOCHS = 2, 8, 2
@@ -173,12 +169,9 @@ def judged(chosen: Chosen, books: Books) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "first",
-    [pytest.param(n, marks=[pytest.mark.slow] if n >= QUICK else [], id=str(n)) for n in range(0, SEEDS, CHUNK)],
-)
-def test_each_example_of_each_epoch_is_learned_from_once(first: int) -> None:
-    for seed in range(first, min(first + CHUNK, SEEDS)):
+@pytest.mark.parametrize("seeds", chunks())
+def test_each_example_of_each_epoch_is_learned_from_once(seeds: range) -> None:
+    for seed in seeds:
         found = run(seed)
         assert not found, "\n".join(found)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +14,8 @@ import dps
 from dps.queues.line import Line
 from dps.transport.sim import Kill, Network, Partition, Pause, World
 from dps.transport.sim.faults import Fault
+from tests.seeds import chunks
 
-SEEDS = int(os.environ.get("DPS_SEEDS", "200"))
-CHUNK = 50
 CHIEF = "chief:2220"
 OVER = ("ended", "killed")
 
@@ -132,9 +130,9 @@ def goes_on(name: str, process: Any) -> bool:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_each_item_is_got_once(first: int) -> None:
-    for seed in range(first, min(first + CHUNK, SEEDS)):
+@pytest.mark.parametrize("seeds", chunks(200))
+def test_each_item_is_got_once(seeds: range) -> None:
+    for seed in seeds:
         found = run(seed)
         assert not found, "\n".join(found)
 
