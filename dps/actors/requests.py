@@ -9,8 +9,7 @@ dropped.
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from dps.actors.ref import Ref
 from dps.transport.message import Message
@@ -18,42 +17,6 @@ from dps.transport.tuning import ORDINARY, NodeTuning
 
 Feed = Callable[[Message], bool]
 """Takes one answer; returns True when the request is complete."""
-
-
-KEPT, RENEWED = 16, 4
-"""How many delays are kept; after how many new ones the usual delay is computed again, and from how many on."""
-LEAST_DEVIATION = 0.5
-"""The deviation is taken for at least this part of the median: a few equal delays do not show that others are equal."""
-
-
-class Delays:
-    """How long the first answers of one node to one kind of request took last, in seconds. `usual_s` is the median plus
-    a multiple of the median deviation from it. A longer new one counts at once, but only up to a bound, as all do while
-    there are few."""
-
-    __slots__ = ("_count", "_last", "usual_s")
-
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=KEPT)
-        self._count = 0
-        self.usual_s = 0.0
-
-    def note(self, seconds: float, deviations: int, at_once_s: float) -> None:
-        """An answer took so long. `deviations`: the multiple. `at_once_s`: up to here a single delay counts."""
-        self._last.append(seconds)
-        self._count += 1
-        if seconds > self.usual_s or self._count % RENEWED == 0:
-            median = _median(self._last)
-            deviation = _median([abs(each - median) for each in self._last])
-            usual_s = median + deviations * max(deviation, LEAST_DEVIATION * median)
-            known = len(self._last) >= RENEWED
-            self.usual_s = max(usual_s if known else min(usual_s, at_once_s), min(seconds, at_once_s))
-
-
-def _median(values: Iterable[float]) -> float:
-    """The lower one of the two in the middle, if there are two."""
-    ordered = sorted(values)
-    return ordered[(len(ordered) - 1) // 2]
 
 
 class Request:
@@ -102,10 +65,8 @@ class Requests:
         self._last = 0
         self._open: dict[int, Request] = {}
         self._timers: list[tuple[float, int]] = []
-        self._delays: dict[tuple[str, type[Request]], Delays] = {}
-        """Until a first answer, by address and kind of request."""
-        self._heard: dict[str, tuple[float, int]] = {}
-        """When a node last answered, and which request, by address."""
+        self._usual_s: dict[str, float] = {}
+        """Usual seconds until a first answer, by address."""
 
     @property
     def next_number(self) -> int:
@@ -120,15 +81,14 @@ class Requests:
         request.number = self.numbered()
         request.to, request.deadline = to, deadline
         request.asked_at = now
-        request.resend_s = max(resend_s or self._tuning.first_resend_s, self._usual_s(request))
+        request.resend_s = self._first_resend_s(to.address) if resend_s is None else resend_s
         request.next_at = now + request.resend_s
         self._open[request.number] = request
         heapq.heappush(self._timers, (min(request.next_at, deadline), request.number))
 
-    def _usual_s(self, request: Request) -> float:
-        """How long a first answer to such a request may take."""
-        delays = self._delays.get((request.to.address, request.__class__))
-        return 0.0 if delays is None else delays.usual_s
+    def _first_resend_s(self, address: str) -> float:
+        own, usual_s = self._tuning, self._usual_s.get(address, 0.0)
+        return max(own.first_resend_s, min(own.resend_delays * usual_s, own.last_resend_s))
 
     def numbered(self) -> int:
         """Take a number for a request that is not kept here."""
@@ -141,26 +101,12 @@ class Requests:
         if request is None:
             return
         if request.asked_at >= 0:
-            self._took(request, now - request.asked_at)
+            usual, took = self._usual_s.get(request.to.address, 0.0), now - request.asked_at
+            self._usual_s[request.to.address] = max(took, usual + (took - usual) / self._tuning.resend_smoothing)
             request.asked_at = -1.0
-        self._heard[request.to.address] = now, number
         if request.feed(message):
             request.complete = True
             self._open.pop(number, None)
-
-    def _took(self, request: Request, seconds: float) -> None:
-        key = request.to.address, request.__class__
-        delays = self._delays.get(key)
-        if delays is None:
-            delays = self._delays[key] = Delays()
-        delays.note(seconds, self._tuning.resend_deviations, self._tuning.last_resend_s)
-
-    def _comes_later(self, request: Request) -> float:
-        """When a request is due that was sent behind others, or whose answer has begun to come: a connection keeps the
-        order, so while those before it are answered it is on its way. 0: it is due."""
-        heard_at, number = self._heard.get(request.to.address, (0.0, 0))
-        asked_at = request.next_at - request.resend_s
-        return heard_at + request.resend_s if number and number <= request.number and heard_at > asked_at else 0.0
 
     def close(self, request: Request) -> None:
         """Forget a request; later answers to it are dropped."""
@@ -180,9 +126,7 @@ class Requests:
                 del self._open[number]
                 request.expired()
                 continue
-            if now >= request.next_at and (later := self._comes_later(request)) > now:
-                request.next_at = later
-            elif now >= request.next_at:
+            if now >= request.next_at:
                 request.resend_s = min(request.resend_s * 2, max(self._tuning.last_resend_s, request.resend_s))
                 request.next_at = now + request.resend_s
                 message = request.again()

@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from dps.client.arrived import Arrived
 
 
-SLOW_NBYTES_S = 12.5e6
-"""Until it is known how long pushes take, those in pieces are given the time that they need at 100 Mbit/s."""
-
-
 class Transfer(Request):
     """A request to one ps."""
 
@@ -265,9 +261,7 @@ class PushTransfer(Transfer):
         self._credit = len(self._pieces) == 1 or credit
         if cargo.run is not None:
             cargo.run.reader = self
-        first = self._pieces[0] if self._credit else Credit(self._epoch, self._push)
-        pieces_s = None if len(self._pieces) == 1 else 0.25 + self._pieces[0].nbytes / SLOW_NBYTES_S
-        self._caller.open(self.peer.ref, first, self, pieces_s)
+        self._caller.open(self.peer.ref, self._pieces[0] if self._credit else Credit(self._epoch, self._push), self)
         if self._credit:
             for piece in self._pieces[1:]:
                 self._caller.send(self, piece)

@@ -78,7 +78,7 @@ class IntakeTuning:
     attached: int = 32
     """The most memories of one session that stay attached."""
     telling: int = 8
-    """The speed of a push is known when this part of it (an eighth) has arrived; of a slow one earlier."""
+    """The speed of a push is known when this part of it (an eighth) has arrived."""
 
 
 @record
@@ -150,11 +150,9 @@ class ServingTuning:
     """The longest message for a receiver that does not copy, and the longest if one variable is longer."""
     a_piece_s: float = 0.25
     """The longest time for such a message, s: a connection on which no message ends for 5 s counts as broken."""
-    early_pieces: int = 32
-    """A version that is sent while it is made is divided into about this many pieces, if they are not too short. Each
-    costs both ends 0.1 ms, but the last one leaves only when the push is complete."""
-    early_told_s: float = 0.03
-    """A push that has come slowly for so long comes over a slow connection, s."""
+    early_pieces: int = 8
+    """A version that is sent while it is made is divided into about this many pieces. Each costs both ends 0.1 ms, but
+    the sooner the first leaves, the more sending and computing overlap."""
     fast_nbytes_s: float = 1e9
     """A push that arrives faster than this, bytes/s, is limited by the processors, not by the connection: on two cores,
     over loopback, a step of SGD took 15 to 20 % longer when both directions were used at once."""
@@ -195,11 +193,12 @@ class NodeTuning:
     first_resend_s: float = 0.25
     last_resend_s: float = 2.0
     """When a request without an answer is sent again, at first and at last, s."""
-    resend_deviations: int = 4
-    """A request is not sent again before the median of its node's first answers to such requests and this many times
-    their median deviation (`Delays` in `requests.py`). Otherwise a busy node, or one behind a slow link, would get
-    every request two or three times and become slower still. (Like TCP's retransmission timer, RFC 6298, but any first
-    answer is a sample, because it carries the request's number.)"""
+    resend_delays: int = 3
+    """A request is not sent again before this many times the usual delay of its node's first answers. Otherwise a busy
+    node would get every request two or three times and become slower still. (Like TCP's retransmission timer, RFC 6298,
+    but any first answer is a sample, because it carries the request's number.)"""
+    resend_smoothing: int = 8
+    """A longer delay becomes the usual one at once; a shorter delay lowers it by an eighth of the difference."""
     together_nbytes: int = 16 * 1024
     """Messages with longer arrays are sent alone."""
     held_up_s: float = 0.2
