@@ -1,4 +1,4 @@
-# make demo | make test | make examples | make chaos | make networks | make engines | make docs | make check | make clean
+# make demo | make test | make examples | make chaos | make networks | make engines | make fuzz | make docs | make check | make clean
 # PYTHON=python3.12 chooses another Python (3.11 or later)
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # --no-warn-conflicts: mlxtend is installed without what it requires, see below.
 INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-warn-conflicts
 
-.PHONY: demo test examples chaos networks engines docs check clean help
+.PHONY: demo test examples chaos networks engines fuzz docs check clean help
 
 help:
 	@echo "make demo      train on real MNIST images with a chief, 2 ps and 2 workers, asynchronous and synchronous"
@@ -17,6 +17,7 @@ help:
 	@echo "make chaos     kills, pauses and full disks for real processes, and a count of every push (CHAOS_MINUTES=3)"
 	@echo "make networks  two machines as two network namespaces: training, a pulled cable, wrong addresses (needs root, iproute2)"
 	@echo "make engines   runs over SSH, on Slurm and on Ray, on daemons of this machine (needs root, openssh-server, Slurm)"
+	@echo "make fuzz      changed messages at everything that decodes them, for an hour (FUZZ_MINUTES=60)"
 	@echo "make docs      the documentation, into build/site"
 	@echo "make check     style, types and layers"
 	@echo "make clean     remove what was built, the environment too"
@@ -43,6 +44,12 @@ networks: $(VENV)/ready-dev
 
 engines: $(VENV)/ready-dev $(VENV)-ray/ready
 	@DPS_ENGINES=1 DPS_RAY_PYTHON=$(CURDIR)/$(VENV)-ray/bin/python $(BIN)/python -m pytest -m slow tests/launch/engines
+
+FUZZ_MINUTES ?= 60
+
+fuzz: $(VENV)/ready-dev
+	@DPS_FUZZ_S=$$((60 * $(FUZZ_MINUTES))) DPS_FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} $(BIN)/python -m pytest -q -s --timeout 0 \
+		tests/transport/test_fuzz.py
 
 docs: $(VENV)/ready-dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "== the documentation is at build/site/index.html"

@@ -1,0 +1,173 @@
+"""Random changes of recorded messages: what decodes them returns messages or raises ProtocolError, and nothing else.
+
+`DPS_FUZZ_S` says for how many seconds, and `DPS_FUZZ_SEED` with which seed; `make fuzz` runs it for an hour, each time
+with another seed. What fails is printed, and belongs into `FOUND`.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from dps.errors import DpsError, ProtocolError
+from dps.transport.direct import _parts
+from dps.transport.outgoing import MAX_FRAMES
+from dps.transport.wire import BUNDLE, Envelope, decode, peek, unbundle
+from dps.update import from_wire
+from dps.variables.plan import Plan
+from tests.transport.mutating import datagrams, mutated, recorded, recorded_plan
+
+BUDGET_S = float(os.environ.get("DPS_FUZZ_S", "3"))
+SEED = int(os.environ.get("DPS_FUZZ_SEED", "1"))
+SLOW_S = 5.0
+"""No message of some KB may take so long."""
+ROOT = Path(__file__).parents[2]
+
+FOUND = [
+    b"\x91" * 20_000, b"\x98\x01\x3e" + b"\x91" * 2000, b"\x98" + b"\xdd\xff\xff\xff\xff" * 8, bytes([BUNDLE]),
+    b"\xc0\x01", bytes([BUNDLE]) + b"\xff\xff" + bytes(100), b"\x98\x01\x0a\x07\xa1w\x03\xa2ps\xd6\xff\0\0\0\0\x90",
+    b"\xde\xff\xff",
+]  # fmt: skip
+"""Headers that were or could have been too much for somebody."""
+
+
+def take(header: bytes, frames: list[bytes]) -> None:
+    """As a node takes a delivery apart."""
+    views = [memoryview(frame) for frame in frames]
+    try:
+        for each, own in unbundle(header, views):
+            found = decode(each, own)
+            assert isinstance(found, Envelope) and type(found.request) is int and type(found.actor) is str
+    except ProtocolError:
+        pass
+    known = peek(header)
+    assert known is None or (type(known[0]) is int and type(known[1]) is str)
+
+
+def plan(data: bytes) -> None:
+    """As the chief and a ps read the plan of a message."""
+    try:
+        read = msgpack.unpackb(data, strict_map_key=False)
+    except Exception:  # then the header was refused
+        return
+    if isinstance(read, dict):
+        try:
+            Plan.from_wire(read)
+        except DpsError:
+            pass
+        try:
+            from_wire(read)
+        except DpsError:
+            pass
+
+
+def datagram(data: bytes) -> None:
+    parts = _parts(memoryview(data), len(data))
+    assert parts is None or (parts[0] and len(parts) <= MAX_FRAMES)
+
+
+def checked(call: Callable[[], None], data: object) -> None:
+    began = time.monotonic()
+    try:
+        call()
+    except BaseException:
+        print(f"seed {SEED}: {data!r:.4000}")
+        raise
+    assert time.monotonic() - began < SLOW_S, f"seed {SEED}: {data!r:.4000}"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # numpy, of dtypes that it knows and dps refuses
+def test_changed_messages_are_decoded_or_refused() -> None:
+    rng, found, one_plan = random.Random(SEED), recorded(), recorded_plan()
+    headers = [header for header, _ in found]
+    end, count = time.monotonic() + BUDGET_S, 0
+    while time.monotonic() < end:
+        header, frames = rng.choice(found)
+        changed = mutated(rng, header, headers)
+        some = frames if rng.random() < 0.8 else [mutated(rng, frame, headers) for frame in frames]
+        checked(lambda changed=changed, some=some: take(changed, some), (changed, some))  # type: ignore[misc]
+        if count % 4 == 0:
+            data = mutated(rng, one_plan, headers)
+            checked(lambda data=data: plan(data), data)  # type: ignore[misc]
+            data = mutated(rng, datagrams(rng, found), headers)
+            checked(lambda data=data: datagram(data), data)  # type: ignore[misc]
+        count += 1
+    print(f"seed {SEED}: {count} messages")
+    assert count > 100
+
+
+@pytest.mark.parametrize("header", FOUND, ids=range(len(FOUND)))
+def test_what_was_found_once_is_refused(header: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        _ = [decode(each, own) for each, own in unbundle(header, [])]
+    take(header, [])
+
+
+# -- no way to code -----------------------------------------------------------------------------------------------
+
+RUNS_CODE = {"eval", "exec", "compile", "__import__", "import_module", "exec_module", "run_path", "run_module"}
+UNPICKLES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "joblib"}
+ALLOWED = {
+    "dps/record.py": "makes a constructor of the fields that a class in dps declares",
+    "dps/__init__.py": "the names that dps exports",
+    "dps/parts.py": "the names that its packages export",
+    "dps/role.py": "modules of dps, ahead of their use",
+    "dps/cli.py": "modules of dps, and the extra shtab",
+    "dps/hooks/files.py": "the extra tensorboardX",
+    "dps/checkpoint/shard.py": "the extra ml_dtypes",
+    "dps/cluster/resolve.py": "the engine that a flag names, of a list in dps",
+    "dps/functions.py": "the programs and functions that flags name; with the extra cloudpickle it only writes",
+    "dps/launch/__init__.py": "the names that it exports",
+    "dps/launch/engines/ray.py": "the extra ray",
+    "dps/launch/program.py": "the program that a flag names",
+    "dps/launch/commands.py": "the extra pyyaml",
+    "dps/launch/experiment/nodes.py": "the extra pyyaml",
+    "dps/launch/progress.py": "the extra tqdm",
+    "dps/launch/remote.py": "what the program that started this process gave it through a private pipe",
+}
+"""The files that may run code by a name, and which. No name comes from a message."""
+
+
+def calls(tree: ast.AST) -> set[str]:
+    """What of RUNS_CODE a file calls, as a name or as a function of a module; methods of other things are others."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            named = node.func
+            owner = getattr(getattr(named, "value", None), "id", "")
+            if isinstance(named, ast.Name) and named.id in RUNS_CODE:
+                found.add(named.id)
+            elif isinstance(named, ast.Attribute) and named.attr in RUNS_CODE - {"compile"} and owner != "re":
+                found.add(named.attr)
+    return found
+
+
+def imports(tree: ast.AST) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    return found
+
+
+def test_a_message_has_no_way_to_code() -> None:
+    there = set()
+    for path in sorted((ROOT / "dps").rglob("*.py")):
+        name, text = str(path.relative_to(ROOT)), path.read_text()
+        tree = ast.parse(text)
+        assert not imports(tree) & UNPICKLES, f"{name} unpickles"
+        assert "allow_pickle=True" not in text, f"{name} has numpy unpickle"
+        if calls(tree):
+            there.add(name)
+    assert there == set(ALLOWED), "see ALLOWED"
+    readers = {path.name for path in (ROOT / "dps").rglob("*.py") if 'cloudpickle").loads' in path.read_text()}
+    assert readers == {"remote.py"}
