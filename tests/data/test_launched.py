@@ -24,13 +24,15 @@ def broken():
 """
 
 TRAIN = """
-import os, signal, sys
+import os, signal, sys, time
 import numpy as np
 import dps
 
 with dps.Server.from_env() as server, dps.Session(
     server, {"n": np.zeros(40)}, optimizer=dps.optim.SGD(1.0), timeout=30
 ) as session:
+    while "kill" in sys.argv and server.task == 0 and session.stats()["ps:0"]["applied"] < 3:
+        time.sleep(0.05)  # or it takes all batches before the other one has any
     for pushed, batch in enumerate(dps.data.remote(server, timeout=30)):
         gradient = np.zeros(40)
         gradient[batch] = -1
