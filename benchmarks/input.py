@@ -110,23 +110,17 @@ def loader(work: str) -> Iterator[Any]:
         yield from made
 
 
-def feeding(function: str) -> tuple[Iterator[Any], Callable[[], None]]:
-    """Batches of a dataset task that serves a function of this file, and what ends it and the chief that it has."""
+def dataset_task(function: str) -> tuple[dps.Server, subprocess.Popen[bytes]]:
+    """A chief, and the process of a dataset task that serves a function of this file."""
     chief = dps.Server(None, "chief", 0, ps=0, workers=0, owned=True, trusted_network=True)
     program = f"{Path(__file__).resolve()}:{function}"
-    command = [
-        sys.executable,
-        "-m",
-        "dps.role",
-        "--job",
-        "dataset",
-        "--trusted-network",
-        "--chief",
-        chief.address,
-        "--program",
-        program,
-    ]
-    task = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    flags = ["--job", "dataset", "--trusted-network", "--chief", chief.address, "--program", program]
+    return chief, subprocess.Popen([sys.executable, "-m", "dps.role", *flags], stdout=subprocess.DEVNULL)
+
+
+def feeding(function: str) -> tuple[Iterator[Any], Callable[[], None]]:
+    """Batches of a dataset task that serves a function of this file, and what ends it and the chief that it has."""
+    chief, task = dataset_task(function)
     worker = dps.Server(None, "worker", 0, chief=chief.address, trusted_network=True)
     batches = iter(dps.data.remote(worker))
 
@@ -192,21 +186,7 @@ def busy(chief: str, step_s: float) -> None:
 
 def kept_busy(steps_s: list[float]) -> list[dict[str, float]]:
     """What workers with these steps say that one dataset task feeds, and the most memory that the task had, in MB."""
-    chief = dps.Server(None, "chief", 0, ps=0, workers=0, owned=True, trusted_network=True)
-    program = f"{Path(__file__).resolve()}:mnist"
-    command = [
-        sys.executable,
-        "-m",
-        "dps.role",
-        "--job",
-        "dataset",
-        "--trusted-network",
-        "--chief",
-        chief.address,
-        "--program",
-        program,
-    ]
-    task = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    chief, task = dataset_task("mnist")
     own = [sys.executable, __file__, "--busy-worker", chief.address]
     workers = [subprocess.Popen([*own, str(step_s)], stdout=subprocess.PIPE, text=True) for step_s in steps_s]
     found: list[dict[str, float]] = [json.loads(worker.communicate()[0]) for worker in workers]

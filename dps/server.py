@@ -207,21 +207,23 @@ class Server:
     def _keys(self, own: Identity, binding: Binding, path: str | os.PathLike[str] | None) -> Credentials | None:
         """The keys of this node. A worker that hosts the chief has the chief's; its sessions have a worker's."""
         roles = ("chief",) if own.hosts_chief else CLIENTS.get(own.job, (own.job,))
-        from dps.transport.own_keys import is_own
-
         chief = str(binding.asked()) if own.hosts_chief else own.chief
         found = keys_for(chief, *roles, path=path, trusted=binding.trusted)
-        if found is not None and is_own(found.folder.path):
-            binding.check_trusted(binding.asked())  # nobody on another machine has the user's own keys
+        if found is not None:
+            from dps.transport.own_keys import is_own
+
+            if is_own(found.folder.path):
+                binding.check_trusted(binding.asked())  # nobody on another machine has the user's own keys
         return found
 
     def _network_flags(self) -> str:
         """The flags that tasks on other machines need to reach this one."""
+        if self._node.keys is None:
+            return "--trusted-network" if self._node.exposed else ""
         from dps.transport.own_keys import is_own
 
-        if self._node.keys is not None and not is_own(self._node.keys.folder.path):
-            return f"--keys {self._node.keys.folder.path}"
-        return "--trusted-network" if self._node.exposed and self._node.keys is None else ""
+        path = self._node.keys.folder.path
+        return "" if is_own(path) else f"--keys {path}"
 
     def _host_agent(self, update: dict[str, Any]) -> None:
         from dps.cluster.command import chief_command

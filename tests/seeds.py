@@ -1,4 +1,7 @@
-"""The seeds of a checker in the simulator, in chunks: a third with `make test`, the others with `make examples`."""
+"""The seeds of tests in the simulator, in chunks: a third with `make test`, the others with `make examples`.
+
+DPS_SEEDS says how many instead, all with `make test`, and DPS_FIRST_SEED which is the first.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,23 @@ from typing import Any
 
 import pytest
 
-CHUNK = 50
+FIRST = int(os.environ.get("DPS_FIRST_SEED", "0"))
 
 
-def chunks(seeds: int = 300) -> list[Any]:
-    """Ranges of so many seeds, or of as many as DPS_SEEDS says, each for one test; `slow` after the first third."""
-    given = os.environ.get("DPS_SEEDS")
-    seeds, quick = (seeds, seeds // 3) if given is None else (int(given), int(given))
-    return [
-        pytest.param(
-            range(first, min(first + CHUNK, seeds)), id=str(first), marks=[pytest.mark.slow] if first >= quick else []
-        )
-        for first in range(0, seeds, CHUNK)
-    ]  # fmt: skip
+def counts(usual: int = 300) -> tuple[int, int]:
+    """How many seeds there are, and after how many of them they are `slow`."""
+    seeds = int(os.environ.get("DPS_SEEDS", usual))
+    return seeds, seeds if "DPS_SEEDS" in os.environ else seeds // 3
+
+
+def cut(seeds: int, quick: int, chunk: int) -> list[Any]:
+    """Ranges of seeds, each a test; from the `quick`-th seed on they are slow."""
+    starts = [*range(0, quick, chunk), *range(quick, seeds, chunk)]
+    ranges = [range(FIRST + a, FIRST + b) for a, b in zip(starts, [*starts[1:], seeds], strict=True)]
+    marks = [[pytest.mark.slow] if found.start >= FIRST + quick else [] for found in ranges]
+    return [pytest.param(found, marks=mark, id=str(found.start)) for found, mark in zip(ranges, marks, strict=True)]
+
+
+def chunks(usual: int = 300) -> list[Any]:
+    """Ranges of the seeds of one checker."""
+    return cut(*counts(usual), chunk=50)

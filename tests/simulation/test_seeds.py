@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from tests.seeds import FIRST, counts, cut
 from tests.simulation.scenario import (
     Scenario,
     crowded,
@@ -21,26 +20,13 @@ from tests.simulation.scenario import (
     with_a_lost_ps,
 )
 
-SEEDS = int(os.environ.get("DPS_SEEDS", "300"))
-QUICK = SEEDS if "DPS_SEEDS" in os.environ else SEEDS // 3
-"""The seeds after these are `slow`."""
+SEEDS, QUICK = counts()
 CHUNK = 25
-FIRST = int(os.environ.get("DPS_FIRST_SEED", "0"))
-
-
-def chunks(seeds: int, quick: int, chunk: int) -> list[Any]:
-    """Ranges of seeds, each a test; from the `quick`-th seed on they are slow."""
-    starts = [*range(0, quick, chunk), *range(quick, seeds, chunk)]
-    ranges = [range(FIRST + a, FIRST + b) for a, b in zip(starts, [*starts[1:], seeds], strict=True)]
-    marks = [[pytest.mark.slow] if found.start >= FIRST + quick else [] for found in ranges]
-    return [pytest.param(found, marks=mark, id=str(found.start)) for found, mark in zip(ranges, marks, strict=True)]
-
-
 FEW, QUICK_FEW = max(SEEDS // 10, 10), max(QUICK // 10, 10)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", chunks(SEEDS, QUICK, CHUNK))
+@pytest.mark.parametrize("seeds", cut(SEEDS, QUICK, CHUNK))
 @pytest.mark.parametrize("mode", ["async", "at once", "sync", "steps", "bounded"])
 def test_no_promise_is_broken_under_faults(mode: str, seeds: range) -> None:
     for seed in seeds:
@@ -83,7 +69,7 @@ def test_no_promise_is_broken_where_a_stranger_claims_to_be_each_of_the_others(m
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["async", "at once", "sync", "steps", "bounded"])
 @pytest.mark.parametrize("of", [with_a_killed_chief, with_a_lost_ps, varied_with_kills])
-@pytest.mark.parametrize("seeds", chunks(FEW, QUICK_FEW, QUICK_FEW))
+@pytest.mark.parametrize("seeds", cut(FEW, QUICK_FEW, QUICK_FEW))
 def test_no_promise_is_broken_where_a_chief_or_a_ps_is_killed(
     seeds: range, of: Callable[[str, int], Scenario], mode: str
 ) -> None:
@@ -93,7 +79,7 @@ def test_no_promise_is_broken_where_a_chief_or_a_ps_is_killed(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", chunks(2 * FEW, 2 * QUICK_FEW, CHUNK))
+@pytest.mark.parametrize("seeds", cut(2 * FEW, 2 * QUICK_FEW, CHUNK))
 @pytest.mark.parametrize("mode", ["async", "at once", "sync", "steps", "bounded", "tokens"])
 def test_no_promise_is_broken_whatever_optimizer_dtype_gradients_and_tuning_there_are(mode: str, seeds: range) -> None:
     for seed in seeds:
