@@ -15,7 +15,7 @@ import pytest
 from dps import role
 from dps.launch.program import exit_code as code_of
 from dps.launch.program import run_program
-from dps.server import _open as open_servers
+from dps.served_task import serving
 from dps.transport.current import runtime
 
 TWO_JOBS = '{"ps": ["127.0.0.1:2222"], "worker": ["127.0.0.1:2230", "127.0.0.1:2231"]}'
@@ -234,7 +234,7 @@ def test_a_mistake_in_a_program_ends_in_one_clear_line_and_its_exit_code(
     try:
         ended = run(text + "\n")
     finally:
-        for server in list(open_servers):
+        for server in list(serving):
             server.stop()
     told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("chief")]
     assert words in told[-1], told

@@ -119,16 +119,16 @@ def test_a_local_server_is_chief_ps_and_worker_and_only_its_stop_ends_it() -> No
         for _ in range(2):  # a whole run's workers have finished after the first
             assert train(server) in (1, 2)
             assert server.exit_code is None
-        assert [s.job for s in server._beside.servers] == ["chief", "ps"] and server.job == "worker"
+        assert [s.job for s in server._beside.tasks] == ["chief", "ps"] and server.job == "worker"
     finally:
         server.stop()
-    assert [s.exit_code for s in (server, *server._beside.servers)] == [0, 0, 0]
+    assert [s.exit_code for s in (server, *server._beside.tasks)] == [0, 0, 0]
 
 
 def test_a_repr_tells_task_address_chief_and_state() -> None:
     server = dps.Server.create_local_server()
     try:
-        chief = server._beside.servers[0]
+        chief = server._beside.tasks[0]
         assert repr(chief) == f"<Server chief at {server.target}: running>"
         assert repr(server).startswith(f"<Server worker:0 at {server.address}: ")
         with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0)) as session:

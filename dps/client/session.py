@@ -129,6 +129,7 @@ class Session(Writing):
         keys: str | os.PathLike[str] | None = None,
         timeout: float = 60.0,
     ) -> None:
+        # More than 9 parameters: this is a public signature, and each is a setting that people give by its name.
         from dps.client import opening  # here: `import dps` stays quick
 
         opening.check_timeout(timeout)

@@ -15,6 +15,7 @@ import zmq
 import dps
 from dps import cli, role
 from dps.errors import NotAuthenticated
+from dps.task_node import network_flags
 from dps.transport import own_keys
 from dps.transport.handshake import mechanism
 from dps.transport.keys import read
@@ -113,7 +114,7 @@ def test_on_a_trusted_network_sockets_stay_plain_and_a_task_without_the_flag_is_
 
 def test_commands_that_start_tasks_name_no_folder_that_every_task_finds(state: Path) -> None:
     with dps.Server(None, "chief", 0, bind="127.0.0.1:0") as chief:
-        assert chief._network_flags() == ""
+        assert network_flags(chief._node) == ""
 
 
 def test_inproc_and_ipc_need_no_keys(state: Path, tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""Makes the node of a task: with its keys, at its address; and says what other tasks need to reach it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dps.actors.system import Node
+from dps.cluster.identity import Identity
+from dps.errors import Unavailable
+from dps.transport.current import keys_for
+from dps.transport.endpoint import Runtime
+
+if TYPE_CHECKING:
+    from dps.transport.address import Binding
+    from dps.transport.keys import Credentials
+
+log = logging.getLogger("dps")
+
+CLIENTS = {"client": ("worker", "reader")}
+"""The roles of a job that has no keys of its own: the first of which there is a key."""
+PLAIN = "plain sockets without keys (--trusted-network): whoever reaches them can read and change the run"
+
+
+def node_keys(own: Identity, binding: Binding, path: str | os.PathLike[str] | None) -> Credentials | None:
+    """The keys of a task's node. A worker that hosts the chief has the chief's; its sessions have a worker's."""
+    roles = ("chief",) if own.hosts_chief else CLIENTS.get(own.job, (own.job,))
+    chief = str(binding.asked()) if own.hosts_chief else own.chief
+    found = keys_for(chief, *roles, path=path, trusted=binding.trusted)
+    if found is not None:
+        from dps.transport.own_keys import is_own
+
+        if is_own(found.folder.path):
+            binding.check_trusted(binding.asked())  # nobody on another machine has the user's own keys
+    return found
+
+
+def session_keys(job: str, keys: Credentials | None) -> Credentials | None:
+    """The keys with which the sessions of a task of this job connect."""
+    roles = (job,) if job in ("worker", "evaluator", "dataset") else CLIENTS["client"]
+    return None if keys is None else keys.as_role(*roles)
+
+
+def make_node(
+    runtime: Runtime, own: Identity, name: str, binding: Binding, expected: tuple[Sequence[int], Sequence[int]],
+    keys: Credentials | None,
+) -> Node:  # fmt: skip
+    """A node that does not run yet. `expected`: the ps and the workers of the run.
+
+    Raises Unavailable where the address is taken, and what `descriptors.check` raises where files are too few."""
+    if not runtime.simulated:  # real descriptors
+        from dps import descriptors
+
+        jobs = {own.job} | ({"chief"} if own.hosts_chief else set())
+        descriptors.check(name, sum(descriptors.needed(job, *map(len, expected)) for job in jobs))
+    try:
+        node = Node(runtime, binding, name, runtime.random.getrandbits(61), keys)
+    except Unavailable as error:
+        error.exit_code = 2  # the task's own address is configured wrongly
+        raise
+    if node.exposed and keys is None:
+        log.warning("%s: %s has %s", name, node.address, PLAIN)
+    return node
+
+
+def network_flags(node: Node) -> str:
+    """The flags that tasks on other machines need to reach this one."""
+    if node.keys is None:
+        return "--trusted-network" if node.exposed else ""
+    from dps.transport.own_keys import is_own
+
+    path = node.keys.folder.path
+    return "" if is_own(path) else f"--keys {path}"
