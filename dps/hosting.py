@@ -50,7 +50,7 @@ class HostedChief:
         node.host(QUEUES, QueuesActor())
         node.host(DIRECTORY, Directory())
         node.host(EXAMINER, Examiner())
-        node.host(GROUPS, Groups(expected[1], self._actor.cluster.group, self._left_group))
+        node.host(GROUPS, Groups(expected[1], self._actor.cluster.group, self._left_group, self._actor.cluster.helper))
         node.host(OPERATORS, Operators(self.drain, self.stop_run))
         if node.keys is not None:
             from dps.chief.enrolment import Enrolment

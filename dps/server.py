@@ -130,10 +130,13 @@ class Server(ServedTask):
         if ps == 0 and self._hosted is not None:
             self._hosted.without_ps()
         if self.job == "ps":
+            from dps.collectives.messages import SUMS
+            from dps.collectives.sums import Sums
             from dps.ps.server import PsActor  # imports numba, which only a ps needs
 
             self._ps_actor = PsActor(device, config.parse_threads(threads))
             self._node.host(PS, self._ps_actor)
+            self._node.host(SUMS, Sums())
         if self.job == "evaluator":  # the chief does not count it, and so does not tell it of the run's end
             from dps.queues.directory import Announcer
 

@@ -10,6 +10,7 @@ from dps.actors.ref import Sender
 from dps.chief.reaching import Reaching
 from dps.chief.sessions import check_same
 from dps.cluster.command import start_command
+from dps.errors import ConfigError
 
 GRACE_S = 1.0
 """How long a node may be disconnected before it counts as lost."""
@@ -126,6 +127,21 @@ class Cluster:
     def group(self) -> None:
         """Note that workers train in a group, so that no ps is missed."""
         self.grouped = True
+
+    def helper(self, before: Sequence[Any]) -> list[Any]:
+        """The ps through which a group sums: the one of `before` while it lives, else the first; [] if none is there.
+
+        [task, where others are told that it is, ticket, whose key it has, where the chief dials it]. Raises ConfigError
+        for a run without ps."""
+        if self.grouped and not self.ps.known:
+            raise ConfigError(
+                "the group sums through a ps, and this run has none; start it with --ps 1, or sum in another way"
+            )
+        living = [
+            [task, node.told, node.ticket, node.user, node.address]
+            for task, node in sorted(self.ps.known.items()) if node.alive
+        ]  # fmt: skip
+        return next((ps for ps in living if ps == list(before)), living[0] if living else [])
 
     def grace_s(self, job: str) -> float:
         """How long a node of a job may be disconnected before it counts as lost, in seconds."""

@@ -7,9 +7,9 @@ left), then FINAL. It becomes FINAL once, and is the same on all members. All ev
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from typing import NamedTuple
 
+from dps.collectives.messages import Phase
 from dps.collectives.routes import Algorithm, Part, Route
 from dps.errors import ProtocolError
 from dps.transport.wire import Array
@@ -25,19 +25,6 @@ def still(array: Array) -> Array:
     view: Array = array.view()
     view.flags.writeable = False
     return view
-
-
-class Phase(IntEnum):
-    """Of a message about a piece."""
-
-    UP = 0
-    """The sender's part, or the sum of some members."""
-    DOWN = 1
-    """The result."""
-    ASK = 2
-    """Whoever has the piece should send it (again)."""
-    PLAIN = 3
-    """The sender of this cannot read the receiver's shared memory."""
 
 
 class Send(NamedTuple):
@@ -98,6 +85,11 @@ class Flow:
     def progress(self) -> tuple[int, int]:
         """Changes whenever something has come that was missing."""
         return self._finals, sum(map(len, self._held.values()))
+
+    @property
+    def through(self) -> bool:
+        """Whether the result comes from a ps."""
+        return self._source < 0 and self._routes[0].source == len(self._routes)
 
     def missing(self) -> list[int]:
         """From whom a part of the first piece is missing; of operations that have one piece."""

@@ -10,14 +10,16 @@ import numpy as np
 
 from dps.actors.patience import Patience
 from dps.collectives.board import PLACE_NBYTES
+from dps.collectives.choice import PS, Own, chosen
 from dps.collectives.flow import Flow
+from dps.collectives.formed import Formed, Who
 from dps.collectives.fusing import Fused, results
-from dps.collectives.member import Formed, Member, Who
+from dps.collectives.member import Member
 from dps.collectives.memory import GIVEN, RESULT
 from dps.collectives.messages import MEMBER
 from dps.collectives.node import CallersNode, beside
 from dps.collectives.packing import packed, unpacked
-from dps.collectives.routes import ALGORITHMS, Algorithm, Part, direct, everyone, gather, owned, parts_of, ring, slots
+from dps.collectives.routes import Part, direct, everyone, gather, owned, parts_of, slots, through
 from dps.errors import ConfigError, DeadlineExceeded, TaskLost
 from dps.kernels.totals import largest, total
 from dps.standing import Home
@@ -27,8 +29,6 @@ from dps.transport.wire import Array
 log = logging.getLogger("dps")
 
 TOTALS = {"sum": total, "max": largest}
-PAIR_NBYTES = 1 << 20
-"""The same for two members."""
 LARGE_PIECES, LARGE = 16, 4
 """Over sockets, runs of so many pieces are sent in pieces that are so many times as long: each costs both ends some
 tenths of a millisecond."""
@@ -41,11 +41,7 @@ WATCH_S = 1e-4
 """How long a member only looks at the others' boards, before it also receives messages."""
 WATCHES_S = 1e-3, 1e-2
 """The longest time between two looks; and in the simulator, where each look costs as much as anything else."""
-SMALL_NBYTES = 256 << 10
-"""Up to so many bytes of all members together, each sends its part to all others."""
 HELLO = "the beginning of a generation"
-Own = Callable[[Sequence[Array]], Any]
-"""An algorithm of one's own: gets the arrays of all members, in their order, and returns the result."""
 
 
 class Group:
@@ -73,7 +69,7 @@ class Group:
         self._node = CallersNode(home.runtime, beside(binding), home.name, number, home.keys)
         self._node.expect(home.chief, "chief")
         self._node.present(home.chief, home.ticket)
-        who = Who(name, home.task, number, replicas, timeout)
+        who = Who(name, home.task, number, replicas, algorithm == PS)
         self._member = Member(who, home.chief, on_loss == "end")
         self._node.host(MEMBER, self._member)
         try:
@@ -147,40 +143,29 @@ class Group:
         count, shapes = sum(array.size for array in arrays), [array.shape for array in arrays]
         if not count:
             return [np.empty(shape, dtype) for shape in shapes]
-        if callable(self._algorithm):
+        if callable(self._algorithm) and op == "sum":
             return self._own(arrays, dtype, count)
-        what = f"all_reduce {op!r} of {count} {np.dtype(dtype).name}"
+        asked = "auto" if callable(self._algorithm) else self._algorithm
+        what = f"all_reduce {op!r} of {count} {np.dtype(dtype).name}{'' if asked == 'auto' else f' by {asked!r}'}"
 
         def make(formed: Formed, own: Array, result: Array) -> Flow:
             rank, size, most = formed.rank, len(formed.members), self._piece(dtype)
-            if not self._together and count >= LARGE_PIECES * most:
+            if (asked == PS or not self._together) and count >= LARGE_PIECES * most:
                 most *= LARGE
-            chosen = self._choice(count * np.dtype(dtype).itemsize, size)
-            lends = chosen is direct and self._together
-            if chosen is everyone and self._shows(count * np.dtype(dtype).itemsize):
+            nbytes = count * np.dtype(dtype).itemsize
+            shows = self._together and nbytes <= PLACE_NBYTES
+            way = chosen(asked, op, nbytes, size, self._together, shows)
+            lends = way is direct and self._together
+            if way is everyone and shows:
                 return self._shown(formed, what, arrays, result, TOTALS[op])
             parts = owned([a.size for a in arrays], size, most)[0] if lends else (
-                parts_of(count, 1 if chosen is everyone else size, most)
+                parts_of(count, 1 if way in (everyone, through) else size, most)
             )  # fmt: skip
-            fused = Fused(arrays, own, parts, [chosen(rank, size, root) for root in range(size)])
+            fused = Fused(arrays, own, parts, [way(rank, size, root) for root in range(size)])
             how = TOTALS[op], self._window(size), fused.bring, lends
-            return Flow(what, rank, size, parts, chosen, own, result, *how)
+            return Flow(what, rank, size, parts, way, own, result, *how)
 
         return results(self._perform(what, dtype, lambda formed: count, make), shapes)
-
-    def _choice(self, nbytes: int, size: int) -> Algorithm:
-        """The algorithm for a run of so many bytes; the same on all members."""
-        if self._algorithm != "auto":
-            return ALGORITHMS[str(self._algorithm)]
-        if self._together:
-            return everyone if self._shows(nbytes) else direct
-        if nbytes * size <= SMALL_NBYTES or (size == 2 and nbytes <= PAIR_NBYTES):
-            return everyone
-        return direct if size == 2 else ring
-
-    def _shows(self, nbytes: int) -> bool:
-        """Whether members write their parts to their boards, and look at those of the others."""
-        return self._together and nbytes <= PLACE_NBYTES
 
     def _shown(self, formed: Formed, what: str, arrays: Sequence[Array], result: Array, how: Any) -> Flow:
         """The sum of parts on boards. A part is written as a whole."""
@@ -360,7 +345,7 @@ class Group:
             over, waited_s = self._over(), self._runtime.now() - began
             if over is not None:
                 raise TaskLost(f"{what}: {over[1] or 'the run has ended'}")
-            text = f"{self._node.name}: {what}: {member.late or 'waits for the other workers'}"
+            text = f"{self._node.name}: {what}: {member.awaits}"
             if waited_s >= timeout:
                 member.fail(DeadlineExceeded(f"{text}; waited {waited_s:.1f} s"))
             elif patience.due(self._runtime.now()):

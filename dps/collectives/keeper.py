@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from dps.actors.actor import Actor
-from dps.actors.ref import Sender
-from dps.collectives.messages import LEFT, JoinGroup, LeaveGroup
+from dps.actors.ref import Ref, Sender
+from dps.collectives.messages import LEFT, SUMS, JoinGroup, LeaveGroup, Serve
 from dps.collectives.roster import Roster
 from dps.errors import ConfigError, NotAuthenticated
 
@@ -15,16 +16,23 @@ log = logging.getLogger("dps")
 
 GRACE_S = 1.0
 """How long a member's node may be disconnected before the group goes on without it."""
+SERVE_S = 20.0
+"""How long a ps is told of a generation; then another one has been formed, because it is lost."""
 
 
 class Groups(Actor):
     """All groups of the run, by name."""
 
-    def __init__(self, expected: Sequence[int], begun: Callable[[], None], finished: Callable[[str], None]) -> None:
-        """`expected`: the tasks of the workers. `begun` is called when a worker wants a group, `finished` gets the name
-        of each that has left."""
-        self._expected, self._begun, self._finished = list(expected), begun, finished
+    def __init__(
+        self, expected: Sequence[int], begun: Callable[[], None], finished: Callable[[str], None],
+        ps: Callable[[list[Any]], list[Any]],
+    ) -> None:  # fmt: skip
+        """`expected`: the tasks of the workers. `begun` is called when a worker wants a group that needs no ps,
+        `finished` gets the name of each that has left. `ps`: as `Cluster.helper`."""
+        self._expected, self._begun, self._finished, self._ps = list(expected), begun, finished, ps
         self.rosters: dict[str, Roster] = {}
+        self._told: dict[str, tuple[int, bool]] = {}
+        """What the ps of each group knows of it: its generation, and whether it is over."""
 
     def on_JoinGroup(self, message: JoinGroup, sender: Sender) -> None:
         self._check(message.task, sender)
@@ -33,12 +41,14 @@ class Groups(Actor):
                 f"group {message.group!r}: how many workers take part is not known; start the chief with --workers N, "
                 "or list them in the cluster"
             )
-        self._begun()
+        if not message.through:
+            self._begun()
         roster = self.rosters.setdefault(message.group, Roster(message.group, self._expected))
         address = self.node.dials(message.address)
-        answer = roster.join(message, address, self.node.user)
+        answer = roster.join(message, address, self.node.user, self._ps(roster.ps) if message.through else ())
         for entry in roster.here.values():  # of an earlier chief's members, too
             self.node.watch(entry.address, GRACE_S)
+        self._tell_ps(roster)
         self.node.answer(sender, answer)
 
     def on_LeaveGroup(self, message: LeaveGroup, sender: Sender) -> None:
@@ -58,7 +68,16 @@ class Groups(Actor):
             why = f"{LEFT} after {message.completed} operations"
             roster.lost(message.task, why, message.completed)
             self.node.unwatch(entry.address)
+            self._tell_ps(roster)
             self._finished(f"worker:{message.task}")
+
+    def _tell_ps(self, roster: Roster) -> None:
+        """Tell the ps that sums for a group of its newest generation, or of its end."""
+        now = roster.generation, not roster.members
+        if roster.ps and self._told.get(roster.name) != now:
+            self._told[roster.name] = now
+            message = Serve(roster.name, roster.generation, roster.members)
+            self.node.ask(Ref(roster.ps[-1], SUMS), message, SERVE_S, lambda answer: None)
 
     def _check(self, task: int, sender: Sender) -> None:
         """NotAuthenticated for a message of another process than the worker's."""
@@ -72,3 +91,4 @@ class Groups(Actor):
                 if entry.address == address:
                     roster.lost(entry.task, f"was silent for {silent_s:.1f} s")
                     self.node.unwatch(address)
+            self._tell_ps(roster)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,10 @@ from dps.actors.ref import Ref, Sender
 from dps.actors.tickets import digest
 from dps.actors.timer import Timer
 from dps.collectives.board import Board, Place
-from dps.collectives.flow import Flow, Phase
+from dps.collectives.flow import Flow
+from dps.collectives.formed import Formed, Helper, Other, Who
 from dps.collectives.memory import GIVEN, RESULT, Memories, Peers, Region
-from dps.collectives.messages import GROUPS, LEFT, MEMBER, GroupIs, JoinGroup, LeaveGroup, Piece
+from dps.collectives.messages import GROUPS, LEFT, MEMBER, SUMS, GroupIs, JoinGroup, LeaveGroup, Phase, Piece
 from dps.errors import ConfigError, DeadlineExceeded, NotAuthenticated, TaskLost, Unavailable
 from dps.transport.message import Message
 from dps.transport.wire import Array
@@ -32,41 +33,6 @@ ASK_S = 2.0
 EARLY, NEWER = 4096, 64
 """The most pieces that are kept of an operation that this member has not begun, and of a generation that it does not
 know yet."""
-
-
-class Who(NamedTuple):
-    """A worker, as it joins."""
-
-    group: str
-    task: int
-    member: int
-    replicas: int
-    timeout: float
-
-
-class Other(NamedTuple):
-    """A member, as the chief describes it."""
-
-    task: int
-    member: int
-    address: str
-    ticket: str
-    key: str
-    replicas: int
-    memory: list[Any]
-
-    @property
-    def name(self) -> str:
-        return f"worker:{self.task}"
-
-
-class Formed(NamedTuple):
-    """A generation of the group."""
-
-    generation: int
-    members: tuple[Other, ...]
-    rank: int
-    """This member's place among them."""
 
 
 class Work:
@@ -116,14 +82,22 @@ class Member(Actor):
         work = self.works.get(self.completed + 1)
         return "" if work is None else f"{work.flow.what} (number {work.flow.number})"
 
+    @property
+    def awaits(self) -> str:
+        """Who is waited for, as far as it is known here."""
+        work = self.works.get(self.completed + 1)
+        if work is not None and work.flow.through and not self.late and self.formed and self.formed.ps:
+            return f"waits for the sum of {self.formed.ps.name}"
+        return self.late or "waits for the other workers"
+
     def _ask(self) -> None:
         """Tell the chief how far this member is, and hear what the group is."""
         if self._asked:
             return
-        who, formed = self.who, self.formed
+        who, formed, doing = self.who, self.formed, self._doing
         known = [] if formed is None else [list(other) for other in formed.members]
         place = who.group, who.task, who.member, self.node.address, digest(self.node.ticket), who.replicas
-        state = 0 if formed is None else formed.generation, self._frozen, self.completed, self._doing, known
+        state = 0 if formed is None else formed.generation, self._frozen, self.completed, doing, who.through, known
         self._asked = True
         self.node.ask(self._chief, JoinGroup(*place, self._board.name, *state), ASK_S, self._answered)
 
@@ -152,15 +126,18 @@ class Member(Actor):
         members = tuple(Other(*member) for member in group.members)
         tasks = [other.task for other in members]
         known = [[name, why] for name, why in group.gone if [name, why] not in self.gone]
-        self.formed = Formed(group.generation, members, tasks.index(self.who.task))
+        ps = Helper(*group.ps) if group.ps else None
+        self.formed = Formed(group.generation, members, tasks.index(self.who.task), ps)
         self._frozen, self.gone, self._early, self.readers = 0, group.gone, [], frozenset()
         self._forming_s = FORMING_S[0]
         self.memories.clear()
-        for other in members:
-            if other.member != self.who.member:
-                self.node.expect(other.address, other.key)
-                self.node.present(other.address)
+        places = [(other.address, other.key) for other in members] + ([(ps.address, ps.key)] if ps else [])
+        for address, key in places:
+            if address != self.node.address:
+                self.node.expect(address, key)
+                self.node.present(address)
         self.node.tickets.admit("group", [[other.ticket, other.name, "worker", ()] for other in members])
+        self.node.tickets.admit("sums", [[ps.ticket, ps.name, "ps", ()]] if ps else [])
         for name, why in known:
             rest = ", ".join(other.name for other in members)
             level = logging.INFO if why.startswith(LEFT) else logging.WARNING
@@ -241,8 +218,9 @@ class Member(Actor):
             return
         if message.generation < formed.generation or self._frozen:
             return
-        if not 0 <= message.rank < len(formed.members) or sender.peer.name != formed.members[message.rank].name:
-            who = sender.peer.name or "a stranger"
+        peer, by_ps = sender.peer, formed.ps is not None and sender.peer.ticket == formed.ps.ticket
+        if not (by_ps or (0 <= message.rank < len(formed.members) and peer.name == formed.members[message.rank].name)):
+            who = peer.name or "a stranger"
             raise NotAuthenticated(f"got a piece of rank {message.rank} from {who}, wanted it with its ticket")
         self._take(message)
 
@@ -253,11 +231,10 @@ class Member(Actor):
                 self._early.append(message)
             return
         flow, phase = work.flow, Phase(message.phase)
-        assert self.formed is not None
-        other = self.formed.members[message.rank].name
         if message.what != flow.what:
             if flow.number > self.completed:
-                self._misfit(flow, other, message.what)
+                assert self.formed is not None
+                self._misfit(flow, self.formed.members[message.rank].name, message.what)
             return
         if phase is Phase.PLAIN:
             self.readers -= {message.rank}
@@ -356,7 +333,11 @@ class Member(Actor):
         formed = self.formed
         assert formed is not None
         about = formed.generation, flow.number, index, formed.rank, int(phase), flow.what
-        self.node.tell(Ref(formed.members[to].address, MEMBER), Piece(*about, memory, arrays))
+        if formed.ps is not None and to == len(formed.members):
+            ref = Ref(formed.ps.address, SUMS)
+        else:
+            ref = Ref(formed.members[to].address, MEMBER)
+        self.node.tell(ref, Piece(*about, memory, arrays))
 
     # -- the others' memory, and leaving --------------------------------------------------------------------------
 

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 from dps.transport.message import Message
-from dps.transport.roles import ANSWER, WORKERS
+from dps.transport.roles import ANSWER, CHIEF_ONLY, PS_ONLY, WORKERS
 from dps.transport.wire import Array
 
 GROUPS = "groups"
 """The actor on the chief's node that says who is in a group."""
 MEMBER = "member"
 """The actor of a worker in a group, on a node of its own."""
+SUMS = "sums"
+"""The actor on a ps that sums for groups."""
 
 LEFT = "has left"
 """How the reason begins why a worker is gone that was not lost."""
+
+
+class Phase(IntEnum):
+    """Of a message about a piece."""
+
+    UP = 0
+    """The sender's part, or the sum of some members."""
+    DOWN = 1
+    """The result."""
+    ASK = 2
+    """Whoever has the piece should send it (again)."""
+    PLAIN = 3
+    """The sender of this cannot read the receiver's shared memory."""
 
 
 class JoinGroup(Message, kind=140, roles=WORKERS):
@@ -39,6 +55,8 @@ class JoinGroup(Message, kind=140, roles=WORKERS):
     """The number of its last operation that is complete."""
     doing: str
     """The operation that it waits in; "" if it waits in none."""
+    through: bool
+    """Whether it sums through a ps, so that the group needs one."""
     known: list[Any]
     """The members of its generation, as of GroupIs, for a chief that was restarted."""
 
@@ -58,6 +76,8 @@ class GroupIs(Message, kind=141, roles=ANSWER):
     """The task of a member that has completed operation `base`."""
     gone: list[Any]
     """[name, why] of each worker that was in the group before."""
+    ps: list[Any]
+    """[task, address, ticket, key] of the ps through which it sums; [] if it needs none."""
     text: str
     """Who is waited for, for people."""
 
@@ -73,18 +93,27 @@ class LeaveGroup(Message, kind=142, roles=WORKERS):
     final: bool
 
 
-class Piece(Message, kind=143, roles=WORKERS):
+class Piece(Message, kind=143, roles=WORKERS | PS_ONLY):
     """A piece of an operation's data, or a question for one. Not answered; it may be sent again."""
 
     generation: int
     op: int
     index: int
     rank: int
-    """The sender's place among the members."""
+    """The sender's place among the members; that of a ps that sums is after the last one."""
     phase: int
-    """As of `dps.collectives.flow.Phase`."""
+    """A `Phase`."""
     what: str
     """The operation in words; all members have to be in the same one."""
     memory: list[Any]
     """Where the data lie in the sender's shared memory: its name, and the first byte; [] if they are in `arrays`."""
     arrays: tuple[Array, ...] = ()
+
+
+class Serve(Message, kind=144, roles=CHIEF_ONLY):
+    """A group's newest generation, which sums through this ps. Answered with Done."""
+
+    group: str
+    generation: int
+    members: list[Any]
+    """As of GroupIs; [] when the group is over."""

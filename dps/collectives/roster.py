@@ -42,18 +42,25 @@ class Roster:
         self.left: tuple[int, str] = 0, ""
         """The most operations that one who has left in order had completed, and who."""
         self.gone: list[list[str]] = []
+        self.ps: list[Any] = []
+        """The ps of the generation, as `Cluster.helper` gives it; [] if it needs none."""
+        self._there: list[Any] = []
+        """The ps that is there now."""
         self._begin()
 
     def _begin(self) -> None:
         self.wanted = set(self.expected)
         self.here: dict[int, Entry] = {}
+        self.through = False
+        """Whether members sum through a ps."""
         self.left = 0, ""
 
     # -- events -------------------------------------------------------------------------------------------------
 
-    def join(self, said: JoinGroup, address: str, key: str) -> GroupIs:
-        """A worker has come, or says how far it is. `address`: where its node is reached. Raises TaskLost for a worker
-        without which the group has gone on, and ConfigError for one that the cluster does not have."""
+    def join(self, said: JoinGroup, address: str, key: str, ps: Sequence[Any] = ()) -> GroupIs:
+        """A worker has come, or says how far it is. `address`: where its node is reached. `ps`: the one that is there,
+        as of `Cluster.helper`. Raises TaskLost for a worker without which the group has gone on, and ConfigError for
+        one that the cluster does not have."""
         if said.generation > self.generation:
             self._take_up(said)
         self._check(said)
@@ -62,6 +69,9 @@ class Roster:
             entry = self.here[said.task] = Entry(said.task, said.member, address)
         entry.about = [said.ticket, key, said.replicas, said.memory]
         entry.frozen, entry.completed, entry.doing = said.frozen, said.completed, said.doing
+        self.through, self._there = self.through or said.through, list(ps)
+        if self.through and self.members and self._there != self.ps:
+            self.forming = self.forming or self.generation + 1
         self._form()
         if self.members and not self.forming and self.base < self.left[0]:
             number, name = self.left
@@ -125,9 +135,10 @@ class Roster:
     def _form(self) -> None:
         """Begin the next generation, if all are ready for it."""
         ready = self.wanted == set(self.here) and all(entry.frozen == self.forming for entry in self.here.values())
-        if not self.forming or not ready:
+        if not self.forming or not ready or (self.through and not self._there):
             return
         self.generation, self.forming = self.forming, 0
+        self.ps = self._there if self.through else []
         self.base = max(entry.completed for entry in self.here.values())
         self.source = min(task for task, entry in self.here.items() if entry.completed == self.base)
         self.gone = self.gone if self.members else []
@@ -138,13 +149,15 @@ class Roster:
     def answer(self, task: int) -> GroupIs:
         """What a worker is told."""
         state = self.generation, self.forming, self.members, self.base, self.source
-        return GroupIs(*state, self.gone, self.text(task))
+        return GroupIs(*state, self.gone, self.ps[:4], self.text(task))
 
     def text(self, task: int) -> str:
         """Who is waited for, as a worker asks that waits."""
         absent = sorted(self.wanted - set(self.here))
         if absent:
             return f"{_named(absent)} {'have' if len(absent) > 1 else 'has'} not come to the group"
+        if self.through and not self._there:
+            return f"{f'ps:{self.ps[0]}' if self.ps else 'a ps'}, through which the group sums, is not there"
         asker = self.here.get(task)
         if asker is None or self.forming:
             late = [entry.task for entry in self.here.values() if entry.frozen != self.forming and entry.task != task]

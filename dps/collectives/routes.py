@@ -70,6 +70,11 @@ def tree(rank: int, size: int, root: int) -> Route:
     return Route(takes, (parent,), takes, parent)
 
 
+def through(rank: int, size: int, root: int) -> Route:
+    """All give their parts to a ps, whose rank follows the last member's, and take the sum from it: two hops."""
+    return Route((), (size,), (), size)
+
+
 def gather(rank: int, size: int, root: int) -> Route:
     """The root gives its part to all others: nothing is added."""
     if rank == root:

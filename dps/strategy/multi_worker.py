@@ -18,7 +18,7 @@ from dps.strategy.strategy import Strategy
 from dps.strategy.values import array_of, each_leaf
 from dps.strategy.variables import Variables
 
-ALGORITHMS = ("auto", "ring", "tree", "direct", "all")
+ALGORITHMS = ("auto", "ring", "tree", "direct", "all", "ps")
 ON_LOSS = ("continue", "end")
 
 
@@ -38,8 +38,10 @@ class MultiWorkerMirrored(Strategy):
         server: This process's `dps.Server`, a worker.
         devices: As of `Mirrored`; each worker says its own.
         cross_device_ops: How gradients are summed. "auto" chooses by size and place; "ring", "tree"; "direct": each
-            worker sums a part; "all": each worker sums everything. Or a function of the list of the workers' arrays
-            (1-D, in worker order) that returns their sum; every worker calls it with the same.
+            worker sums a part; "all": each worker sums everything; "ps": the first ps sums, and the cluster needs one.
+            Or one's own: a function, or an object that can be called. It gets the list of the workers' arrays (1-D, of
+            one dtype, in worker order), and returns their sum, of the same shape and dtype. Every worker calls it with
+            the same arrays, and it has to return the same bits on all.
         on_loss: "continue", or "end": when a worker is gone, the others' next call raises TaskLost, which names it.
         checkpoint_dir: Where checkpoints are kept; the newest is restored. None: there are none.
         save_steps: Save every so many steps, too; else when the strategy is closed.
@@ -82,7 +84,8 @@ class MultiWorkerMirrored(Strategy):
         if server.cluster and server.is_first:  # one of the workers says it
             from dps.cluster import jobs
 
-            jobs.warn(jobs.unfit(server.cluster, "MultiWorkerMirrored", needs=(), leaves=("ps",)))
+            fit = (("ps",), ()) if cross_device_ops == "ps" else ((), ("ps",))
+            jobs.warn(jobs.unfit(server.cluster, "MultiWorkerMirrored", *fit))
         self.server, self.checkpoint_dir, self.save_steps = server, checkpoint_dir, save_steps
         server.wait_joined(server.runtime.now() + self.timeout)
         self.group = Group(

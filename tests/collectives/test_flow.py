@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps.collectives.board import PLACE_NBYTES, Place
-from dps.collectives.flow import Flow, Phase
+from dps.collectives.flow import Flow
+from dps.collectives.messages import Phase
 from dps.collectives.routes import ALGORITHMS, Algorithm, Part, gather, owned, parts_of, slots
 from dps.errors import ProtocolError
 from dps.kernels.totals import largest, total

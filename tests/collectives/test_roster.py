@@ -13,7 +13,7 @@ def said(
     task: int, generation: int = 0, frozen: int = 0, completed: int = 0, doing: str = "", member: int = 0
 ) -> JoinGroup:
     place = "g", task, member or 100 + task, f"w{task}:1", "ticket", 1, []
-    return JoinGroup(*place, generation, frozen, completed, doing, [])
+    return JoinGroup(*place, generation, frozen, completed, doing, False, [])
 
 
 def join(roster: Roster, task: int, *rest: int, **more: int) -> GroupIs:

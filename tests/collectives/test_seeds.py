@@ -82,7 +82,24 @@ class Scenario:
         counts = [draw.choice([0, 1, 7, 40, 90]) for _ in range(5)]
         pauses = [draw.choice([0.0, 0.0, 0.0, 0.01]) for _ in range(5 * workers)]
         algorithm = draw.choice(["auto", "ring", "tree", "direct", "all"])
-        return Scenario(workers, algorithm, counts, pauses, draw.random() < 0.2, faults, network, draw.random() < 0.5)
+        what = Scenario(workers, algorithm, counts, pauses, draw.random() < 0.2, faults, network, draw.random() < 0.5)
+        return what._through_a_ps(draw) if seed % 3 == 2 else what
+
+    @property
+    def ps_dies(self) -> bool:
+        """Whether the ps is killed, and does not come back."""
+        return any(isinstance(f, Kill) and f.task == "ps:0" and f.restart_after is None for f in self.faults)
+
+    def _through_a_ps(self, draw: random.Random) -> Scenario:
+        """The same through a ps, to which something may happen, too."""
+        self.algorithm, at = "ps", draw.uniform(8, 60) * self.network.latency_s
+        kind = draw.choice(["", "", "kill", "restart", "pause", "partition"])
+        if kind in ("kill", "restart"):
+            self.faults.append(Kill("ps:0", at, 0.5 if kind == "restart" else None))
+        elif kind:
+            fault = Pause if kind == "pause" else Partition
+            self.faults.append(fault("ps:0", at, draw.choice([0.5, 9.0])))
+        return self
 
 
 def worker(task: int, what: Scenario, books: Books) -> int:
@@ -114,8 +131,12 @@ def operate(group: Group, server: dps.Server, what: Scenario, books: Books) -> N
         books.got.setdefault(number, {})[server.task] = tuple(group.members), found.tobytes()
 
 
-def chief(workers: int) -> int:
-    return dps.Server(None, "chief", 0, bind=CHIEF, ps=0, workers=workers, owned=True).join() or 0
+def chief(workers: int, ps: int) -> int:
+    return dps.Server(None, "chief", 0, bind=CHIEF, ps=ps, workers=workers, owned=True).join() or 0
+
+
+def ps() -> int:
+    return dps.Server(None, "ps", 0, chief=CHIEF, bind="ps0:0").join() or 0
 
 
 def run(seed: int) -> list[str]:
@@ -126,10 +147,12 @@ def run(seed: int) -> list[str]:
         seed, what.network, faults=what.faults, trace=False, shared_memory=what.shared, piece_nbytes=tuning.piece_nbytes
     )
     with world:
-        world.process("chief", lambda: chief(what.workers))
+        world.process("chief", lambda: chief(what.workers, int(what.algorithm == "ps")))
+        if what.algorithm == "ps":
+            world.process("ps:0", ps)
         for task in range(what.workers):
             world.process(f"worker:{task}", lambda task=task: worker(task, what, books))  # type: ignore[misc]
-        mine = [process for name, process in world.processes.items() if name != "chief"]
+        mine = [process for name, process in world.processes.items() if name.startswith("worker")]
         world.run(400.0, stop=lambda: all(process.state in OVER for process in mine))
         found = list(books.wrong)
         found += [f"{p.name}: {p.state}" for p in mine if p.state not in OVER]
@@ -141,7 +164,9 @@ def check(what: Scenario, books: Books) -> list[str]:
     """Compare what the workers have got with each other, and with what it must be."""
     found = []
     for number, got in books.got.items():
-        got = _of_the_group(got, number, books)
+        got = _of_the_group(got, number, what, books) if what.counts[number] else {}
+        if not got:  # no elements, so there was no operation
+            continue
         if len({data for _, data in got.values()}) > 1:
             found.append(f"operation {number}: {sorted(got)} have different bits")
             continue
@@ -165,19 +190,22 @@ def check(what: Scenario, books: Books) -> list[str]:
         formed = bool(books.got.get(0))
         if task not in books.failed:
             found.append(f"{name} has neither all results nor a failure")
-        elif not what.faults:
+        elif not what.faults and not (what.network.loss and "has left" in books.failed[task]):
             found.append(f"{name} failed without a fault: {books.failed[task]}")
-        elif formed and not what.ends:
+        elif formed and not what.ends and not what.ps_dies:
             found.append(f"{name} did not go on: {books.failed[task]}")
         elif not what.ends and not any(other in books.failed[task] for other in hurt | {"chief"}):
             found.append(f"{name} failed without a name: {books.failed[task]}")
     return found
 
 
-def _of_the_group(got: dict[int, Any], number: int, books: Books) -> dict[int, Any]:
-    """Without those that were taken for lost in their last operation: the group may have repeated it without them."""
-    last = {task: max(n for n, of in books.got.items() if task in of) for task in got}
-    kept = {task: value for task, value in got.items() if task not in books.failed or last[task] > number}
+def _of_the_group(got: dict[int, Any], number: int, what: Scenario, books: Books) -> dict[int, Any]:
+    """Without those that were lost, or taken for lost, in their last operation: the group may have repeated it without
+    them."""
+    last = {task: max(n for n, of in books.got.items() if task in of and what.counts[n]) for task in got}
+    killed = {int(fault.task[-1]) for fault in what.faults if isinstance(fault, Kill) and fault.task != "ps:0"}
+    lost = killed.union(books.failed)
+    kept = {task: value for task, value in got.items() if task not in lost or last[task] > number}
     return kept or got
 
 

@@ -52,7 +52,8 @@ def test_only_the_chief_configures_saves_and_stops_and_only_ps_report_and_decide
         role: {name for name in by_role(role) if not any(name in by_role(o) for o in ROLES if o != role)}
         for role in ROLES
     }
-    assert alone["chief"] == {"Configure", "Members", "AskServing", "CutShard", "SaveShard", "StopTask", "Drain"}
+    own = {"Configure", "Members", "AskServing", "CutShard", "SaveShard", "StopTask", "Drain", "Serve"}
+    assert alone["chief"] == own
     assert alone["ps"] == {"Report", "Decide"}
 
 
