@@ -50,7 +50,8 @@ class HostedChief:
         node.host(QUEUES, QueuesActor())
         node.host(DIRECTORY, Directory())
         node.host(EXAMINER, Examiner())
-        node.host(GROUPS, Groups(expected[1], self._actor.cluster.group, self._left_group, self._actor.cluster.helper))
+        found = self._actor.cluster
+        node.host(GROUPS, Groups(expected[1], found.group, self._left_group, found.helper, found.waits_for))
         node.host(OPERATORS, Operators(self.drain, self.stop_run))
         if node.keys is not None:
             from dps.chief.enrolment import Enrolment

@@ -25,11 +25,13 @@ class Groups(Actor):
 
     def __init__(
         self, expected: Sequence[int], begun: Callable[[], None], finished: Callable[[str], None],
-        ps: Callable[[list[Any]], list[Any]],
+        ps: Callable[[list[Any]], list[Any]], lacks: Callable[[float], str],
     ) -> None:  # fmt: skip
         """`expected`: the tasks of the workers. `begun` is called when a worker wants a group that needs no ps,
-        `finished` gets the name of each that has left. `ps`: as `Cluster.helper`."""
-        self._expected, self._begun, self._finished, self._ps = list(expected), begun, finished, ps
+        `finished` gets the name of each that has left. `ps`, `lacks`: as `helper` and `waits_for` of
+        `Cluster`."""
+        self._expected, self._begun, self._finished = list(expected), begun, finished
+        self._ps, self._lacks = ps, lacks
         self.rosters: dict[str, Roster] = {}
         self._told: dict[str, tuple[int, bool]] = {}
         """What the ps of each group knows of it: its generation, and whether it is over."""
@@ -44,8 +46,10 @@ class Groups(Actor):
         if not message.through:
             self._begun()
         roster = self.rosters.setdefault(message.group, Roster(message.group, self._expected))
-        address = self.node.dials(message.address)
-        answer = roster.join(message, address, self.node.user, self._ps(roster.ps) if message.through else ())
+        address, through = self.node.dials(message.address), (list[Any](), "")
+        if message.through:
+            through = self._ps(roster.ps), self._lacks(self.node.now())
+        answer = roster.join(message, address, self.node.user, *through)
         for entry in roster.here.values():  # of an earlier chief's members, too
             self.node.watch(entry.address, GRACE_S)
         self._tell_ps(roster)

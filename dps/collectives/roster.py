@@ -44,8 +44,8 @@ class Roster:
         self.gone: list[list[str]] = []
         self.ps: list[Any] = []
         """The ps of the generation, as `Cluster.helper` gives it; [] if it needs none."""
-        self._there: list[Any] = []
-        """The ps that is there now."""
+        self._there, self._lacks = list[Any](), ""
+        """The ps that is there now; or the names of those that are not."""
         self._begin()
 
     def _begin(self) -> None:
@@ -57,10 +57,10 @@ class Roster:
 
     # -- events -------------------------------------------------------------------------------------------------
 
-    def join(self, said: JoinGroup, address: str, key: str, ps: Sequence[Any] = ()) -> GroupIs:
+    def join(self, said: JoinGroup, address: str, key: str, ps: Sequence[Any] = (), lacks: str = "") -> GroupIs:
         """A worker has come, or says how far it is. `address`: where its node is reached. `ps`: the one that is there,
-        as of `Cluster.helper`. Raises TaskLost for a worker without which the group has gone on, and ConfigError for
-        one that the cluster does not have."""
+        as of `Cluster.helper`; `lacks`: the names of those that are not. Raises TaskLost for a worker without which
+        the group has gone on, and ConfigError for one that the cluster does not have."""
         if said.generation > self.generation:
             self._take_up(said)
         self._check(said)
@@ -69,7 +69,7 @@ class Roster:
             entry = self.here[said.task] = Entry(said.task, said.member, address)
         entry.about = [said.ticket, key, said.replicas, said.memory]
         entry.frozen, entry.completed, entry.doing = said.frozen, said.completed, said.doing
-        self.through, self._there = self.through or said.through, list(ps)
+        self.through, self._there, self._lacks = self.through or said.through, list(ps), lacks
         if self.through and self.members and self._there != self.ps:
             self.forming = self.forming or self.generation + 1
         self._form()
@@ -157,7 +157,7 @@ class Roster:
         if absent:
             return f"{_named(absent)} {'have' if len(absent) > 1 else 'has'} not come to the group"
         if self.through and not self._there:
-            return f"{f'ps:{self.ps[0]}' if self.ps else 'a ps'}, through which the group sums, is not there"
+            return f"the group sums through a ps, and waits for {self._lacks}"
         asker = self.here.get(task)
         if asker is None or self.forming:
             late = [entry.task for entry in self.here.values() if entry.frozen != self.forming and entry.task != task]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dps.collectives.messages import GroupIs, JoinGroup
@@ -120,3 +122,38 @@ def test_a_restarted_chief_goes_on_with_what_members_say() -> None:
     roster.lost(1, "was silent for 1.0 s")
     join(roster, 0, 3, 0, 9)
     assert join(roster, 0, 3, 4, 9).generation == 4
+
+
+# -- a ps that sums -------------------------------------------------------------------------------------------------
+
+PS = [0, "ps0:1", "ticket", "", "ps0:1"]
+
+
+def through(roster: Roster, task: int, *rest: int, ps: Any = (), lacks: str = "") -> GroupIs:
+    message = said(task, *rest)
+    fields = [getattr(message, name) if name != "through" else True for name in message._fields]
+    return roster.join(JoinGroup(*fields), f"w{task}:1", "", ps, lacks)
+
+
+def test_a_group_that_sums_through_a_ps_waits_for_one_by_name() -> None:
+    roster = Roster("g", [0, 1])
+    for task in (0, 1):
+        answer = through(roster, task, 0, 1, lacks="ps:0; start it with: ...")
+    assert (answer.generation, answer.ps) == (0, [])
+    assert answer.text == "the group sums through a ps, and waits for ps:0; start it with: ..."
+    answer = through(roster, 0, 0, 1, ps=PS)
+    assert (answer.generation, answer.ps) == (1, PS[:4])
+
+
+def test_a_ps_that_is_lost_or_another_one_begins_a_generation() -> None:
+    roster = Roster("g", [0, 1])
+    for task in (0, 1):
+        through(roster, task, 0, 1, ps=PS)
+    assert through(roster, 0, 1, 0, 4, ps=PS).forming == 0
+    assert through(roster, 0, 1, 0, 4, lacks="ps:0 (1 s)").forming == 2
+    for task, completed in ((0, 4), (1, 5)):
+        answer = through(roster, task, 1, 2, completed, lacks="ps:0 (1 s)")
+    assert (answer.generation, answer.text) == (1, "the group sums through a ps, and waits for ps:0 (1 s)")
+    other = [0, "ps0:2", "another ticket", "", "ps0:2"]
+    answer = through(roster, 1, 1, 2, 5, ps=other)
+    assert (answer.generation, answer.ps, answer.base, answer.source) == (2, other[:4], 5, 1)

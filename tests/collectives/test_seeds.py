@@ -6,6 +6,7 @@ written down outside of the world.
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +15,14 @@ import numpy as np
 import pytest
 
 import dps
+from dps.chief.cluster import Cluster
 from dps.collectives.board import Place
 from dps.collectives.flow import Flow
 from dps.collectives.group import Group
 from dps.collectives.member import Member
 from dps.collectives.memory import Memories
 from dps.collectives.roster import Roster
+from dps.collectives.sums import Served, Sum
 from dps.errors import DeadlineExceeded, DpsError, TaskLost
 from dps.transport.sim import Kill, Network, Partition, Pause, World
 from dps.transport.sim.faults import Fault
@@ -182,6 +185,8 @@ def check(what: Scenario, books: Books) -> list[str]:
                 found.append(f"operation {number}: the rows are not those of {tasks}")
         elif not np.allclose(np.frombuffer(data, np.float32), sum(parts), rtol=1e-4, atol=1e-2):
             found.append(f"operation {number}: the sum is not that of {tasks}")
+        elif what.algorithm == "ps" and data != functools.reduce(np.add, parts).tobytes():
+            found.append(f"operation {number}: the sum is not taken in the order of {tasks}")
     hurt = {name for fault in what.faults for name in _names(fault)}
     for task in range(what.workers):
         name, last = f"worker:{task}", len(what.counts) - 1
@@ -270,9 +275,38 @@ def looks_before_it_is_whole(self: Place, number: int, nbytes: int) -> Any:
     return look(self, seen, nbytes) if seen else None
 
 
+def sums_before_all_have_come(self: Sum, message: Any, size: int) -> bool:
+    return take(self, message, size - 1 if size > 2 else size)
+
+
+def sums_copies_twice(self: Sum, message: Any, size: int) -> bool:
+    parts = self._parts.get(message.index, {})
+    if message.rank in parts:  # a copy of what has come fills another one's place
+        absent = [rank for rank in range(size) if rank not in parts]
+        message = type(message)(*[getattr(message, n) if n != "rank" else absent[0] for n in message._fields])
+    return take(self, message, size)
+
+
+def sums_as_it_comes(self: Sum, index: int) -> None:
+    parts = list(self._parts[index].values())
+    self._parts[index] = dict(enumerate(parts))
+    add_up(self, index)
+
+
+def keeps_one_operation(self: Served, message: Any) -> Any:
+    for number in [number for number in self.sums if number != message.op]:
+        del self.sums[number]
+    return serve(self, message)
+
+
+def does_not_see_that_the_ps_is_another(self: Cluster, before: Any) -> Any:
+    return list(before) or helper(self, before)
+
+
 look = Place.look
 came, add, form, told = Flow.came, Flow._add, Roster._form, Member._told
 region, lost = Memories.region, Roster.lost
+take, add_up, serve, helper = Sum.take, Sum._add, Served.sum, Cluster.helper
 
 
 @pytest.mark.timeout(600)
@@ -288,6 +322,12 @@ region, lost = Memories.region, Roster.lost
         (Member, "_told", does_not_freeze, 0),
         (Memories, "region", one_buffer, 0),
         (Place, "look", looks_before_it_is_whole, 0),
+        (Sum, "take", sums_before_all_have_come, 0),
+        (Sum, "take", sums_copies_twice, 0),
+        (Sum, "_add", sums_as_it_comes, 0),
+        (Sum, "missing", lambda self, index, size: [], 42),
+        (Served, "sum", keeps_one_operation, 140),
+        (Cluster, "helper", does_not_see_that_the_ps_is_another, 72),
     ],
 )
 def test_planted_bugs_are_found(cls: type, name: str, mutant: Any, first: int, monkeypatch: pytest.MonkeyPatch) -> None:

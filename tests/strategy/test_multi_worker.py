@@ -27,15 +27,17 @@ def training(server: Any, replicas: int, first: Any, dataset: list[Any], setting
 
 
 def simulated(workers: int, work: Any, *args: Any, **settings: Any) -> Any:
-    return dps.simulate(work, *args, ps=0, workers=workers, **settings)
+    return dps.simulate(work, *args, workers=workers, **{"ps": 0, **settings})
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "ring", "tree", "direct", "all", sum])
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "tree", "direct", "all", "ps", sum])
 @pytest.mark.parametrize(("workers", "replicas"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)])
 def test_the_guides_loop_gives_the_guides_losses(workers: int, replicas: int, algorithm: Any) -> None:
     dataset, settings = guide_batches(5 * workers * replicas), {"cross_device_ops": algorithm}
-    run = simulated(workers, training, replicas, guide_params(), dataset, settings)
+    ps = int(algorithm == "ps")
+    run = simulated(workers, training, replicas, guide_params(), dataset, settings, ps=ps)
     assert not run.errors, run.errors
+    assert run.exit_codes.pop("ps:0", 0) == 0
     for losses, _ in run.results:
         np.testing.assert_allclose(losses, GUIDE, atol=1e-6)
     assert run.exit_codes == {"chief": 0, **{f"worker:{task}": 0 for task in range(workers)}}
@@ -52,6 +54,29 @@ def test_the_curve_is_that_of_plain_sgd_also_with_uneven_parts_and_lost_messages
         np.testing.assert_allclose(losses, wanted, atol=1e-6)
         np.testing.assert_allclose(values["kernel"], end["kernel"], atol=1e-6)
         assert values["kernel"].tobytes() == run.results[0][1]["kernel"].tobytes()
+
+
+class Recorded:
+    """An all-reduce of one's own, which notes what it gets."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def __call__(self, arrays: Any) -> Any:
+        self.got.append([array.tolist() for array in arrays])
+        return np.sum(arrays, axis=0)
+
+
+def test_ones_own_gets_the_workers_arrays_in_their_order_and_only_sums() -> None:
+    made = Recorded()
+
+    def work(server: Any) -> Any:
+        with MultiWorkerMirrored(server, CPU, cross_device_ops=made) as strategy:
+            total = strategy.reduce("sum", np.array([1.0, server.task]))
+            return total.tolist(), float(strategy.reduce("max", float(server.task)))
+
+    run = simulated(2, work)
+    assert run.results == [([2.0, 1.0], 1.0)] * 2 and made.got == [[[1.0, 0.0], [1.0, 1.0]]] * 2
 
 
 # -- what all workers share ---------------------------------------------------------------------------------------
@@ -178,6 +203,24 @@ def test_a_killed_worker_ends_the_group_if_it_is_to() -> None:
     run = simulated(3, long_training, "end", faults=faults, network=network)
     for name in ("worker:0", "worker:2"):
         assert "TaskLost: worker:1 was silent for" in run.errors[name] and "on_loss='end'" in run.errors[name]
+
+
+@pytest.mark.parametrize("restart_after", [0.5, None])
+def test_a_ps_that_sums_and_is_killed_is_waited_for_by_name(restart_after: Any) -> None:
+    """It goes on with the ps that comes back: nothing of the sums is kept there."""
+
+    def work(server: Any) -> Any:
+        with MultiWorkerMirrored(server, CPU, cross_device_ops="ps", timeout=10.0) as strategy:
+            losses, values = train(strategy, params(), batches(6, 40))
+            return values["kernel"].tobytes(), np.allclose(losses, plain(params(), batches(6, 40))[0])
+
+    faults, network = [dps.sim.Kill("ps:0", 0.08, restart_after)], dps.sim.Network(latency_s=1e-3)
+    run = simulated(2, work, ps=1, faults=faults, network=network, restarts=0)
+    if restart_after:
+        assert not run.errors and run.results[0] == run.results[1] and run.results[0][1]
+    for error in run.errors.values():
+        assert "DeadlineExceeded" in error and "the group sums through a ps, and waits for ps:0 (" in error
+    assert len(run.errors) == (0 if restart_after else 2)
 
 
 def hangs(server: Any) -> Any:
