@@ -34,7 +34,10 @@ class Phase(IntEnum):
 
 
 class JoinGroup(Message, kind=140, roles=WORKERS):
-    """A worker wants to be in a group, or says how far it is. Answered with GroupIs."""
+    """A worker wants to be in a group, or says how far it is. Answered with GroupIs.
+
+    More than 12 attributes: what a member says of itself, and of its group for a chief that was restarted.
+    """
 
     group: str
     task: int

@@ -31,6 +31,36 @@ class Entry:
     leaving: bool = False
 
 
+class Through:
+    """The ps through which members sum, if they do: each as of `Cluster.helper`, [] for none."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.now: list[Any] = []
+        """Of the generation."""
+        self._there: list[Any] = []
+        self.lacks = ""
+        """The names of those that are not there."""
+
+    def look(self, wanted: bool, there: Sequence[Any], lacks: str) -> None:
+        """A member wants one or not; and which one is there now."""
+        self.wanted, self._there, self.lacks = self.wanted or wanted, list(there), lacks
+
+    def begin(self) -> None:
+        """A generation begins."""
+        self.now = self._there if self.wanted else []
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether a generation cannot begin for lack of one."""
+        return self.wanted and not self._there
+
+    @property
+    def is_another(self) -> bool:
+        """Whether that of the generation is lost, or has another process."""
+        return self.wanted and self._there != self.now
+
+
 class Roster:
     """One group, of the workers that are wanted for it."""
 
@@ -42,17 +72,13 @@ class Roster:
         self.left: tuple[int, str] = 0, ""
         """The most operations that one who has left in order had completed, and who."""
         self.gone: list[list[str]] = []
-        self.ps: list[Any] = []
-        """The ps of the generation, as `Cluster.helper` gives it; [] if it needs none."""
-        self._there, self._lacks = list[Any](), ""
-        """The ps that is there now; or the names of those that are not."""
+        self._through = Through()
         self._begin()
 
     def _begin(self) -> None:
         self.wanted = set(self.expected)
         self.here: dict[int, Entry] = {}
-        self.through = False
-        """Whether members sum through a ps."""
+        self._through.wanted = False
         self.left = 0, ""
 
     # -- events -------------------------------------------------------------------------------------------------
@@ -69,8 +95,8 @@ class Roster:
             entry = self.here[said.task] = Entry(said.task, said.member, address)
         entry.about = [said.ticket, key, said.replicas, said.memory]
         entry.frozen, entry.completed, entry.doing = said.frozen, said.completed, said.doing
-        self.through, self._there, self._lacks = self.through or said.through, list(ps), lacks
-        if self.through and self.members and self._there != self.ps:
+        self._through.look(said.through, ps, lacks)
+        if self._through.is_another and self.members:
             self.forming = self.forming or self.generation + 1
         self._form()
         if self.members and not self.forming and self.base < self.left[0]:
@@ -135,14 +161,19 @@ class Roster:
     def _form(self) -> None:
         """Begin the next generation, if all are ready for it."""
         ready = self.wanted == set(self.here) and all(entry.frozen == self.forming for entry in self.here.values())
-        if not self.forming or not ready or (self.through and not self._there):
+        if not self.forming or not ready or self._through.is_missing:
             return
         self.generation, self.forming = self.forming, 0
-        self.ps = self._there if self.through else []
+        self._through.begin()
         self.base = max(entry.completed for entry in self.here.values())
         self.source = min(task for task, entry in self.here.items() if entry.completed == self.base)
         self.gone = self.gone if self.members else []
         self.members = [[e.task, e.member, e.address, *e.about] for _, e in sorted(self.here.items())]
+
+    @property
+    def ps(self) -> list[Any]:
+        """The ps of the generation, as `Cluster.helper` gives it; [] if it needs none."""
+        return self._through.now
 
     # -- answers ------------------------------------------------------------------------------------------------
 
@@ -156,8 +187,8 @@ class Roster:
         absent = sorted(self.wanted - set(self.here))
         if absent:
             return f"{_named(absent)} {'have' if len(absent) > 1 else 'has'} not come to the group"
-        if self.through and not self._there:
-            return f"the group sums through a ps, and waits for {self._lacks}"
+        if self._through.is_missing:
+            return f"the group sums through a ps, and waits for {self._through.lacks}"
         asker = self.here.get(task)
         if asker is None or self.forming:
             late = [entry.task for entry in self.here.values() if entry.frozen != self.forming and entry.task != task]
