@@ -28,6 +28,7 @@ EXAMPLES = """examples:
   dps logs 4 --task worker.1 --follow
   dps monitor 4
   dps kill 4
+  dps prune --older-than 30d --keep 10
   dps doctor
   dps simulate train.py:train --ps 4 --workers 64 --seed 7
   dps bench --works pull,push --sizes 1m

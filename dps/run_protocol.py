@@ -199,6 +199,8 @@ class OpenSession(Message, kind=62, roles=SESSIONS):
     step: int = 0
     incarnation: int = 0
     """The last one that it had; 0: none."""
+    batch: int = 0
+    """How many examples a push of it stands for, for people; 0: nobody has said."""
 
 
 class SessionOpened(Message, kind=63, roles=ANSWER):

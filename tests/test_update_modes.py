@@ -68,7 +68,8 @@ def test_staleness_is_what_was_applied_between_the_pull_and_the_push() -> None:
         assert two.push(grads(1.0)).staleness == 2
         two.pull()
         assert two.push(grads(1.0)).staleness == 0
-        assert one.stats()["ps:0"]["staleness"] == {"worker:0": 1, "worker:1": 0}
+        told = one.stats()["ps:0"]["sessions"]
+        assert {name: session["staleness"] for name, session in told.items()} == {"worker:0": 1, "worker:1": 0}
 
 
 def test_a_push_above_the_bound_is_dropped_reported_and_counted() -> None:

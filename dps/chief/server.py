@@ -345,7 +345,7 @@ class ChiefActor(Actor):
         values = {
             "phase": epochs.phase, "epoch": epochs.number, "text": self._text(), "cluster": self.cluster.to_wire(),
             "live": [m.name for m in members.live.values()], "waiting": members.waiting(),
-            "finished": members.finished, "given_up": members.given_up,
+            "finished": members.finished, "given_up": members.given_up, "batches": self.sessions.batches(),
             "saved": checkpoints.saved_name if checkpoints else "", "saved_ago": saved_ago,
         }  # fmt: skip
         self.node.answer(sender, Stats(values))

@@ -114,6 +114,11 @@ class Sessions:
         """The sessions of a task."""
         return [session for session in self.known.values() if session.name == name]
 
+    def batches(self) -> dict[str, int]:
+        """How many examples a push stands for, of the tasks that have said so."""
+        asked = [(session.name, session.request) for session in self.known.values()]
+        return {name: request.batch for name, request in asked if request is not None and request.batch > 0}
+
     def name(self, number: int | None) -> str:
         """The task of a session; "" if it is not known."""
         return self.known[number].name if number in self.known else ""

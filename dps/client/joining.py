@@ -67,6 +67,8 @@ class Joining:
         """Makes the first values out of those of params, where the chief asks this session for them."""
         self._values: dict[str, Array] = {}
         """First values; empty once the session has joined."""
+        self.batch = 0
+        """How many examples a push stands for; 0: unknown."""
 
     def open(self, plan: Plan | None, values: dict[str, Array], settings: dict[str, Any], deadline: float) -> None:
         """Join for the first time. A session with a plan may be asked for the first values. Blocks."""
@@ -119,7 +121,7 @@ class Joining:
         request, patience = Opening(
             OpenSession(
                 connection.number, home.job, home.task, home.process, home.address, connection.membership.epoch,
-                self._plan, self._settings, connection.steps.step, caller.incarnation,
+                self._plan, self._settings, connection.steps.step, caller.incarnation, self.batch,
             )
         ), Patience()  # fmt: skip
         caller.open(connection.chief, request.again(), request)

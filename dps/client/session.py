@@ -187,6 +187,7 @@ class Session(Writing):
         if params is not None:
             plan, values = model.planned(self._server, connection, deadline)
         self._hooks.call("begin")
+        connection.joining.batch = self._hooks.knows()["batch"] or 0
         self._opened = True  # from here on the chief may know of this session
         try:
             connection.joining.open(plan, values, settings, deadline)

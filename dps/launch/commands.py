@@ -1,4 +1,4 @@
-"""The commands about runs: `dps list`, `status`, `logs`, `monitor`, `kill` and `init`."""
+"""The commands about runs: `dps list`, `status`, `logs`, `monitor`, `kill`, `prune` and `init`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from dps.errors import ConfigError, DeadlineExceeded
+from dps.errors import ConfigError, DeadlineExceeded, DpsError
 from dps.launch.interrupts import GRACE_S
 from dps.transport.clock import now, pause, wall
 
@@ -19,7 +19,6 @@ KILL_S = 30.0
 SILENT_S = 1.0
 """How long `dps kill` waits before it says for what."""
 MONITOR_S = 2.0
-CLEAR = "\x1b[H\x1b[2J"
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
@@ -44,6 +43,11 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     kill.add_argument("--keys", metavar="DIR", help="the folder of keys, if a run has keys (DPS_KEYS)")
     kill.add_argument("--grace", type=float, default=GRACE_S, help=f"seconds until force is used (default {GRACE_S:g})")
     kill.set_defaults(run=run_kill)
+    prune = commands.add_parser("prune", help="remove the folders of runs that are over", epilog=PRUNE_EXAMPLE)
+    prune.add_argument("--older-than", metavar="AGE", help="those that ended longer ago than this: 12h, 30d")
+    prune.add_argument("--keep", type=int, metavar="N", help="leave the N newest of those that are over")
+    prune.add_argument("--dry-run", action="store_true", help="remove nothing; print what would be removed")
+    prune.set_defaults(run=run_prune)
     init = commands.add_parser("init", help="write an experiment file with comments", epilog="example: dps init")
     init.add_argument("file", nargs="?", default="experiment.yaml", help="its name (default experiment.yaml)")
     init.set_defaults(run=run_init)
@@ -54,10 +58,11 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     manifest.add_argument("file", help="the experiment file")
     manifest.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the file")
     manifest.set_defaults(run=run_manifest)
-    for command in (listing, monitor):
+    for command in (listing, monitor, prune):
         add_json(command)
 
 
+PRUNE_EXAMPLE = "example: dps prune --older-than 30d --keep 10 --dry-run"
 LOGS_EXAMPLE = "example: dps logs 4 --task worker.1 --since 10m --follow"
 MONITOR_EXAMPLE = "example: dps monitor 4"
 MANIFEST_EXAMPLE = "example: dps manifest kubernetes experiment.yaml | kubectl apply -f -"
@@ -189,14 +194,15 @@ def run_logs(args: argparse.Namespace) -> int:
 def run_monitor(args: argparse.Namespace) -> int:
     from dps.launch.runs import folder, table
     from dps.launch.runs.keeper import use_keys
-    from dps.launch.runs.monitor import COLUMNS, Monitor
+    from dps.launch.runs.monitor import COLUMNS, Monitor, shown
+    from dps.launch.runs.screen import screen
     from dps.launch.runs.view import look
 
     path = folder.find(args.id)
-    live = sys.stdout.isatty() and not args.once and not args.json
     view = look(path, wall())
     use_keys(path, view.asked.get("plan", {}).get("env", {}))
     monitor = Monitor()
+    drawn = screen() if sys.stdout.isatty() and not args.once and not args.json else None
     try:
         if not view.over:
             monitor.rows(view)  # rates need two readings
@@ -204,15 +210,19 @@ def run_monitor(args: argparse.Namespace) -> int:
         while True:
             view = look(path, wall())
             rows = monitor.rows(view)
+            head = f"run {view.id} {view.asked.get('name', '')}: {view.state}"
             if args.json:
                 print_json({"id": view.id, "state": view.state, "tasks": rows})
+            elif drawn is None:
+                print(f"{head}\n{table.text(COLUMNS, shown(rows))}")
             else:
-                head = f"run {view.id} {view.asked.get('name', '')}: {view.state}"
-                print(f"{CLEAR if live else ''}{head}\n{table.text(COLUMNS, rows)}", flush=True)
-            if not live or view.over:
+                drawn.show(head, COLUMNS, shown(rows))
+            if drawn is None or view.over:
                 return 0
             pause(MONITOR_S)
     finally:
+        if drawn is not None:
+            drawn.close()
         monitor.close()
 
 
@@ -242,6 +252,35 @@ def run_kill(args: argparse.Namespace) -> int:
                 f"{view.values['keeper']['pid']} on {view.values['keeper']['host']}"
             )
         print(f"run {view.id}: {view.state}")
+    return 0
+
+
+def run_prune(args: argparse.Namespace) -> int:
+    from dps.launch.runs import folder, prune
+    from dps.launch.runs.times import duration, local
+
+    if args.older_than is None and args.keep is None:
+        raise ConfigError(
+            "got neither --older-than nor --keep; wanted which runs: --older-than 30d, --keep 10, or both"
+        )
+    if args.keep is not None and args.keep < 0:
+        raise ConfigError(f"got --keep {args.keep}; wanted a number from 0")
+    older_than_s = None if args.older_than is None else duration("--older-than", args.older_than)
+    root, rows, did = folder.root(), list[dict[str, Any]](), "would remove" if args.dry_run else "removed"
+    try:
+        for row in prune.rows(prune.chosen(root, older_than_s, args.keep or 0, wall()), not args.dry_run):
+            rows.append(row)
+            if not args.json:
+                about = f"{row['name']}, {row['state']}, ended {local(row['ended'])}"
+                print(f"{did} run {row['id']} ({about}): {row['MB']:.1f} MB", flush=True)
+        if not args.dry_run:
+            prune.sweep(root)
+    except OSError as error:
+        raise DpsError(f"{error.filename} cannot be removed: {error.strerror}") from None
+    if args.json:
+        print_json(rows)
+    else:
+        print(f"{did} {len(rows)} runs, {sum(row['MB'] for row in rows):.1f} MB, from {root}")
     return 0
 
 

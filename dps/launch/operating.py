@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 from dps.actors.caller import Caller
@@ -10,6 +9,7 @@ from dps.actors.ref import Ref
 from dps.cluster.address import check_address
 from dps.errors import ConfigError, DeadlineExceeded, Unavailable
 from dps.launch.asking import ANSWER_S
+from dps.launch.runs.times import duration
 from dps.run_protocol import CHIEF, ENROLMENT, OPERATORS, AskCluster, EndRun, MakeToken, TokenMade
 from dps.transport.clock import now, pause
 from dps.transport.current import keys_for, runtime
@@ -17,22 +17,13 @@ from dps.transport.keys import Pair
 from dps.transport.message import Message
 from dps.transport.token import Token
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 LOOK_S, AWAY_S = 0.2, 0.5
 """How often a chief is asked whether it is still there, and how long it may take until the connection is looked at."""
 
 
-def seconds(text: str) -> float:
-    """A duration such as 90s, 10m, 2h or 1d. Raises ConfigError."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text.strip())
-    if found is None:
-        raise ConfigError(f"got --ttl {text!r}; wanted a duration such as 90s, 10m, 2h or 1d")
-    return float(found[1]) * UNITS[found[2]]
-
-
 def make_token(chief: str, role: str, uses: int, ttl: str) -> Token:
     """A new join token of a run. Only its public half goes to the chief."""
-    ttl_s = seconds(ttl)
+    ttl_s = duration("--ttl", ttl)
     pair = Pair.new()
     answer = _ask(chief, ENROLMENT, MakeToken(pair.public, role, uses, ttl_s))
     assert isinstance(answer, TokenMade), answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -11,6 +12,12 @@ from typing import TextIO
 COLOURS = (36, 32, 33, 35, 34, 31)
 
 Print = Callable[[str, str], None]
+
+
+def without_name(name: str, text: str) -> str:
+    """A line of a task without the name at its beginning, as dps's log writes it: its own, or that of a session that it
+    has opened as a client."""
+    return re.sub(rf"^(?:{re.escape(name)}|client:(?:\d+|\?)): ", "", text, count=1)
 
 
 class Output:

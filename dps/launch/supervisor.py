@@ -20,7 +20,7 @@ from dps.launch.engines.local import LocalEngine
 from dps.launch.interrupts import Interrupts
 from dps.launch.moving import Moving
 from dps.launch.outcome import describe, outcome
-from dps.launch.output import Output, Print
+from dps.launch.output import Output, Print, without_name
 from dps.launch.plan import EVALUATOR, STDIN, Plan, host_of, runs_program
 from dps.launch.tails import Tails
 from dps.transport.clock import now
@@ -164,7 +164,7 @@ class Supervisor:
         if runs_program(name):
             self._tails.note(name, text)
         if not text.startswith(f"dps {name} at "):
-            self._print(name, text.removeprefix(f"{name}: "))  # the task's log also begins with its name
+            self._print(name, without_name(name, text))
 
     def say(self, text: str) -> None:
         """Print a line of the launcher."""

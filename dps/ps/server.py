@@ -162,8 +162,8 @@ class PsActor(Actor):
         values = {
             "state": "ready" if shard.ready else "filling", "epoch": shard.epoch, "step": shard.store.step,
             "version": shard.store.counter, "nbytes": shard.layout.data_nbytes, "leases": shard.store.leased(),
-            "staleness": shard.staleness, "waits": shard.mode.waiting_for(),
-            "refused_messages": self.node.refused_messages, **shard.counts,
+            "sessions": {ledger.name: ledger.counters() for ledger in shard.ledgers.values()},
+            "waits": shard.mode.waiting_for(), "refused_messages": self.node.refused_messages, **shard.counts,
         }  # fmt: skip
         self.node.answer(sender, Stats(values))
 

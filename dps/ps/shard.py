@@ -49,7 +49,6 @@ class Shard:
         """A newer run epoch has replaced this shard; what it still asked for is moot."""
         self.mode: Mode
         self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
-        self.staleness: dict[str, int] = {}
         self.credits = Credits(self.layout.gradient_nbytes, node.runtime.tuning)
         self.reading = Reading(self)
 

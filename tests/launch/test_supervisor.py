@@ -15,7 +15,7 @@ from dps.config import THREADS, environment
 from dps.launch import launching
 from dps.launch.interrupts import Interrupts
 from dps.launch.outcome import describe
-from dps.launch.output import Output
+from dps.launch.output import Output, without_name
 from dps.launch.plan import Plan, small_plan
 from dps.launch.runs import keeping
 from dps.launch.supervisor import Supervisor
@@ -191,3 +191,17 @@ def test_an_interrupt_before_the_workers_can_handle_it_drains_them_all_the_same(
     interrupts.count = 1
     assert run.end(interrupts) == 0, run.lines
     assert run.heard("worker:0 ends at") and run.heard("worker:1 ends at")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("worker:1: rolled back", "rolled back"),
+        ("client:0: the plan", "the plan"),
+        ("client:?: the plan", "the plan"),
+        ("worker:2: what another one did", "worker:2: what another one did"),
+        ("loss: 0.5", "loss: 0.5"),
+    ],
+)
+def test_a_line_has_the_name_of_its_task_once(text: str, shown: str) -> None:
+    assert without_name("worker:1", text) == shown

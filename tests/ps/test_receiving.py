@@ -236,7 +236,7 @@ def result(number: int) -> Pushed:
 def test_done_is_the_highest_number_with_all_before_it(order: list[int]) -> None:
     session = ledger()
     for count, number in enumerate(order, 1):
-        session.stage(Staged(PushOf(0, 1, number, 0)))
+        session.stage(Staged(PushOf(0, 1, number, 0)), 0)
         session.record(result(number))
         recorded = set(order[:count])
         assert session.done == next(n for n in range(6) if n + 1 not in recorded)

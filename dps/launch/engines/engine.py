@@ -93,7 +93,8 @@ class Engine(Protocol):
         `open`."""
 
     def used(self) -> Mapping[str, Mapping[str, float]]:
-        """What tasks on other machines use, by their names: `cpu_s`, `memory_mb`, GPU figures if there are any."""
+        """What tasks use, by their names: `cpu_percent` (100: one processor), `memory_mb`, and where they are known
+        `gpu_percent` and `gpu_memory_mb`. Called every 2 s, by one thread."""
 
     def close(self) -> None:
         """Give back what `open` got. May be called several times."""

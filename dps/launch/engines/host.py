@@ -35,7 +35,7 @@ from dps.launch.engines.engine import Order, Started
 from dps.launch.engines.machine import this_machine
 from dps.launch.engines.project import Unpacking
 from dps.launch.runs.identity import start_of
-from dps.launch.runs.usage import used_by
+from dps.launch.runs.usage import Meter
 from dps.transport.clock import now
 from dps.transport.private import private_folder
 
@@ -62,6 +62,7 @@ class Host:
         self._folder = ""
         """A private folder for keys and the project's files."""
         self._unpacking: Unpacking | None = None
+        self._meter = Meter()
         self.all_told = False
         """Whether the tasks have got SIGTERM, too. A second one would end them at once."""
 
@@ -172,7 +173,7 @@ class Host:
     def beat(self) -> None:
         """Tell the launcher that this machine is there, and what its tasks use."""
         living = {name: child.pid for name, child in list(self._tasks.items()) if child.alive}
-        self._send({"is": "beat", "used": used_by(living)})
+        self._send({"is": "beat", "used": self._meter.used(living)})
 
     def end(self) -> None:
         """Kill all tasks, and remove what was written for them."""

@@ -155,7 +155,7 @@ class HostsEngine:
 
     def used(self) -> dict[str, dict[str, float]]:
         """What tasks use, as their hosts have said last."""
-        return {name: used for host in self._hosts for name, used in host.used.items()}
+        return {name: used for host in self._hosts for name, used in list(host.used.items())}
 
     def close(self) -> None:
         """End all connections, and with them what still runs."""

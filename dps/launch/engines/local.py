@@ -9,6 +9,7 @@ from dps.launch.child import Child
 from dps.launch.engines.engine import Line, Notice, Order, Started
 from dps.launch.engines.machine import GPUS, this_machine
 from dps.launch.plan import Plan
+from dps.launch.runs.usage import Meter
 from dps.transport.private import private_chief, remove
 
 NETWORK = {"DPS_BIND", "DPS_ADVERTISE", "DPS_PORTS", "DPS_KEYS", "DPS_TRUSTED_NETWORK"}
@@ -25,6 +26,8 @@ class LocalEngine:
         """The variables that tell each task what it has."""
         self._folder = ""
         """The folder of all tasks' sockets, if nothing says that they use a network."""
+        self._children: dict[str, Child] = {}
+        self._meter = Meter()
 
     def check(self, plan: Plan) -> None:
         """Raise ConfigError if a task wants more than this machine has. Deals out the GPUs."""
@@ -42,15 +45,16 @@ class LocalEngine:
         """Start a task as a child process."""
         share = self._shares.get(order.name, {})
         env = {name: value for name, value in share.items() if name == GPUS or name not in self._environ}
-        return Child(order, env | dict(order.env), line, ended)
+        child = self._children[order.name] = Child(order, env | dict(order.env), line, ended)
+        return child
 
     def go_on(self) -> bool:
         """Whether a run whose chief has lost its machine can begin again: there is no other machine."""
         return False
 
     def used(self) -> dict[str, dict[str, float]]:
-        """Nothing is told of tasks on this machine: everybody can look."""
-        return {}
+        """What the tasks use."""
+        return self._meter.used({name: child.pid for name, child in list(self._children.items()) if child.alive})
 
     def close(self) -> None:
         """Remove the folder of the sockets."""

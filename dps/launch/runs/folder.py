@@ -3,6 +3,7 @@
 run.json       what was asked for: name, command, plan; written once, before the keeper starts
 state.json     states, times, exit codes; written by the keeper
 heartbeat      the time of the keeper's last sign of life
+usage.json     processor time and memory of each task, written by the keeper
 orders/        what others ask of the keeper: a file for each, which its writer makes
 logs/          a file for each task, and the files before it
 output/        OUTPUT_DIR, if the run has none of its own
@@ -19,6 +20,8 @@ from dps.config import state_folder
 from dps.errors import ConfigError
 
 FORMAT = 1
+LAST = ".last"
+"""The file in the folder of all runs that `dps prune` writes."""
 
 
 def root(environ: Mapping[str, str] | None = None) -> str:
@@ -33,7 +36,7 @@ def create(folder: str) -> str:
     """Make the folder of a new run in the folder of all runs; returns its path. Its name is the next free number."""
     try:
         os.makedirs(folder, exist_ok=True)
-        number = max(numbers(folder), default=0)
+        number = max([last(folder), *numbers(folder)])
         while True:
             number += 1
             made = os.path.join(folder, str(number))
@@ -52,6 +55,13 @@ def numbers(folder: str) -> list[int]:
     with contextlib.suppress(FileNotFoundError):
         return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
     return []
+
+
+def last(folder: str) -> int:
+    """The highest number of the runs that were removed; 0 if there are none. Numbers are never used again."""
+    with contextlib.suppress(FileNotFoundError, ValueError), open(os.path.join(folder, LAST)) as file:
+        return int(file.read())
+    return 0
 
 
 def find(run: str, folder: str | None = None) -> str:

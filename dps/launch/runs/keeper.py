@@ -29,7 +29,7 @@ BEAT_S = 5.0
 LOOK_S = 0.25
 """How often orders are looked for."""
 USE_S = 2.0
-"""How often it is written what tasks on other machines use."""
+"""How often it is written what the tasks use."""
 KEYS = "keys"
 """The folder of keys that a run on several machines makes for itself."""
 
@@ -171,9 +171,9 @@ class Keeper:
             if now() >= beat_at:
                 beat_at = now() + BEAT_S
                 self._files.beat()
-            if now() >= use_at and (used := self._engine.used()):
+            if now() >= use_at:
                 use_at = now() + USE_S
-                self._files.used(used)
+                self._files.used(self._engine.used())
             self._heed_orders()
             self._interrupts.look()
             if self._interrupts.count and self._opening:

@@ -1,21 +1,30 @@
-"""`dps monitor`: a row for each task of a run, with its step, its rate, its staleness and what it uses."""
+"""`dps monitor`: a row for each task of a run, with its step, its rates, its staleness and what it uses."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Mapping
 from typing import Any
 
 from dps.errors import DpsError
 from dps.launch.asking import Asking
+from dps.launch.runs import folder
 from dps.launch.runs.keeping import full_name
-from dps.launch.runs.usage import cpu_s, gpu_memory_mb, is_same, memory_mb
 from dps.launch.runs.view import View
-from dps.transport.current import runtime
+from dps.transport.clock import now
 
 COLUMNS = (
-    "task", "state", "step", "steps/s", "pushes/s", "staleness", "CPU %", "memory MB", "GPU MB", "restarts",
+    "task", "state", "step", "pushes/s", "examples/s", "staleness", "MB/s in", "MB/s out", "CPU %", "memory MB",
+    "GPU %", "GPU MB", "restarts",
 )  # fmt: skip
+UNKNOWN = ("examples/s", "GPU %", "GPU MB")
+"""Columns whose figures are not known of every task: what is missing is shown as N/A."""
+USED = {"CPU %": "cpu_percent", "memory MB": "memory_mb", "GPU %": "gpu_percent", "GPU MB": "gpu_memory_mb"}
 ANSWER_S = 2.0
+
+Stats = dict[str, dict[str, Any]]
+"""What each ps says of itself, by its name."""
 
 
 class Monitor:
@@ -23,53 +32,91 @@ class Monitor:
 
     def __init__(self) -> None:
         self._asking: Asking | None = None
-        self._before: dict[tuple[str, str], tuple[float, float]] = {}
-        """Of each task and counter, when it was read last, and what it was."""
+        self._before: dict[tuple[str, ...], tuple[float, float]] = {}
+        """Of each counter, when it was read last, and what it was."""
 
     def rows(self, view: View) -> list[dict[str, Any]]:
-        """The rows of a run as it is now. Blocks for up to some seconds if chief or ps do not answer."""
-        stats = {} if view.over or not view.values["chief"] else self._stats(view.values["chief"])
-        gpus = gpu_memory_mb()
+        """The rows of a run as it is now; None for what is not known. Blocks for up to some seconds if chief or ps do
+        not answer."""
+        stats, batches = self._stats(view)
+        flows = {ps: self._flows(ps, values) for ps, values in stats.items()}
+        used = {} if view.over else folder.read(os.path.join(view.path, "usage.json"))
         rows = []
         for name, task in view.tasks.items():
-            row: dict[str, Any] = {"task": full_name(view.id, name), "state": task["state"]}
-            row |= {"restarts": task["restarts"], "GPU MB": "N/A"}
-            if is_same(task["pid"], task["start"]):
-                used = cpu_s(task["pid"])
-                rate = None if used is None else self._rate(name, "cpu", used)
-                row["CPU %"] = None if rate is None else round(100 * rate)
-                memory = memory_mb(task["pid"])
-                row["memory MB"] = None if memory is None else round(memory)
-                if gpus is not None:
-                    row["GPU MB"] = round(gpus.get(task["pid"], 0.0))
-            behind = [ps["staleness"][name] for ps in stats.values() if name in ps.get("staleness", ())]
-            row["staleness"] = max(behind, default=None)
-            rows.append(row | self._of_ps(name, stats.get(name, {})))
+            row: dict[str, Any] = dict.fromkeys(COLUMNS)
+            row |= {"task": full_name(view.id, name), "state": task["state"], "restarts": task["restarts"]}
+            for column, figure in USED.items():
+                value = used.get(name, {}).get(figure)
+                row[column] = None if value is None else round(value)
+            if name in flows:
+                row |= self._of_ps(name, stats[name], flows[name])
+            elif own := {ps: each[name] for ps, each in flows.items() if name in each}:
+                row |= _of_session(name, stats, own, batches.get(name))
+            rows.append(row)
         return rows
 
-    def _of_ps(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
-        """What a ps says of itself."""
+    def _flows(self, ps: str, values: Mapping[str, Any]) -> Stats:
+        """Of each session of a ps, how fast its counters grow: pushes, bytes received and sent."""
+        return {
+            name: {what: self._rate((ps, name, what), session[what]) for what in ("pushes", "received", "sent")}
+            for name, session in values.get("sessions", {}).items()
+        }
+
+    def _of_ps(self, name: str, values: Mapping[str, Any], flows: Stats) -> dict[str, Any]:
+        """The figures of a ps."""
         if "step" not in values:
             return {}
         return {
-            "step": values["step"], "steps/s": self._rate(name, "step", values["step"]),
-            "pushes/s": self._rate(name, "applied", values["applied"]),
+            "step": values["step"], "pushes/s": self._rate((name, "applied"), values["applied"]),
+            "MB/s in": _megabytes(flows, "received"), "MB/s out": _megabytes(flows, "sent"),
         }  # fmt: skip
 
-    def _rate(self, name: str, what: str, value: float) -> float | None:
-        """How fast a counter grows, per second; None the first time."""
-        at = runtime().now()
-        before = self._before.get((name, what))
-        self._before[name, what] = at, value
+    def _rate(self, counter: tuple[str, ...], value: float) -> float | None:
+        """How fast a counter grows, per second; None the first time. One that begins anew grows by nothing."""
+        at = now()
+        before = self._before.get(counter)
+        self._before[counter] = at, value
         return None if before is None or at <= before[0] else max(0.0, value - before[1]) / (at - before[0])
 
-    def _stats(self, chief: str) -> dict[str, dict[str, Any]]:
-        """What each ps that answers says of itself, by its name."""
-        self._asking = self._asking or Asking(chief, "dps monitor", ANSWER_S)
-        with contextlib.suppress(DpsError):
-            return {f"ps:{task}": values for task, values in self._asking.ps(self._asking.chief()).items()}
-        return {}
+    def _stats(self, view: View) -> tuple[Stats, dict[str, int]]:
+        """What each ps that answers says of itself, and how many examples a push of each worker has."""
+        address = "" if view.over else view.values["chief"]
+        if address:
+            self._asking = self._asking or Asking(address, "dps monitor", ANSWER_S)
+            with contextlib.suppress(DpsError):
+                chief = self._asking.chief()
+                return {f"ps:{task}": values for task, values in self._asking.ps(chief).items()}, chief["batches"]
+        return {}, {}
 
     def close(self) -> None:
         if self._asking is not None:
             self._asking.close()
+
+
+def _of_session(name: str, stats: Stats, flows: Stats, batch: int | None) -> dict[str, Any]:
+    """The figures of a worker, as the ps that it has a session with tell them: each gets every push of it, or its part.
+    `batch`: examples in a push, None: it has not said."""
+    told = [stats[ps]["sessions"][name] for ps in flows]
+    rates = [each["pushes"] for each in flows.values()]
+    pushes = None if None in rates else max(rates)
+    return {
+        "step": max(session["step"] for session in told), "pushes/s": pushes,
+        "examples/s": None if pushes is None or batch is None else pushes * batch,
+        "staleness": max(session["staleness"] for session in told),
+        "MB/s in": _megabytes(flows, "sent"), "MB/s out": _megabytes(flows, "received"),
+    }  # fmt: skip
+
+
+def _megabytes(flows: Stats, what: str) -> float | None:
+    """The sum of rates in MB; None if one is not known yet."""
+    rates = [each[what] for each in flows.values()]
+    return None if None in rates else sum(rates) / 1e6
+
+
+def shown(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows for people."""
+    return [
+        row | {name: "N/A" if row[name] is None else f"{row[name]:,.0f}" for name in UNKNOWN}
+        | {name: "-" if row[name] is None else f"{row[name]:.1f}" for name in ("pushes/s", "MB/s in", "MB/s out")}
+        for row in rows
+    ]  # fmt: skip

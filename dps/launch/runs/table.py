@@ -14,14 +14,15 @@ Row = Mapping[str, Any]
 
 def text(columns: Sequence[str], rows: Sequence[Row]) -> str:
     """A table with a head. Columns are as wide as they need to be; None is shown as "-"."""
-    cells = [[column.upper() for column in columns], *([_cell(row.get(column)) for column in columns] for row in rows)]
+    cells = [[column.upper() for column in columns], *([cell(row.get(column)) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells
     )
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """A value in a table."""
     return "-" if value is None or value == "" else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

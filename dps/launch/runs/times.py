@@ -37,10 +37,20 @@ def age(seconds_ago: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def duration(flag: str, text: str) -> float:
+    """The seconds of a duration such as 90s, 10m, 2h or 30d. ConfigError, with the flag that has it, for other text."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if found is None:
+        raise ConfigError(f"got {flag} {text!r}; wanted a duration such as 90s, 10m, 2h or 1d")
+    return float(found[1]) * UNITS[found[2]]
+
+
 def since(text: str, now: float) -> float:
     """The time that a --since means: a duration before `now` such as 10m, or a date and time, local without a zone."""
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip()):
-        return now - float(found[1]) * UNITS[found[2]]
+    try:
+        return now - duration("--since", text)
+    except ConfigError:
+        pass
     try:
         return datetime.fromisoformat(text.strip()).timestamp()
     except ValueError:

@@ -1,16 +1,15 @@
-"""What the processes of this machine use: processor time, memory, GPU memory."""
+"""What the processes of this machine use: processor time, memory, and of its GPUs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import subprocess
+from collections.abc import Mapping
 
-from dps.launch.runs.identity import start_of
+from dps.launch.runs.gpus import gpus_used
+from dps.transport.clock import now
 
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-ASK_S = 5.0
 
 
 def cpu_s(pid: int) -> float | None:
@@ -28,34 +27,27 @@ def memory_mb(pid: int) -> float | None:
     return None
 
 
-def is_same(pid: int | None, start: str) -> bool:
-    """Whether this pid still means the process that started then."""
-    return pid is not None and start != "" and start_of(pid) == start
+class Meter:
+    """Measures tasks of this machine again and again. For one thread."""
 
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[float, float]] = {}
+        """Of each process, when it was measured last, and its processor seconds then."""
 
-def gpu_memory_mb() -> dict[int, float] | None:
-    """GPU memory in MB by process; None if this machine has no nvidia-smi, or it does not answer."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(query, capture_output=True, text=True, check=True, timeout=ASK_S).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    used: dict[int, float] = {}
-    for line in told.splitlines():
-        pid, _, amount = line.partition(",")
-        if pid.strip().isdecimal() and amount.strip().isdecimal():
-            used[int(pid)] = used.get(int(pid), 0.0) + float(amount) * 1.048576
-    return used
-
-
-def used_by(pids: dict[str, int]) -> dict[str, dict[str, float]]:
-    """Processor seconds and memory of these processes, by the names of their tasks. Those that are not there are left
-    out."""
-    found: dict[str, dict[str, float]] = {}
-    for name, pid in pids.items():
-        cpu, memory = cpu_s(pid), memory_mb(pid)
-        if cpu is not None and memory is not None:
-            found[name] = {"cpu_s": cpu, "memory_mb": memory}
-    return found
+    def used(self, pids: Mapping[str, int]) -> dict[str, dict[str, float]]:
+        """What these processes use, by the names of their tasks: `memory_mb`; from the second time on `cpu_percent`,
+        the processor time since the last time (100: one processor); and what NVML tells. Those that have ended are
+        left out."""
+        at, gpus, before = now(), gpus_used(), self._before
+        found: dict[str, dict[str, float]] = {}
+        self._before = {}
+        for name, pid in pids.items():
+            cpu, memory = cpu_s(pid), memory_mb(pid)
+            if cpu is None or memory is None:
+                continue
+            self._before[pid] = at, cpu
+            found[name] = {"memory_mb": memory, **gpus.get(pid, {})}
+            then, cpu_then = before.get(pid, (at, cpu))
+            if at > then:
+                found[name]["cpu_percent"] = 100 * max(0.0, cpu - cpu_then) / (at - then)
+        return found

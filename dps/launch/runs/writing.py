@@ -1,4 +1,4 @@
-"""Writes the files of a run that its keeper alone writes: states, signs of life, logs, and what tasks elsewhere use."""
+"""Writes the files of a run that its keeper alone writes: states, signs of life, logs, and what its tasks use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Writing:
         self._try(lambda: folder.replace(os.path.join(self._path, "heartbeat"), utc(wall()) + "\n"))
 
     def used(self, values: Mapping[str, Any]) -> None:
-        """Write what tasks on other machines use."""
+        """Write what the tasks use."""
         self._try(lambda: folder.write(os.path.join(self._path, "usage.json"), values))
 
     def line(self, name: str, text: str) -> None:

@@ -12,6 +12,8 @@ class Ledger:
     """Numbers are dense from 1. In asynchronous modes a push is applied only when all lower ones have results; in sync
     the step ps decides in that order too. Results of the last `window` numbers are kept, so that a push that comes
     again is answered and not applied again.
+
+    More than 12 attributes: what a shard remembers of one session has its place here.
     """
 
     def __init__(self, task: int, incarnation: int, name: str, memory: Borrowed, window: int = WINDOW) -> None:
@@ -28,6 +30,8 @@ class Ledger:
         """How many of those set values and had no gradient; outside of sync mode."""
         self.pulled = 0
         """Version counter that the session last pulled."""
+        self.received = self.sent = 0
+        """Bytes of its pushes, and of the values that it was sent or lent."""
 
     def decided(self, number: int) -> bool:
         return number <= self.done or number in self.results
@@ -40,8 +44,17 @@ class Ledger:
         """Whether a push with this number may be staged now."""
         return self.done < number <= self.done + self.window
 
-    def stage(self, staged: Staged) -> Staged:
-        """Keep a push that is complete; what came of it in another way goes."""
+    def counters(self) -> dict[str, int]:
+        """For people: how many pushes have results, step and staleness of the last one, and bytes."""
+        last = self.results.get(self.done)
+        step, staleness = (0, 0) if last is None else (last.step, last.staleness)
+        return {
+            "pushes": self.done, "step": step, "staleness": staleness, "received": self.received, "sent": self.sent,
+        }  # fmt: skip
+
+    def stage(self, staged: Staged, nbytes: int) -> Staged:
+        """Keep a push of so many bytes that is complete; what came of it in another way goes."""
+        self.received += nbytes
         self.discard(staged.push.number)
         self.staged[staged.push.number] = staged
         return staged

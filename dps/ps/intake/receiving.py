@@ -36,15 +36,16 @@ def receive(
         if state is State.ARRIVING:
             return intake
         del ledger.arriving[number]
-        return intake if state is State.LOST else ledger.stage(intake.staged())
+        return intake if state is State.LOST else ledger.stage(intake.staged(), message.nbytes)
     if form == SHARED:
         run = ledger.memory.run(message.parts, layout.nbytes)
-        return ledger.stage(Staged(push, Gradient(layout.flats(run), {}, borrowed=True, checked=not check)))
+        gradient = Gradient(layout.flats(run), {}, borrowed=True, checked=not check)
+        return ledger.stage(Staged(push, gradient), message.nbytes)
     if form == PARTS:
         parts = Parts(message, layout, ledger.memory, check)
-        gradient = None if parts.problem else Gradient(None, parts.gradients, parts.borrowed, values=parts.values)
-        return ledger.stage(Staged(push, gradient, parts.problem, assigns=parts.assigns))
+        whole = None if parts.problem else Gradient(None, parts.gradients, parts.borrowed, values=parts.values)
+        return ledger.stage(Staged(push, whole, parts.problem, assigns=parts.assigns), message.nbytes)
     if form != EMPTY or message.arrays or message.parts:
         forms = "0 (nothing), 1 (run), 2 (parts) or 3 (memory)"
         raise ProtocolError(f"push {number} has form {form}; wanted {forms}")
-    return ledger.stage(Staged(push, Gradient(None, {})))
+    return ledger.stage(Staged(push, Gradient(None, {})), 0)

@@ -73,6 +73,7 @@ class AsyncMode:
         gradient = Gradient(run, {}, checked=not shard.checks_finite)
         if store.apply(gradient, step, record=partial(self._record, ledger, push.number, step, staleness, False)):
             return False
+        ledger.received += push.nbytes
         shard.reading.answer_push(sender, ledger.results[push.number])
         shard.reading.wake()
         return True
@@ -200,7 +201,6 @@ class AsyncMode:
         """A push will be, or is, version `counter`."""
         shard = self.shard
         shard.decide(ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit))
-        shard.staleness[ledger.name] = staleness
         pushes = ((ledger.task, ledger.incarnation, number),)
         shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
 

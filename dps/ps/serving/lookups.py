@@ -85,6 +85,7 @@ class Lookups:
                 return False
             out = memory.array[:nbytes].view(dtype).reshape(len(rows), part.row_size)
             shard.store.gather(part, rows, out)
+            shard.ledgers[sender.incarnation].sent += nbytes
             answer = SharedRows(shard.epoch, shard.store.counter, memory.name)
             answers.give(sender.request, answer, memory)
         shard.node.answer(sender, answer)
@@ -99,4 +100,5 @@ class Lookups:
         for first in range(0, max(1, len(rows)), size):
             found = shard.store.gather(part, rows[first : first + size])
             found = found.reshape(len(found), part.row_size)
+            shard.ledgers[sender.incarnation].sent += found.nbytes
             shard.node.answer(sender, Rows(shard.epoch, shard.store.counter, first, (found,)))

@@ -178,10 +178,11 @@ class Reading:
             self._waiting[read.sender.incarnation, read.sender.request] = read
             self._shard.node.post(self._wake)
 
-    def _note(self, sender: Sender, record: bool = False) -> None:
-        """A pull is answered with the current version; `record`: with its values."""
+    def _note(self, sender: Sender, record: bool = False, lent: int = 0) -> None:
+        """A pull is answered with the current version; `record`: with its values; `lent`: so many bytes, in place."""
         ledger = self._shard.ledgers[sender.incarnation]
         ledger.pulled = self._shard.store.counter
+        ledger.sent += lent
         self._shard.counts["pulls"] += 1
         self._shard.mode.pulled(ledger)
         if record:
@@ -193,7 +194,7 @@ class Reading:
         """Let a reader on this machine read in place; None when it has to be sent the values."""
         hold = self.lending.lend(sender.incarnation, sender.request)
         if hold is not None:
-            self._note(sender, record=True)
+            self._note(sender, True, self._shard.layout.data_nbytes)
         return hold
 
     def heard(self, message: Push, sender: Sender) -> None:
@@ -234,6 +235,7 @@ class Reading:
         data = self._packing.packed(packed, keep=base != NO_BASE)
         changes = self._packing.changes(packed, base)
         data = data if changes is None else changes
+        self._shard.ledgers[read.sender.incarnation].sent += data.nbytes
         for piece in cut([(0, data.nbytes)], self._shard.node.runtime.tuning.piece_nbytes):
             arrays = tuple(data[offset : offset + n] for offset, n in piece)
             about, offsets = (self._shard.epoch, store.counter, store.step), [offset for offset, _ in piece]

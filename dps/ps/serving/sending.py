@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from dps.actors.ref import Sender
 from dps.actors.system import Node
 from dps.protocol import Pull, Values
+from dps.ps.intake.ledger import Ledger
 from dps.ps.serving.pace import Rates
 from dps.ps.serving.room import Room
 from dps.ps.store.hold import Hold
@@ -25,8 +26,8 @@ Piece = list[tuple[int, int]]
 class Sending:
     """What one shard sends."""
 
-    def __init__(self, node: Node, epoch: int, plan: Plan, store: Store, sessions: Container[int]) -> None:
-        """`sessions`: the incarnations of those that there are."""
+    def __init__(self, node: Node, epoch: int, plan: Plan, store: Store, sessions: Mapping[int, Ledger]) -> None:
+        """`sessions`: those that there are, by incarnation."""
         self.node, self.epoch, self.layout = node, epoch, store.layout
         self._plan, self._sessions = plan, sessions
         self._tuning, self._smallest = node.runtime.tuning.serving, node.runtime.tuning.piece_nbytes
@@ -53,8 +54,10 @@ class Sending:
     def left(self, sender: Sender, nbytes: int, began: float, whole: bool) -> None:
         """An answer of so many bytes, of all of the shard or not, has left."""
         self.under_way.discard((sender.route, sender.request))
-        if whole and sender.incarnation in self._sessions:
-            self.rates.note(sender.incarnation, nbytes, self.node.runtime.now() - began)
+        if sender.incarnation in self._sessions:
+            self._sessions[sender.incarnation].sent += nbytes
+            if whole:
+                self.rates.note(sender.incarnation, nbytes, self.node.runtime.now() - began)
 
     def _pieces(self, sender: Sender, pull: Pull, at_most: int | None = None) -> list[Piece]:
         smallest, own = self._smallest, self._tuning

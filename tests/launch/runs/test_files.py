@@ -207,6 +207,61 @@ def test_times_for_people() -> None:
         times.since("soon", 0.0)
 
 
+# -- runs that are over ------------------------------------------------------------------------------------------------
+
+
+def ended_run(root: str, days_ago: float, output: str = "", state: str = "SUCCEEDED") -> str:
+    """A run that ended so many days ago."""
+    path = folder.create(root)
+    at = wall() - 86400 * days_ago
+    values = States(["worker:0"], at).values | {"state": state, "since": times.utc(at)}
+    folder.write(os.path.join(path, "run.json"), {"name": "old", "output": output or os.path.join(path, "output")})
+    folder.write(os.path.join(path, "state.json"), values | {"keeper": identity() | {"start": "1"}})
+    return path
+
+
+def test_prune_removes_old_runs_and_never_one_that_goes_on(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = os.path.dirname(run)
+    old, gone_on_from, newer = ended_run(root, 40), ended_run(root, 35), ended_run(root, 3)
+    Path(old, "logs", "worker.0.log").write_text("x" * 2_000_000)
+    ended_run(root, 2, output=os.path.join(gone_on_from, "output"))
+    assert cli.main(["prune", "--older-than", "30d", "--dry-run"]) == 0
+    (line, total) = capsys.readouterr().out.splitlines()
+    assert line.startswith("would remove run 2 (old, SUCCEEDED, ended ") and line.endswith("): 2.0 MB")
+    assert total == f"would remove 1 runs, 2.0 MB, from {root}" and os.path.isdir(old)
+    assert cli.main(["prune", "--older-than", "30d", "--keep", "4"]) == 0 and folder.numbers(root) == [1, 2, 3, 4, 5]
+    assert cli.main(["prune", "--older-than", "30d"]) == 0
+    assert folder.numbers(root) == [1, 3, 4, 5]
+    assert cli.main(["prune", "--keep", "0", "--json"]) == 0
+    (*_, told) = capsys.readouterr().out.partition("[")
+    assert '"id": "5"' in told and os.listdir(root).count("5") == 0 and not os.path.exists(newer)
+    assert folder.numbers(root) == [1], "it is CREATED, and this process keeps it"
+    assert os.path.basename(folder.create(root)) == "6", "no number is used twice"
+
+
+def test_prune_leaves_a_lost_run_whose_keeper_may_come_back(run: str) -> None:
+    root = os.path.dirname(run)
+    lost = ended_run(root, 1, state="RUNNING")
+    rewrite(lost, keeper=identity() | {"host": "elsewhere", "boot": "other"})
+    for silent_s, left in ((600.0, [1, 2]), (4000.0, [1])):
+        folder.replace(os.path.join(lost, "heartbeat"), times.utc(wall() - silent_s))
+        assert look(lost, wall()).state == "LOST" and cli.main(["prune", "--keep", "0"]) == 0
+        assert folder.numbers(root) == left
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "wanted which runs: --older-than 30d, --keep 10, or both"),
+        (["--older-than", "old"], "got --older-than 'old'; wanted a duration"),
+        (["--keep", "-1"], "got --keep -1; wanted a number from 0"),
+    ],
+)
+def test_prune_wants_to_know_which_runs(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["prune", *argv]) == 2
+    assert words in capsys.readouterr().err
+
+
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ import os, sys, time
 import numpy as np, dps
 with dps.Server.from_env() as server, dps.Session(
     server, {"w": np.zeros(1000, np.float32)}, optimizer=dps.optim.SGD(0.1), timeout=30,
-    hooks=[dps.StopAtStep(last_step=int(sys.argv[1])), dps.CheckpointSaver(steps=20)],
+    hooks=[dps.StopAtStep(last_step=int(sys.argv[1])), dps.CheckpointSaver(steps=20), dps.LogMetrics(10**9, batch=32)],
     checkpoint_dir=os.environ["OUTPUT_DIR"],
 ) as session:
     print("begins at", session.global_step, flush=True)
@@ -68,6 +69,7 @@ class Terminal:
     def start(self, *argv: str) -> tuple[subprocess.Popen[bytes], int]:
         """A command that runs, as the leader of a terminal, and the other end of that terminal."""
         own, theirs = pty.openpty()
+        termios.tcsetwinsize(own, (50, 160))
         command = [shutil.which("setsid") or "setsid", "--ctty", *self.enter, sys.executable, "-m", "dps.cli", *argv]
         process = subprocess.Popen(
             command, cwd=self.folder, env=self.environ, stdin=theirs, stdout=theirs, stderr=theirs
@@ -125,9 +127,15 @@ def test_a_run_in_the_background_is_listed_watched_read_and_ended_from_other_ter
     status = user.dps("status", "1")
     assert status.startswith("run 1 long: RUNNING since ") and "values: steps=100000" in status
     assert re.search(r"^1\.worker\.2 +RUNNING .* +0 +-$", status, re.M)
+    monitoring, screen = user.start("monitor", "1")
+    shown = user.until(screen, "EXAMPLES/S") + user.until(screen, "EXAMPLES/S")
+    assert "run 1 long: RUNNING" in shown
     monitor = user.dps("monitor", "1", "--once")
-    assert re.search(r"^1\.ps\.0 +RUNNING +\d+ +[\d.]+ +[\d.]+ +- +\d+ +\d+ +(N/A|\d+) +0$", monitor, re.M), monitor
+    of_ps = r"^1\.ps\.0 +RUNNING +\d+ +[\d.]+ +N/A +- +[\d.]+ +[\d.]+ +\d+ +\d+ +(N/A|\d+) +(N/A|\d+) +0$"
+    of_worker = r"^1\.worker\.2 +RUNNING +\d+ +[\d.]+ +[\d,]+ +\d+ +[\d.]+ +[\d.]+ +\d+ +\d+ +(N/A|\d+) +(N/A|\d+) +0$"
+    assert re.search(of_ps, monitor, re.M) and re.search(of_worker, monitor, re.M), monitor
     assert user.dps("kill", "1").endswith("run 1: KILLED\n")
+    assert "run 1 long: KILLED" in user.rest(screen) and monitoring.wait(60) == 0
     followed = user.rest(terminal)
     assert following.wait(60) == 0 and "[1.worker.1] ends at" in followed and "[1.worker.2] ends at" in followed
     assert "1.ps" not in followed and "KILLED" in user.dps("status", "1")

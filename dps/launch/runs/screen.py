@@ -1,0 +1,64 @@
+"""A table on a terminal that is drawn again and again: with rich where it is installed (dps[monitor]), else as text."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from dps.launch.runs import table
+from dps.launch.runs.states import FAILED, KILLED, LOST, RUNNING, SUCCEEDED
+
+CLEAR = "\x1b[H\x1b[2J"
+COLOURS = {RUNNING: "green", SUCCEEDED: "cyan", FAILED: "red", LOST: "red", KILLED: "yellow"}
+
+
+class Screen(Protocol):
+    """Shows one table at a time."""
+
+    def show(self, head: str, columns: Sequence[str], rows: Sequence[table.Row]) -> None:
+        """Replace what is shown."""
+
+    def close(self) -> None:
+        """Leave the last table."""
+
+
+class Plain:
+    """Text, on a terminal that is cleared each time."""
+
+    def show(self, head: str, columns: Sequence[str], rows: Sequence[table.Row]) -> None:
+        print(f"{CLEAR}{head}\n{table.text(columns, rows)}", flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class Rich:
+    """With colours, and drawn in place, so that nothing flickers."""
+
+    def __init__(self) -> None:
+        live = importlib.import_module("rich.live")
+        self._live: Any = live.Live(auto_refresh=False, vertical_overflow="visible")
+        self._live.start()
+
+    def show(self, head: str, columns: Sequence[str], rows: Sequence[table.Row]) -> None:
+        """Replace what is shown."""
+        text = importlib.import_module("rich.text").Text
+        made = importlib.import_module("rich.table").Table(box=None, pad_edge=False, title_justify="left", title=head)
+        for column in columns:
+            made.add_column(column.upper(), overflow="fold")
+        for row in rows:
+            cells = (table.cell(row.get(column)) for column in columns)
+            made.add_row(*(text(cell, style=COLOURS.get(cell, "")) for cell in cells))
+        self._live.update(made, refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def screen() -> Screen:
+    """The best there is for this terminal."""
+    draws = os.environ.get("TERM") != "dumb" and importlib.util.find_spec("rich") is not None
+    return Rich() if draws else Plain()
