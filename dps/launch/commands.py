@@ -291,6 +291,8 @@ def run_manifest(args: argparse.Namespace) -> int:
     from dps.launch.experiment.experiment import load
 
     made = manifests(load(args.file, args.set))
+    if sys.stdout.isatty() and any(each["kind"] == "Secret" for each in made):
+        print("dps: what follows has private keys; it is for a pipe to kubectl apply -f -", file=sys.stderr)
     print(importlib.import_module("yaml").safe_dump_all(made, sort_keys=False, width=120), end="")
     return 0
 

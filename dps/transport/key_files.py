@@ -57,6 +57,20 @@ def export(path: str, roles: Sequence[str], to: str) -> None:
         os.unlink(os.path.join(to, name))
 
 
+def copy(source: str, to: str) -> None:
+    """Copy the keys of a folder that may have links and belong to another user to a new private folder."""
+    try:
+        os.mkdir(to, mode=0o700)
+        for name in _listed(source):
+            with open(os.path.join(source, name), "rb") as file:
+                _write(os.path.join(to, name), file.read().strip())
+    except OSError as error:
+        raise ConfigError(
+            f"the keys of {source} cannot be copied to {to}: {error.strerror}: {error.filename}"
+        ) from None
+    read(to)
+
+
 def rotate(path: str) -> int:
     """Add a second accepted set; returns its number. Raises ConfigError if there are two already."""
     check_curve()

@@ -32,12 +32,12 @@ from dps import __version__
 from dps.errors import DpsError
 from dps.launch.child import Child
 from dps.launch.engines.engine import Order, Started
+from dps.launch.engines.leftovers import own_folder
 from dps.launch.engines.machine import this_machine
 from dps.launch.engines.project import Unpacking
 from dps.launch.runs.identity import start_of
 from dps.launch.runs.usage import Meter
 from dps.transport.clock import now
-from dps.transport.private import private_folder
 
 BEAT_S = 2.0
 SILENT_S = 8.0
@@ -86,7 +86,7 @@ class Host:
         """The launcher is there."""
 
     def _own(self, part: str) -> str:
-        self._folder = self._folder or private_folder()
+        self._folder = self._folder or own_folder()
         return os.path.join(self._folder, part)
 
     def _keys(self, message: Message) -> None:

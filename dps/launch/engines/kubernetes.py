@@ -5,7 +5,9 @@ The tasks find each other by their DNS names (`dps.cluster.resolve.kubernetes`).
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +15,7 @@ from dps.cluster.engines.ranks import PORT
 from dps.errors import ConfigError
 from dps.launch.experiment.experiment import Experiment
 from dps.launch.plan import DATASET, Job, Plan, has_program
+from dps.transport.private import private_folder
 
 API = "jobset.x-k8s.io/v1alpha2"
 CONTAINER = "dps"
@@ -20,32 +23,64 @@ FINAL = [1, 2, 5]
 """Exit codes after which a task is not started again: its program failed, it was started wrongly, or was refused."""
 GRACE_S = 60
 """How long a pod may take to end in order, with a last checkpoint."""
+SECRET, KEYS = "/run/dps-secret", "/run/dps-keys"
+"""Where a pod has the Secret with its keys, and where they are copied to before its task starts."""
+OWN = f"{KEYS}/own"
 
 
 def manifests(experiment: Experiment) -> list[dict[str, Any]]:
-    """A JobSet for each combination of the parameters' values. Raises ConfigError for what Kubernetes needs besides."""
+    """A JobSet for each combination of the parameters' values, each behind the Secrets with the keys of its roles.
+    Raises ConfigError for what Kubernetes needs besides."""
     if not experiment.elsewhere.get("image"):
         raise ConfigError(
             f"{experiment.name}: no image; Kubernetes needs image: REGISTRY/NAME:TAG with dps and programs"
         )
-    if "DPS_TRUSTED_NETWORK" not in experiment.env:
-        raise ConfigError(
-            f"{experiment.name}: keys do not reach pods yet; wanted keys: trusted-network, with a NetworkPolicy around "
-            "the pods"
-        )
     points = experiment.points()
     base = re.sub(r"[^a-z0-9-]+", "-", experiment.name.lower()).strip("-") or "dps"
     names = [base] if len(points) == 1 else [f"{base}-{number}" for number in range(1, len(points) + 1)]
+    made = []
+    for name, values in zip(names, points, strict=True):
+        plan = experiment.at(values, name)
+        made += [*secrets(name, plan), manifest(name, plan, experiment.elsewhere)]
+    return made
+
+
+def _roles(plan: Plan) -> list[str]:
+    return [role for role in ("chief", "ps", "worker", "evaluator", DATASET) if role in plan.jobs]
+
+
+def secrets(name: str, plan: Plan) -> list[dict[str, Any]]:
+    """A Secret for each role, with its private key and all public ones: of the folder of keys that the plan names, or
+    new ones. None on a trusted network. They are immutable: pods that come later have to have the same keys."""
+    if "DPS_TRUSTED_NETWORK" in plan.env:
+        return []
+    from dps.transport import key_files
+
+    own = private_folder()
+    try:
+        path = plan.env.get("DPS_KEYS") or os.environ.get("DPS_KEYS") or os.path.join(own, "keys")
+        if path.startswith(own):
+            key_files.new(path)
+        parts = {role: key_files.part(path, [role]) for role in _roles(plan)}
+    finally:
+        shutil.rmtree(own)
     return [
-        manifest(name, experiment.at(values, name), experiment.elsewhere)
-        for name, values in zip(names, points, strict=True)
-    ]
+        {
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": _secret(name, role), "labels": {"app.kubernetes.io/managed-by": "dps"}},
+            "immutable": True, "type": "Opaque", "stringData": dict(sorted(files.items())),
+        }
+        for role, files in parts.items()
+    ]  # fmt: skip
+
+
+def _secret(name: str, role: str) -> str:
+    return f"{name}-keys-{role}"
 
 
 def manifest(name: str, plan: Plan, where: Mapping[str, Any]) -> dict[str, Any]:
     """The JobSet of one plan. `where`: its image and volumes."""
     volumes = [_volume(text) for text in where.get("volumes", ())]
-    roles = [role for role in ("chief", "ps", "worker", "evaluator", DATASET) if role in plan.jobs]
     return {
         "apiVersion": API,
         "kind": "JobSet",
@@ -62,7 +97,7 @@ def manifest(name: str, plan: Plan, where: Mapping[str, Any]) -> dict[str, Any]:
                     {"name": "others", "action": "FailJobSet"},
                 ],
             },
-            "replicatedJobs": [_role(name, role, plan, str(where["image"]), volumes) for role in roles],
+            "replicatedJobs": [_role(name, role, plan, str(where["image"]), volumes) for role in _roles(plan)],
         },
     }
 
@@ -81,9 +116,14 @@ def _role(name: str, role: str, plan: Plan, image: str, volumes: list[tuple[str,
         "terminationGracePeriodSeconds": GRACE_S,
         "containers": [_container(name, role, plan, image, volumes)],
     }
-    if volumes:
-        claims = dict.fromkeys(claim for claim, _ in volumes)
-        pod["volumes"] = [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in claims]
+    claims = dict.fromkeys(claim for claim, _ in volumes)
+    mounted = [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in claims]
+    if "DPS_TRUSTED_NETWORK" not in plan.env:
+        pod["initContainers"] = [_copies_keys(image)]
+        mounted.append({"name": "dps-secret", "secret": {"secretName": _secret(name, role), "defaultMode": 0o400}})
+        mounted.append({"name": "dps-keys", "emptyDir": {"medium": "Memory"}})
+    if mounted:
+        pod["volumes"] = mounted
     spec = {
         "completionMode": "Indexed",
         "completions": job.count,
@@ -95,8 +135,21 @@ def _role(name: str, role: str, plan: Plan, image: str, volumes: list[tuple[str,
     return made | {"template": {"spec": spec}}
 
 
+def _copies_keys(image: str) -> dict[str, Any]:
+    """The container that ends before a task's starts, and the only one that sees the Secret."""
+    return {
+        "name": "dps-keys", "image": image,
+        "command": ["python", "-m", "dps.launch.engines.pod_keys"], "args": [SECRET, OWN],
+        "volumeMounts": [{"name": "dps-secret", "mountPath": SECRET}, {"name": "dps-keys", "mountPath": KEYS}],
+    }  # fmt: skip
+
+
 def _container(name: str, role: str, plan: Plan, image: str, volumes: list[tuple[str, str]]) -> dict[str, Any]:
     env = plan.environment(f"{role}:0")
+    mounts = [{"name": claim, "mountPath": path} for claim, path in volumes]
+    if "DPS_TRUSTED_NETWORK" not in plan.env:
+        env["DPS_KEYS"] = OWN
+        mounts.append({"name": "dps-keys", "mountPath": KEYS})
     made: dict[str, Any] = {
         "name": CONTAINER,
         "image": image,
@@ -105,8 +158,8 @@ def _container(name: str, role: str, plan: Plan, image: str, volumes: list[tuple
         "env": [{"name": variable, "value": _escaped(value)} for variable, value in env.items()],
         "ports": [{"containerPort": PORT}],
     }
-    if volumes:
-        made["volumeMounts"] = [{"name": claim, "mountPath": path} for claim, path in volumes]
+    if mounts:
+        made["volumeMounts"] = mounts
     wanted = _resources(plan.jobs[role])
     return made | ({"resources": {"requests": wanted, "limits": dict(wanted)}} if wanted else {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import os
 import signal
 import sys
@@ -18,11 +19,14 @@ from dps.errors import ConfigError, DpsError, TaskLost, Unavailable
 from dps.launch.engines import project
 from dps.launch.engines.host import MODULE, Host, own_address
 from dps.launch.engines.hosts import HostsEngine
+from dps.launch.engines.leftovers import OWNER
 from dps.launch.engines.machine import Machine
 from dps.launch.engines.pipe import Pipe
 from dps.launch.engines.remote import Place, RemoteHost
 from dps.launch.engines.ssh import SSHEngine, command, parse_host, reason
 from dps.launch.plan import Job, Plan, Resources, small_plan
+from dps.launch.runs import folder
+from dps.launch.runs.identity import identity
 from dps.launch.supervisor import Supervisor
 from dps.transport import key_files
 from tests.launch.test_local import until
@@ -132,7 +136,7 @@ def test_a_host_process_keeps_keys_and_projects_private_and_removes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dps-1").mkdir()
-    monkeypatch.setattr("dps.launch.engines.host.private_folder", lambda: str(tmp_path / "dps-1"))
+    monkeypatch.setattr("dps.launch.engines.leftovers.private_folder", lambda: str(tmp_path / "dps-1"))
     said: list[dict[str, Any]] = []
     host = Host(said.append, {"SSH_CONNECTION": "10.0.0.1 5 10.0.0.2 22"})
     hello = host.hello()
@@ -161,6 +165,30 @@ def test_a_host_process_keeps_keys_and_projects_private_and_removes_them(
     assert said[-1] == {"is": "failed", "name": "worker:0", "text": "No such file or directory: /nowhere"}
     host.end()
     assert not list(tmp_path.glob("dps-*"))
+
+
+def test_what_a_killed_host_process_has_left_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = itertools.count()
+
+    def made() -> str:
+        path = tmp_path / f"dps-{next(numbers)}"
+        path.mkdir()
+        return str(path)
+
+    monkeypatch.setattr("dps.launch.engines.leftovers.private_folder", made)
+    keys = {"do": "keys", "files": {"worker-1.key": "x" * 40}}
+    killed, lives, elsewhere = (Host(print, {}) for _ in range(3))
+    for host in (killed, lives, elsewhere):
+        host.take(keys)
+    for host, more in ((killed, {"start": "1"}), (elsewhere, {"space": "pid:[1]"})):
+        folder.write(os.path.join(host._folder, OWNER), identity() | more)
+    (tmp_path / "dps-somebody").mkdir()
+    following = Host(print, {})
+    following.take(keys)
+    left = {str(path) for path in tmp_path.iterdir()}
+    assert left == {lives._folder, elsewhere._folder, following._folder, str(tmp_path / "dps-somebody")}
 
 
 def test_a_project_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

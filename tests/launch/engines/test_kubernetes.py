@@ -12,6 +12,10 @@ import yaml  # type: ignore[import-untyped]
 from dps import cli, role
 from dps.cluster.engines.kubernetes import kubernetes
 from dps.cluster.engines.ranks import parse_jobs
+from dps.launch.engines import pod_keys
+from dps.transport import key_files
+from dps.transport.keys import read
+from dps.transport.roles import ROLES
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE / "jobset-v1alpha2.json").read_text())
@@ -22,7 +26,7 @@ name: My MNIST
 image: registry/name:tag
 volumes: ["claim:/data", "claim:/more"]
 output: /data/{{ id }}
-keys: trusted-network
+keys: keys
 update: sync
 restarts: 2
 env: {A: "$(B) {{ steps }}"}
@@ -38,6 +42,12 @@ roles:
 def printed(capsys: pytest.CaptureFixture[str], folder: Path, text: str = FILE, *more: str, code: int = 0) -> str:
     (folder / "train.py").touch()
     (folder / "e.yaml").write_text(text)
+    keys = folder / "keys"
+    keys.mkdir(mode=0o700, exist_ok=True)
+    for each in ROLES:
+        (keys / f"{each}-1.pub").write_text(f"{each:0<39}P")
+        (keys / f"{each}-1.key").write_text(f"{each:0<39}S")
+        (keys / f"{each}-1.key").chmod(0o600)
     assert cli.main(["manifest", "kubernetes", str(folder / "e.yaml"), *more]) == code
     said = capsys.readouterr()
     return said.err if code else said.out
@@ -68,7 +78,7 @@ def test_the_manifest_is_that_of_the_golden_file_and_has_the_form_of_the_crd(
 ) -> None:
     made = printed(capsys, tmp_path)
     assert made == (HERE / "jobset.yaml").read_text()
-    (found,) = yaml.safe_load_all(made)
+    *_, found = yaml.safe_load_all(made)
     assert (found["apiVersion"], found["kind"], found["metadata"]["name"]) == (
         "jobset.x-k8s.io/v1alpha2", "JobSet", "my-mnist",
     )  # fmt: skip
@@ -83,7 +93,7 @@ def test_the_check_is_strict_about_unknown_keys() -> None:
 def test_every_pod_finds_itself_and_the_others_with_its_own_flags(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (found,) = yaml.safe_load_all(printed(capsys, tmp_path))
+    *_, found = yaml.safe_load_all(printed(capsys, tmp_path))
     seen = []
     for replicated in found["spec"]["replicatedJobs"]:
         job, spec = replicated["name"], replicated["template"]["spec"]
@@ -102,7 +112,7 @@ def test_every_pod_finds_itself_and_the_others_with_its_own_flags(
 
 def test_dataset_tasks_are_a_job_of_the_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = FILE + '  dataset: {count: 2, run: "train.py:dataset {{ steps }}"}\n'
-    (found,) = yaml.safe_load_all(printed(capsys, tmp_path, text))
+    *_, found = yaml.safe_load_all(printed(capsys, tmp_path, text))
     check(found["spec"], SCHEMA)
     *_, made = found["spec"]["replicatedJobs"]
     args = role.parser().take(made["template"]["spec"]["template"]["spec"]["containers"][0]["args"])
@@ -114,14 +124,76 @@ def test_dataset_tasks_are_a_job_of_the_cluster(tmp_path: Path, capsys: pytest.C
 
 def test_a_grid_is_a_jobset_for_each_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = list(yaml.safe_load_all(printed(capsys, tmp_path, FILE, "--set", "steps=1", "--set", "steps=2")))
-    assert [each["metadata"]["name"] for each in made] == ["my-mnist-1", "my-mnist-2"]
+    jobsets = [each["metadata"]["name"] for each in made if each["kind"] == "JobSet"]
+    assert jobsets == ["my-mnist-1", "my-mnist-2"]
+
+
+SECRET = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "stringData"],
+    "properties": {
+        "apiVersion": {"type": "string", "enum": ["v1"]},
+        "kind": {"type": "string", "enum": ["Secret"]},
+        "metadata": {"type": "object", "additionalProperties": {}},
+        "immutable": {"type": "boolean"},
+        "type": {"type": "string"},
+        "stringData": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+}
+"""What dps uses of a Secret of Kubernetes's core API, v1."""
+
+
+def test_each_role_has_a_secret_with_its_own_private_key_and_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *secrets, jobset = yaml.safe_load_all(printed(capsys, tmp_path))
+    for secret, job in zip(secrets, jobset["spec"]["replicatedJobs"], strict=True):
+        own, files = job["name"], secret["stringData"]
+        check({**secret, "metadata": {}}, SECRET, "secret")
+        assert secret["metadata"]["name"] == f"my-mnist-keys-{own}" and secret["immutable"] is True
+        assert {name for name in files if name.endswith(".key")} == {f"{own}-1.key"}
+        assert {name for name in files if name.endswith(".pub")} == {f"{each}-1.pub" for each in ROLES}
+        pod = job["template"]["spec"]["template"]["spec"]
+        (of_secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+        assert of_secret == {"secretName": f"my-mnist-keys-{own}", "defaultMode": 0o400}
+        ((copies,), (task,)) = pod["initContainers"], pod["containers"]
+        assert {mount["name"] for mount in copies["volumeMounts"]} == {"dps-secret", "dps-keys"}
+        assert "dps-secret" not in {mount["name"] for mount in task["volumeMounts"]}
+        assert {"name": "DPS_KEYS", "value": copies["args"][1]} in task["env"]
+        assert not any(key in yaml.safe_dump(pod) for key in files.values()), "keys are in Secrets alone"
+
+
+def test_with_keys_auto_each_output_has_new_ones_and_a_trusted_network_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "dps-own"
+    monkeypatch.setattr("dps.launch.engines.kubernetes.private_folder", lambda: own.mkdir() or str(own))
+    auto = FILE.replace("keys: keys\n", "keys: auto\n")
+    first, second = (next(yaml.safe_load_all(printed(capsys, tmp_path, auto)))["stringData"] for _ in range(2))
+    assert first.keys() == second.keys() and first["chief-1.key"] != second["chief-1.key"]
+    assert not own.exists(), "the new keys are nowhere else"
+    (jobset,) = yaml.safe_load_all(printed(capsys, tmp_path, FILE.replace("keys: keys\n", "keys: trusted-network\n")))
+    check(jobset["spec"], SCHEMA)
+    assert "initContainers" not in str(jobset) and "DPS_KEYS" not in str(jobset)
+
+
+def test_a_pod_copies_its_keys_to_a_private_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key_files.new(str(tmp_path / "keys"))
+    secret, to = tmp_path / "secret", tmp_path / "own"
+    (secret / "..data").mkdir(parents=True)
+    for name, key in key_files.part(str(tmp_path / "keys"), ["ps"]).items():
+        (secret / "..data" / name).write_text(key)
+        (secret / name).symlink_to(f"..data/{name}")  # as Kubernetes shows them
+    assert pod_keys.main([str(secret), str(to)]) == 0
+    assert list(read(str(to)).pairs) == ["ps"] and to.stat().st_mode & 0o777 == 0o700
+    assert pod_keys.main([str(secret), str(to)]) == 2
+    assert capsys.readouterr().err.endswith(f"cannot be copied to {to}: File exists: {to}\n")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
         ("image: registry/name:tag\n", "", "no image"),
-        ("keys: trusted-network\n", "", "keys do not reach pods yet"),
         ('"claim:/data"', '"claim"', "wanted CLAIM:/PATH"),
     ],
 )
