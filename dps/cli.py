@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from dps.errors import ConfigError, DpsError, MissingExtra
 from dps.flags import EXIT_CODES, Parser, add_addresses, addresses
 from dps.launch.commands import add as add_runs
 from dps.launch.commands import add_json, run_status
+from dps.launch.output import slow
 from dps.role import DEFAULT_CHIEF, guarded
 
 ENGINES = ("local", "ssh", "slurm", "ray")
@@ -136,7 +138,9 @@ def add_token(token: argparse.ArgumentParser) -> None:
 def run_token(args: argparse.Namespace) -> int:
     from dps.launch.operating import make_token
 
-    print(make_token(args.chief, args.role, args.uses, args.ttl))
+    with slow(f"asks the chief at {args.chief}"):
+        token = make_token(args.chief, args.role, args.uses, args.ttl)
+    print(token)
     return 0
 
 
@@ -195,14 +199,15 @@ def run_doctor(args: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    if args.chief:
-        from dps.monitor.way import Way
+    with slow(f"checks the way to {args.chief}" if args.chief else "checks this machine"):
+        if args.chief:
+            from dps.monitor.way import Way
 
-        found = Way(args.chief, dict(os.environ)).check()
-    else:
-        from dps.monitor.doctor import findings
+            found = Way(args.chief, dict(os.environ)).check()
+        else:
+            from dps.monitor.doctor import findings
 
-        found = findings()
+            found = findings()
     if args.json:
         print(json.dumps({"findings": [asdict(finding) for finding in found]}, indent=1))
     else:
@@ -236,10 +241,11 @@ def run_simulate(args: argparse.Namespace) -> int:
     from dps.launch.simulate import simulate
     from dps.transport.sim import Compute
 
-    run = simulate(
-        load(args.function), ps=args.ps, workers=args.workers, seed=args.seed, update=args.update,
-        compute=Compute(args.compute, 0.1),
-    )  # fmt: skip
+    with slow(f"simulates {args.ps} ps and {args.workers} workers"):
+        run = simulate(
+            load(args.function), ps=args.ps, workers=args.workers, seed=args.seed, update=args.update,
+            compute=Compute(args.compute, 0.1),
+        )  # fmt: skip
     if args.trace:
         print("\n".join(map(str, run.trace)))
     print(run)
@@ -286,8 +292,16 @@ def run_keys(args: argparse.Namespace) -> int:
 
 
 def run() -> None:
-    """The console script."""
-    sys.exit(main())
+    """The console script. Whoever reads its output may go, as `head` does."""
+    try:
+        try:
+            code = main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what the interpreter flushes at its end
+        code = 128 + signal.SIGPIPE
+    sys.exit(code)
 
 
 __all__ = ["DpsError", "main", "parser", "run"]

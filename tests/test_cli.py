@@ -12,7 +12,7 @@ import pytest
 
 import dps
 from dps import cli
-from dps.launch import asking
+from dps.launch import asking, output
 
 
 def exit_code(*argv: str) -> int:
@@ -202,3 +202,23 @@ def test_python_m_dps_is_the_command() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"dps {dps.__version__}\n", "")
     ended = subprocess.run([*command, "fly"], capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and ended.stderr.startswith("dps: ") and ended.stderr.count("\n") == 1
+
+
+def test_a_reader_that_goes_leaves_no_traceback() -> None:
+    ended = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m dps completion zsh | head -1; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.stderr == "" and ended.returncode in (0, 141, 2), ended
+
+
+def test_people_are_told_what_takes_more_than_a_second(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "SLOW_S", 0.01)
+    monkeypatch.setattr(asking, "ANSWER_S", 0.2)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert exit_code("status", "127.0.0.1:9") == 4
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "dps: asks the chief at 127.0.0.1:9 and its ps ..." and "no chief answered" in second
+    assert exit_code("list") == 0

@@ -9,6 +9,7 @@ from typing import Any
 
 from dps.errors import ConfigError, DeadlineExceeded, DpsError
 from dps.launch.interrupts import GRACE_S
+from dps.launch.output import slow
 from dps.transport.clock import now, pause, wall
 
 SHOWN = 20
@@ -86,8 +87,9 @@ def run_list(args: argparse.Namespace) -> int:
     from dps.launch.runs.view import look
 
     where, at = folder.root(), wall()
-    numbers = folder.numbers(where)
-    views = [look(os.path.join(where, str(number)), at) for number in (numbers if args.all else numbers[-SHOWN:])]
+    with slow(f"reads the runs in {where}"):
+        numbers = folder.numbers(where)
+        views = [look(os.path.join(where, str(number)), at) for number in (numbers if args.all else numbers[-SHOWN:])]
     if args.json:
         print_json([view.as_dict() for view in views])
     elif not views:
@@ -107,16 +109,18 @@ def run_status(args: argparse.Namespace) -> int:
 
     address = args.run_or_chief or args.chief
     with Asking(address, "dps status") as asking:
-        chief = asking.chief()
+        with slow(f"asks the chief at {address} and its ps"):
+            chief = asking.chief()
+            ps = asking.ps(chief)
         if args.json:
-            print_json({"address": address, **chief, "ps": asking.ps(chief)})
+            print_json({"address": address, **chief, "ps": ps})
             return 0
         saved = ", saved ".join(text for text in (chief["saved"], chief["saved_ago"]) if text) or "none"
         print(f"chief at {address}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {saved}")
         for what in ("live", "waiting", "finished", "given_up"):
             names = sorted(chief[what], key=lambda name: (len(name), name))  # worker:2 before worker:10
             print(f"workers {what.replace('_', ' ')}: {', '.join(names) or 'none'}")
-        print_ps(chief, asking.ps(chief))
+        print_ps(chief, ps)
     return 0
 
 
@@ -205,7 +209,8 @@ def run_monitor(args: argparse.Namespace) -> int:
     drawn = screen() if sys.stdout.isatty() and not args.once and not args.json else None
     try:
         if not view.over:
-            monitor.rows(view)  # rates need two readings
+            with slow(f"asks the chief of run {view.id} and its ps"):
+                monitor.rows(view)  # rates need two readings
             pause(min(1.0, MONITOR_S))
         while True:
             view = look(path, wall())
@@ -272,7 +277,7 @@ def run_prune(args: argparse.Namespace) -> int:
             rows.append(row)
             if not args.json:
                 about = f"{row['name']}, {row['state']}, ended {local(row['ended'])}"
-                print(f"{did} run {row['id']} ({about}): {row['MB']:.1f} MB", flush=True)
+                print(f"{did} run {row['id']} ({about}): {prune.size(row['nbytes'])}", flush=True)
         if not args.dry_run:
             prune.sweep(root)
     except OSError as error:
@@ -280,7 +285,8 @@ def run_prune(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
     else:
-        print(f"{did} {len(rows)} runs, {sum(row['MB'] for row in rows):.1f} MB, from {root}")
+        freed = prune.size(sum(row["nbytes"] for row in rows))
+        print(f"{did} {len(rows)} run{'' if len(rows) == 1 else 's'}, {freed}, from {root}")
     return 0
 
 

@@ -6,12 +6,26 @@ import contextlib
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 COLOURS = (36, 32, 33, 35, 34, 31)
 
 Print = Callable[[str, str], None]
+SLOW_S = 1.0
+
+
+@contextlib.contextmanager
+def slow(doing: str) -> Iterator[None]:
+    """A block that may take long: after a second, people at a terminal are told on stderr what it does."""
+    timer = threading.Timer(SLOW_S, lambda: print(f"dps: {doing} ...", file=sys.stderr, flush=True))
+    timer.daemon = True
+    if sys.stderr.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def without_name(name: str, text: str) -> str:

@@ -32,6 +32,7 @@ roles:
 PROGRAM = """\
 # A training program: every worker of the experiment runs it.
 import argparse
+import os
 
 import numpy as np
 
@@ -42,7 +43,8 @@ parser.add_argument("--steps", type=int, default=20)
 steps = parser.parse_args().steps
 
 with dps.Server.from_env() as server, dps.Session(
-    server, {"w": np.zeros(2, np.float32)}, optimizer=dps.optim.SGD(0.1), hooks=[dps.StopAtStep(last_step=steps)]
+    server, {"w": np.zeros(2, np.float32)}, optimizer=dps.optim.SGD(0.1), hooks=[dps.StopAtStep(last_step=steps)],
+    checkpoint_dir=os.environ.get("OUTPUT_DIR"),  # dps launch --resume goes on from the checkpoint there
 ) as session:
     while not session.should_stop():
         w = session.pull()["w"]

@@ -117,6 +117,8 @@ class Keeper:
         while True:
             supervisor = Supervisor(self._plan, self._line, self, self._engine)
             self._opening = self._where.get("on", LOCAL) != LOCAL
+            if self._opening:
+                supervisor.say(f"waits for the machines of the run ({self._where['on']})")
             try:
                 supervisor.start()
                 self._opening = False

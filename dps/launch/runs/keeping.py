@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from dps.errors import DpsError
 from dps.launch.interrupts import Interrupts
-from dps.launch.output import Output, Print
+from dps.launch.output import Output, Print, slow
 from dps.launch.runs import folder
 from dps.launch.runs.identity import identity
 from dps.launch.runs.keeper import Keeper
@@ -23,7 +23,7 @@ from dps.transport.clock import now, pause, wall
 
 LOOK_S = 0.2
 UP_S = 60.0
-"""How long a run in the background may take until its chief listens."""
+"""How long a run in the background is waited for until its chief listens."""
 MODULE = "dps.launch.runs.keeping"
 
 
@@ -97,21 +97,25 @@ def cancel(path: str) -> None:
 
 def detach(paths: Sequence[str], parallel: int) -> View:
     """Keep runs in a process in the background, which this one does not wait for. Returns the first run once its chief
-    listens, or once it is over. Blocks for that long. Raises DpsError if it does not begin."""
+    listens, once it is over, or if it still waits for its machines after a while. Blocks for that long. Raises DpsError
+    if it does not begin."""
     log_path = os.path.join(paths[0], "keeper.log")
     with open(log_path, "w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", MODULE, "--parallel", str(parallel), *paths], stdin=subprocess.DEVNULL, stdout=log,
             stderr=log, start_new_session=True,
         )  # fmt: skip
-    deadline = now() + UP_S
-    while now() < deadline:
-        found = look(paths[0], wall())
-        if found.state not in (CREATED, PENDING):
-            return found
-        if process.poll() is not None and look(paths[0], wall()).state not in OVER:
-            break
-        pause(LOOK_S)
+    with slow(f"waits until the chief of run {os.path.basename(paths[0])} listens"):
+        deadline = now() + UP_S
+        while now() < deadline:
+            found = look(paths[0], wall())
+            if found.state not in (CREATED, PENDING):
+                return found
+            if process.poll() is not None and look(paths[0], wall()).state not in OVER:
+                break
+            pause(LOOK_S)
+        else:
+            return look(paths[0], wall())  # it waits for machines
     with open(log_path) as log:
         said = log.read().strip().splitlines()
     raise DpsError(f"run {os.path.basename(paths[0])} did not begin: {said[-1] if said else 'its keeper says nothing'}")

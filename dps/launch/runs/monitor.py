@@ -117,6 +117,10 @@ def shown(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows for people."""
     return [
         row | {name: "N/A" if row[name] is None else f"{row[name]:,.0f}" for name in UNKNOWN}
-        | {name: "-" if row[name] is None else f"{row[name]:.1f}" for name in ("pushes/s", "MB/s in", "MB/s out")}
+        | {name: _rounded(row[name]) for name in ("pushes/s", "MB/s in", "MB/s out")}
         for row in rows
     ]  # fmt: skip
+
+
+def _rounded(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.1f}" if rate >= 0.1 or not rate else f"{rate:.1g}"

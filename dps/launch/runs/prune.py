@@ -65,12 +65,17 @@ def nbytes(path: str) -> int:
     return found
 
 
+def size(nbytes: int) -> str:
+    """A number of bytes for people: "12 kB", "3.4 MB", "1,200.0 MB"."""
+    return f"{nbytes / 1e3:.0f} kB" if nbytes < 1e6 else f"{nbytes / 1e6:,.1f} MB"
+
+
 def rows(views: Sequence[View], remove: bool) -> Iterator[dict[str, Any]]:
     """A row for each run, once it is removed. A folder that cannot be removed raises OSError, and what could be is
     gone."""
     for view in views:
         row = {"id": view.id, "name": view.asked.get("name"), "state": view.state, "ended": utc(ended(view))}
-        row["MB"] = round(nbytes(view.path) / 1e6, 1)
+        row["nbytes"] = nbytes(view.path)
         if remove:
             _remove(view.path)
         yield row

@@ -15,7 +15,7 @@ import pytest
 from dps import cli
 from dps.errors import ConfigError
 from dps.launch.plan import small_plan
-from dps.launch.runs import folder, keeper, logs, table, times
+from dps.launch.runs import folder, keeper, keeping, logs, table, times
 from dps.launch.runs.identity import identity, lives
 from dps.launch.runs.logs import Log, Reader, task_name
 from dps.launch.runs.results import last_value, parse_metric, rows
@@ -228,7 +228,7 @@ def test_prune_removes_old_runs_and_never_one_that_goes_on(run: str, capsys: pyt
     assert cli.main(["prune", "--older-than", "30d", "--dry-run"]) == 0
     (line, total) = capsys.readouterr().out.splitlines()
     assert line.startswith("would remove run 2 (old, SUCCEEDED, ended ") and line.endswith("): 2.0 MB")
-    assert total == f"would remove 1 runs, 2.0 MB, from {root}" and os.path.isdir(old)
+    assert total == f"would remove 1 run, 2.0 MB, from {root}" and os.path.isdir(old)
     assert cli.main(["prune", "--older-than", "30d", "--keep", "4"]) == 0 and folder.numbers(root) == [1, 2, 3, 4, 5]
     assert cli.main(["prune", "--older-than", "30d"]) == 0
     assert folder.numbers(root) == [1, 3, 4, 5]
@@ -317,3 +317,10 @@ def test_list_and_status_as_json(run: str, capsys: pytest.CaptureFixture[str]) -
     assert cli.main(["status", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == listed
     assert listed["id"] == "1" and listed["state"] == "CREATED" and listed["tasks"]["worker:1"]["state"] == "CREATED"
+
+
+def test_a_run_in_the_background_may_wait_for_its_machines(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "UP_S", 0.05)
+    monkeypatch.setattr(keeping.subprocess, "Popen", lambda *_, **__: SimpleNamespace(poll=lambda: None))
+    rewrite(run, state="PENDING")
+    assert keeping.detach([run], 1).state == "PENDING"
