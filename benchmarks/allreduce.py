@@ -4,8 +4,9 @@
 
 Each round times some operations of each way, in turn, in all workers at once. Printed are medians over rounds in
 milliseconds, and the median of the rounds' ratios to gloo. gloo sums one flat buffer that is there already;
-`gloo, copied` also copies the variables into it and out of it, as DDP does. `--sizes` compares sums through
-a ps with all-reduce, over many sizes. Needs torch.
+`gloo, copied` also copies the variables into it and out of it, as DDP does. `--sizes` compares
+all-reduce with the sum taken at a ps (`cross_device_ops="ps"`, over sockets) and with a synchronous step of a ps
+(`Session.step`, in shared memory), over many sizes. Needs torch, but for `--sizes`.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ class Ways:
         self._server, self._workers = server, workers
         self.lane = Group(server.home(), server.binding, "lane")
         self.sockets = Group(server.home(), server.binding, "sockets", lane=False)
+        self.groups = [self.lane, self.sockets]
+        if through_ps:
+            self.groups.append(Group(server.home(), server.binding, "ps", algorithm="ps"))
         self._through_ps, self._dist = through_ps, None
         if not through_ps:
             torch: Any = importlib.import_module("torch")
@@ -121,10 +125,11 @@ def rounds(ways: Ways, work: str, seconds: float) -> dict[str, list[float]]:
 
 
 def through_ps(ways: Ways, session: dps.Session, size: int) -> dict[str, float]:
-    """Seconds of a synchronous step through the ps, and of an all-reduce, of as many bytes."""
+    """Seconds of a sum at a ps, of a synchronous step of one, and of an all-reduce, of as many bytes."""
     arrays = [np.ones(size // 4, np.float32)]
     made: dict[str, Callable[[], object]] = {
-        "through a ps": lambda: session.step({"w": arrays[0]}),
+        "summed at a ps": lambda: ways.groups[-1].all_reduce(arrays),
+        "step of a ps": lambda: session.step({"w": arrays[0]}),
         "dps, one host": lambda: ways.lane.all_reduce(arrays),
         "dps, sockets": lambda: ways.sockets.all_reduce(arrays),
     }
@@ -154,7 +159,7 @@ def work(args: argparse.Namespace) -> None:
     if args.task == 0:
         with open(args.out, "w") as file:
             json.dump(found, file)
-    for group in (ways.lane, ways.sockets):
+    for group in ways.groups:
         group.close()
     server.stop()
 

@@ -62,6 +62,8 @@ class Joining:
         self._lanes = lanes
         self._refs: dict[int, Ref] = {}
         self._plan: dict[str, Any] = {}
+        self.averages = connection.home.job in ("worker", "chief")
+        """Whether in local mode the session is one whose copy is averaged; a program that drives workers is none."""
         self._settings: dict[str, Any] = {}
         self.first_values: Callable[[dict[str, Array]], dict[str, Array]] | None = None
         """Makes the first values out of those of params, where the chief asks this session for them."""
@@ -79,7 +81,7 @@ class Joining:
 
     def take_part(self, deadline: float) -> None:
         """Join again, as a session that trains: a reader takes the plan of the run as its own. Blocks."""
-        self._plan = self._connection.agreed.plan.to_wire()
+        self._plan, self.averages = self._connection.agreed.plan.to_wire(), True
         self.join(deadline)
 
     def join(self, deadline: float) -> None:
@@ -87,7 +89,8 @@ class Joining:
         connection = self._connection
         while True:
             opened = self._opened(deadline)
-            enters = bool(self._plan) or not connection.agreed.sync
+            agreed = connection.agreed
+            enters = (bool(self._plan) and (self.averages or not agreed.local)) or not agreed.sync
             if enters or opened.epoch != connection.membership.epoch:
                 connection.steps.begin(opened.step)
             connection.membership = membership = Membership(opened)

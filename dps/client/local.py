@@ -24,14 +24,6 @@ class LocalSession(Session):
     _round: int
     """How many steps a round has."""
 
-    @staticmethod
-    def begin(session: Session) -> None:
-        """Make the calls of an open session those of local mode."""
-        connection, mode = session._connection, session.update
-        session.__class__ = LocalSession
-        assert isinstance(session, LocalSession) and isinstance(mode, Local)
-        session._own, session._round = LocalCopy(connection.agreed.plan, connection.membership), mode.steps
-
     def _ready(self, timeout: float | None) -> LocalCopy:
         """The own copy. Where a round begins it takes the common values; blocks for them."""
         self._waiter.check_open()
@@ -124,6 +116,36 @@ class LocalSession(Session):
     def lookup_async(self, name: Any, rows: Any = None, out: Any = None) -> Any:
         """As Session.lookup_async; where a round begins it blocks."""
         return _there(self.lookup(name, rows, None, out))
+
+
+class DrivingSession(Session):
+    """A session of a program that is no worker. It reads the common values, and has no copy until it pushes."""
+
+    def _take_part(self, timeout: float | None) -> Session:
+        """Be one of those whose copies are averaged, from now on. Blocks."""
+        self._connection.joining.take_part(self._deadline(timeout))
+        begin(self)
+        return self
+
+    def push(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Push:
+        """As LocalSession.push."""
+        return self._take_part(timeout).push(grads, loss, timeout)
+
+    def push_async(self, grads: Any, loss: Any = None) -> Reply[Push]:
+        """As LocalSession.push_async."""
+        return self._take_part(None).push_async(grads, loss)
+
+    def step(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Any:
+        """As LocalSession.step."""
+        return self._take_part(timeout).step(grads, loss, timeout)
+
+
+def begin(session: Session) -> None:
+    """Make the calls of an open session those of local mode."""
+    connection, mode = session._connection, session.update
+    session.__class__ = LocalSession if connection.joining.averages else DrivingSession
+    if isinstance(session, LocalSession) and isinstance(mode, Local):
+        session._own, session._round = LocalCopy(connection.agreed.plan, connection.membership), mode.steps
 
 
 def _there(result: Any) -> Reply[Any]:

@@ -219,9 +219,9 @@ class Session(Writing):
     def _train(self) -> None:
         """The session takes part in the training; in local mode with a copy of its own."""
         if self._connection.agreed.local:
-            from dps.client.local import LocalSession
+            from dps.client.local import begin
 
-            LocalSession.begin(self)
+            begin(self)
 
     def _give_up(self, error: BaseException) -> None:
         """Opening has failed: leave nothing behind, here or at the chief."""

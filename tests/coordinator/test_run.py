@@ -185,3 +185,32 @@ def test_a_worker_that_comes_back_elsewhere_is_found_there() -> None:
         "worker:1",
         "worker:1",
     )
+
+
+def test_in_local_mode_a_program_that_drives_is_not_waited_for_and_reads_the_common_values() -> None:
+    """Two workers average in rounds of two steps; the program would be a third one whose steps never come."""
+
+    def program(server: dps.Server) -> Any:
+        settings: Any = {"optimizer": dps.optim.SGD(1.0), "update": dps.Local(2), "timeout": 20.0}
+        with dps.Session(server, W, **settings) as session, dps.Coordinator(server) as coordinator:
+            for _ in range(8):
+                coordinator.schedule(functions.gradients, args=(session, 0.0))
+            coordinator.join(timeout=20.0)
+            return session.pull()["w"].tolist(), session.global_step
+
+    assert simulated(program) == ([-4.0, -4.0, -4.0], 2)
+
+
+def test_in_local_mode_a_program_that_pushes_takes_part_from_then_on() -> None:
+    def program(server: dps.Server) -> Any:
+        settings: Any = {"optimizer": dps.optim.SGD(1.0), "update": dps.Local(2), "timeout": 20.0}
+        with dps.Session(server, W, **settings) as session:
+            with dps.device("/job:worker/task:0"):
+                session.run(functions.gradients, session, 0.0)  # the worker has entered, with one step
+            calls = dps.Coordinator(server)
+            own = [session.push({"w": np.full(3, 3.0)}).step, session.pull()["w"][0]]
+            call = calls.schedule(functions.gradients, args=(session, 0.0))  # ends the worker's round
+            own += [session.push({"w": np.full(3, 3.0)}).step, session.pull()["w"][0]]
+            return own, call.fetch(20.0)
+
+    assert simulated(program, workers=1) == ([0, -3.0, 1, -4.0], -3.0)
