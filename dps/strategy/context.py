@@ -110,7 +110,11 @@ class ReplicaContext:
     def merge_call(
         self, function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call a function once for all replicas, outside of them, and return to each what it returns.
+        """Call a function once for all replicas of this process, outside of them, and return to each what it returns.
+
+        Under `MultiWorkerMirrored` it is called in each worker, and `reduce` and `apply_gradients` in it reach all of
+        them. Under `ParameterServer` there is one replica in each process: the function sees that alone, as under
+        TensorFlow's strategy of that name, also in sync; `apply_gradients` sums over the workers on the ps.
 
         Args:
             function: Called as `function(strategy, *args, **kwargs)`. It may call `reduce` and `apply_gradients`.

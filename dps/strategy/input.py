@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -120,18 +121,37 @@ def split_batches(strategy: Strategy, dataset: Iterable[Any], to_device: bool) -
 
 
 def batches_of_function(strategy: Strategy, function: Callable[[InputContext], Any], to_device: bool) -> Distributed:
-    """Batches of one dataset of this process: each replica in turn gets the next one whole."""
+    """Batches of one dataset of this process: each replica in turn gets the next one whole, at an uneven end an empty
+    one."""
+    what = f"the dataset of {getattr(function, '__name__', function)!r:.60}"
     local = strategy.local_replicas
     context = InputContext(
         strategy.num_replicas_in_sync // local, strategy.first_replica // local, strategy.num_replicas_in_sync
     )
 
     def batches() -> Iterator[Any]:
-        iterator = iter(function(context))
-        while len(found := [batch for _, batch in zip(range(local), iterator)]) == local:  # noqa: B905
-            yield found
+        iterator, like = iter(function(context)), list[Any]()
+        while strategy.any_goes_on(bool(found := list(itertools.islice(iterator, local)))):
+            like = found[-1:] or like
+            if not like:
+                raise ConfigError(f"{what} has no batch on this worker, and others have; give each at least one")
+            yield found + [empty(like[0], what) for _ in range(local - len(found))]
 
     return Distributed(lambda: _given(strategy, batches(), to_device))
+
+
+def empty(batch: Any, what: str) -> Any:
+    """A batch like another one, but of no examples."""
+
+    def leaf(path: str, of: Any) -> Any:
+        if not getattr(of, "shape", ()):
+            raise ConfigError(
+                f"{what} ends in the middle of a step, and {of!r:.60} at {path or 'its top'!r} has no first axis, so "
+                "there is no empty one for the other replicas; give arrays, or as many batches as divide"
+            )
+        return of[:0]
+
+    return each_leaf(leaf, batch)
 
 
 def _given(strategy: Strategy, batches: Iterator[list[Any]], to_device: bool) -> Iterator[Any]:

@@ -145,6 +145,9 @@ class MultiWorkerMirrored(Strategy):
         rows = self.group.gather(found)
         return each_leaf(lambda path, place: gathered([row[place] for row in rows], axis), places)
 
+    def any_goes_on(self, here: bool) -> bool:
+        return bool(self.group.all_reduce([np.array([here], np.int64)], "max")[0])
+
     def reduce(self, op: str, value: Any, axis: int | None = None) -> Any:
         return self.over_replicas(op_of(op), self.local_results(value), axis)
 

@@ -21,8 +21,8 @@ class ParameterServer(Strategy):
     With `update="sync"` all workers are in sync: each gets its part of the global batch, and the ps sums the workers'
     gradients (`reduction="sum"`, whatever the mode that is given says). A worker without a gradient for a variable, or
     one that has left, adds nothing. In the other modes each worker works for itself on whole batches, and
-    `num_replicas_in_sync` is 1. `reduce` and `gather` reach the replica of this process only, so in sync mode a loss
-    is this worker's share.
+    `num_replicas_in_sync` is 1. `reduce`, `gather` and `merge_call` reach the replica of this process only, so in sync
+    mode a loss is this worker's share.
 
     `variables` may be called once: all trained values are nested in its params. Use the strategy in a `with` block, or
     call `close`, which ends the session.

@@ -177,6 +177,17 @@ class Strategy:
         """
         return each_leaf(lambda path, *leaves: gathered(leaves, axis), *values)
 
+    def any_goes_on(self, here: bool) -> bool:
+        """Whether some process of those that are reached has more batches. A barrier where there are several.
+
+        Args:
+            here: Whether this process has.
+
+        Returns:
+            The same on all.
+        """
+        return here
+
     # -- values -----------------------------------------------------------------------------------------------------
 
     def reduce(self, op: str, value: Any, axis: int | None = None) -> Any:
@@ -307,8 +318,12 @@ class Strategy:
             to_device: As of `distribute_dataset`.
 
         Returns:
-            An iterable as of `distribute_dataset`. Each replica in turn gets the next batch of the dataset; it ends
-            when there is not one for each.
+            An iterable as of `distribute_dataset`. Each replica in turn gets the next batch of the dataset. It ends
+            with the last batch of all processes in sync: until then replicas without one get an empty batch, of no
+            examples along the first axis. Under `MultiWorkerMirrored` each step therefore costs one small all-reduce.
+
+        Raises:
+            ConfigError: While it is read: a last step for which no empty batch can be made.
         """
         return batches_of_function(self, function, to_device)
 

@@ -110,6 +110,30 @@ def test_replicas_of_all_workers_reduce_and_gather() -> None:
     assert run.results == [pytest.approx(7 / 9)] * 2
 
 
+def uneven(server: Any) -> Any:
+    """Worker n has n + 2 batches of two examples, and two replicas: it sums the examples of all."""
+    with MultiWorkerMirrored(server, cpus(2)) as strategy:
+        with strategy.scope():
+            variables = strategy.variables({"w": np.zeros(())}, optimizer=dps.optim.SGD(1.0))
+
+        def dataset(context: Any) -> Any:
+            return [{"x": np.full(2, 1.0)} for _ in range(context.input_pipeline_id + 2)]
+
+        def step(batch: Any) -> None:
+            variables.apply_gradients({"w": np.asarray(-batch["x"].sum())})
+
+        steps = 0
+        for batch in strategy.distribute_datasets_from_function(dataset):
+            strategy.run(step, (batch,))
+            steps += 1
+        return steps, float(variables.read()["w"])
+
+
+def test_an_uneven_end_of_datasets_of_each_worker_gives_empty_batches() -> None:
+    run = simulated(3, uneven)
+    assert run.results == [(2, 18.0)] * 3, run.errors  # 2 + 3 + 4 batches of two ones
+
+
 def counting(server: Any) -> Any:
     with MultiWorkerMirrored(server, CPU) as strategy:
         seen = dps.Variable(np.array(0), synchronization="on_read", aggregation="sum")

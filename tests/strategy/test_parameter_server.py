@@ -148,6 +148,31 @@ def test_other_replicas_are_out_of_reach() -> None:
     assert not dps.simulate(work, workers=2).errors
 
 
+def merged(server: Any) -> Any:
+    """A step that applies its gradients in a merge_call, as an optimizer of TensorFlow does."""
+    with ParameterServer(server, dps.SyncReplicas(2, 2)) as strategy:
+        with strategy.scope():
+            variables = strategy.variables({"w": np.zeros(1)}, optimizer=dps.optim.SGD(1.0))
+        seen: list[Any] = []
+
+        def merge(strategy: Any, gradient: Any) -> Any:
+            assert dps.strategy.in_cross_replica_context()
+            seen.append(float(strategy.reduce("sum", gradient)[0]))
+            return variables.apply_gradients({"w": gradient}).step
+
+        def step() -> Any:
+            context = dps.strategy.get_replica_context()
+            assert context is not None
+            return context.merge_call(merge, (np.full(1, -1.0 - server.task),))
+
+        return strategy.run(step), seen, float(variables.read()["w"][0])
+
+
+def test_merge_call_sees_the_replica_of_its_worker_and_gradients_in_it_are_summed_over_all() -> None:
+    run = dps.simulate(merged, workers=2)
+    assert run.results == [(1, [-1.0], 3.0), (1, [-2.0], 3.0)], run.errors
+
+
 @pytest.mark.parametrize("mode", ["sync", "sync:sum"])
 def test_a_strategy_without_update_mode_is_refused_in_a_synchronous_run(mode: str) -> None:
     def work(server: Any) -> None:

@@ -93,9 +93,16 @@ def test_a_function_makes_the_batches_of_each_replica() -> None:
         return [np.full(size, i) for i in range(5)]
 
     found = [batch.values for batch in mirrored().distribute_datasets_from_function(dataset)]
-    assert [[int(part[0]) for part in parts] for parts in found] == [[0, 1], [2, 3]] and len(found[0][0]) == 4
+    assert [[part[:1].tolist() for part in parts] for parts in found] == [[[0], [1]], [[2], [3]], [[4], []]]
+    assert len(found[0][0]) == 4 and found[2][1].shape == (0,)
     with pytest.raises(ConfigError, match="does not divide by 2"):
         list(mirrored().distribute_datasets_from_function(lambda c: [c.get_per_replica_batch_size(7)]))
+
+
+def test_an_uneven_end_without_examples_to_leave_out_is_refused() -> None:
+    distributed = mirrored().distribute_datasets_from_function(lambda context: range(3))
+    with pytest.raises(ConfigError, match="ends in the middle of a step, and 2 at 'its top' has no first axis"):
+        list(distributed)
 
 
 def test_batches_go_to_the_gpu_on_request() -> None:
