@@ -435,3 +435,11 @@ def test_every_picture_is_shown_and_has_no_background_of_its_own() -> None:
         assert root.attrib["aria-label"]
         for shape in root.iter("{http://www.w3.org/2000/svg}rect"):
             assert (shape.attrib["width"], shape.attrib["height"]) != (width, height)
+
+
+def test_the_words_of_strategies_and_of_the_coordinator_are_in_the_glossary() -> None:
+    from dps import strategy
+
+    text = (DOCS / "glossary.md").read_text()
+    words = [*strategy.__all__, "Coordinator", "RemoteValue", "RemoteError"]
+    assert not [word for word in words if not re.search(rf"\b{word}\b", text, re.IGNORECASE)]
