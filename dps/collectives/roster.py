@@ -43,8 +43,9 @@ class Through:
         """The names of those that are not there."""
 
     def look(self, wanted: bool, there: Sequence[Any], lacks: str) -> None:
-        """A member wants one or not; and which one is there now."""
-        self.wanted, self._there, self.lacks = self.wanted or wanted, list(there), lacks
+        """A member wants one or not; and which one is there now, where it wants one."""
+        if wanted:
+            self.wanted, self._there, self.lacks = True, list(there), lacks
 
     def begin(self) -> None:
         """A generation begins."""

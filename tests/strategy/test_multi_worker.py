@@ -311,8 +311,8 @@ def real() -> Any:
 # -- bad use --------------------------------------------------------------------------------------------------------
 
 
-def differs(server: Any, what: str) -> None:
-    with MultiWorkerMirrored(server, CPU) as strategy, strategy.scope():
+def differs(server: Any, what: str, way: str = "auto") -> None:
+    with MultiWorkerMirrored(server, CPU, cross_device_ops=way) as strategy, strategy.scope():
         shape = 2 + server.task if what == "variables" else 2
         variables = strategy.variables({"w": np.zeros(shape)}, optimizer=dps.optim.SGD(1.0))
         if what == "calls":
@@ -342,6 +342,26 @@ def test_bad_use_is_one_line_on_each_worker(what: str, text: str) -> None:
     assert set(run.errors) == {"worker:0", "worker:1"}
     for error in run.errors.values():
         assert re.search(text, error) and "\n" not in error, error
+
+
+def sums_in_its_own_way(server: Any) -> None:
+    with MultiWorkerMirrored(server, CPU, cross_device_ops="ring" if server.task else "ps", timeout=8.0) as strategy:
+        strategy.reduce("sum", np.ones(4))
+
+
+def test_workers_that_sum_in_different_ways_are_told() -> None:
+    run = simulated(3, sums_in_its_own_way, ps=1)
+    assert len(run.errors) == 3
+    for error in run.errors.values():
+        assert "by 'ps'" in error and "by 'ring'" in error and "make the same calls" in error, error
+
+
+@pytest.mark.parametrize("way", ["ps", "ring"])
+def test_different_calls_are_told_whoever_takes_the_sum(way: str) -> None:
+    run = simulated(2, differs, "calls", way, ps=1)
+    wanted = f"is in all_reduce 'sum' of 1 float64 by {way!r}, worker"
+    assert len(run.errors) == 2 and all("make the same calls" in error for error in run.errors.values()), run.errors
+    assert any(wanted in error for error in run.errors.values()), run.errors
 
 
 @pytest.mark.parametrize(
