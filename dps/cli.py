@@ -65,7 +65,10 @@ def parser() -> Parser:
     made.add_argument("--version", action="version", version=f"dps {__version__}")
     commands = made.add_subparsers(required=True, metavar="COMMAND")
     add_launch(commands)
-    status = commands.add_parser("status", help="show a run, or what a cluster is doing: tasks, step, checkpoint")
+    status = commands.add_parser(
+        "status", help="show a run, or what a cluster is doing: tasks, step, checkpoint",
+        epilog="examples: dps status 4, dps status 10.0.0.1:2220 --keys keys",
+    )  # fmt: skip
     status.add_argument("run_or_chief", nargs="?", metavar="ID|ADDRESS", help="a run's number, or a chief's address")
     status.add_argument("--chief", default=DEFAULT_CHIEF, help=f"the chief's address (default {DEFAULT_CHIEF})")
     add_folder(status)
@@ -73,13 +76,17 @@ def parser() -> Parser:
     status.set_defaults(run=run_status)
     add_runs(commands)
     doctor = commands.add_parser(
-        "doctor", help="show what this machine has that dps can use, and what would make dps faster"
-    )
+        "doctor", help="show what this machine has that dps can use, and what would make dps faster",
+        epilog="examples: dps doctor, dps doctor --chief 10.0.0.1:2220",
+    )  # fmt: skip
     doctor.add_argument("--chief", help="check the way from here to the chief at this address instead")
     add_folder(doctor)
     doctor.add_argument("--json", action="store_true", help="print one JSON object, not lines")
     doctor.set_defaults(run=run_doctor)
-    simulate = commands.add_parser("simulate", help="run a training function on a simulated cluster")
+    simulate = commands.add_parser(
+        "simulate", help="run a training function on a simulated cluster",
+        epilog="example: dps simulate train.py:train --ps 4 --workers 64 --seed 7",
+    )  # fmt: skip
     simulate.add_argument("function", help="package.module:train or file.py:train, called with a dps.Server")
     simulate.add_argument("--ps", type=int, default=1, help="number of ps (default 1)")
     simulate.add_argument("--workers", type=int, default=2, help="number of workers (default 2)")
@@ -93,8 +100,13 @@ def parser() -> Parser:
     commands.add_parser(
         "bench", help="measure pulls, pushes, steps, rows and training loops beside this machine's limits"
     )
-    commands.add_parser("warm", help="compile the kernels of a ps ahead of its first run").set_defaults(run=run_warm)
-    completion = commands.add_parser("completion", help="print what makes a shell complete dps commands (Tab)")
+    commands.add_parser(
+        "warm", help="compile the kernels of a ps ahead of its first run", epilog="example: dps warm"
+    ).set_defaults(run=run_warm)
+    completion = commands.add_parser(
+        "completion", help="print what makes a shell complete dps commands (Tab)",
+        epilog="example: dps completion bash > ~/.local/share/bash-completion/completions/dps",
+    )  # fmt: skip
     completion.add_argument("shell", choices=SHELLS)
     completion.set_defaults(run=run_completion)
     add_token(commands.add_parser("token", help="print a join token: with it another machine joins without keys"))
@@ -108,7 +120,7 @@ def add_folder(command: argparse.ArgumentParser) -> None:
 
 def add_keys(keys: argparse.ArgumentParser) -> None:
     """The commands of `dps keys`."""
-    keys.epilog = "new DIR | export DIR --role ROLE OUT | rotate DIR | revoke DIR --role ROLE"
+    keys.epilog = "examples: dps keys new keys, dps keys export keys --role worker for-box2, dps keys rotate keys"
     made = keys.add_subparsers(required=True, metavar="COMMAND", dest="what")
     new = made.add_parser("new", help="make a folder with a pair of keys for each role")
     export = made.add_parser("export", help="write what a machine needs whose tasks have certain roles")
@@ -147,8 +159,10 @@ def run_token(args: argparse.Namespace) -> int:
 def add_launch(commands: argparse._SubParsersAction[Parser]) -> None:
     """Add `dps launch`."""
     launch = commands.add_parser(
-        "launch", help="run a program or an experiment file on a cluster on this machine", epilog=EXIT_CODES
-    )
+        "launch", help="run a program or an experiment file on a cluster, here or where --on says",
+        epilog=f"examples: dps launch --ps 2 --workers 4 train.py, dps launch experiment.yaml --detach; "
+        f"{EXIT_CODES}",
+    )  # fmt: skip
     add = launch.add_argument
     add("--ps", type=int, help="number of ps (default 1)")
     add("--workers", type=int, help="number of workers (default 1)")

@@ -83,6 +83,11 @@ def test_help_lists_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) 
         assert words in text
 
 
+def test_the_help_of_each_command_has_an_example() -> None:
+    for name, command in cli.parser()._subparsers._group_actions[0].choices.items():  # type: ignore[union-attr,attr-defined]
+        assert name == "bench" or f"dps {name}" in str(command.epilog), name
+
+
 def test_status_shows_the_chief_the_workers_and_a_row_for_each_ps(capsys: pytest.CaptureFixture[str]) -> None:
     with dps.Server.create_local_server() as server:
         params = {"w": np.zeros((250, 1000), np.float32)}

@@ -96,14 +96,16 @@ class Monitor:
 def _of_session(name: str, stats: Stats, flows: Stats, batch: int | None) -> dict[str, Any]:
     """The figures of a worker, as the ps that it has a session with tell them: each gets every push of it, or its part.
     `batch`: examples in a push, None: it has not said."""
+    moved = {"MB/s in": _megabytes(flows, "sent"), "MB/s out": _megabytes(flows, "received")}
     told = [stats[ps]["sessions"][name] for ps in flows]
+    if not any(session["pushes"] for session in told):  # it only reads
+        return moved
     rates = [each["pushes"] for each in flows.values()]
     pushes = None if None in rates else max(rates)
-    return {
+    return moved | {
         "step": max(session["step"] for session in told), "pushes/s": pushes,
         "examples/s": None if pushes is None or batch is None else pushes * batch,
         "staleness": max(session["staleness"] for session in told),
-        "MB/s in": _megabytes(flows, "sent"), "MB/s out": _megabytes(flows, "received"),
     }  # fmt: skip
 
 
