@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import os
 import signal
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 
 from dps import __version__
 from dps.config import THREADS
-from dps.errors import ConfigError, DpsError, MissingExtra
+from dps.errors import DpsError, MissingExtra
 from dps.flags import EXIT_CODES, Parser, add_addresses, addresses
 from dps.launch.commands import add as add_runs
 from dps.launch.commands import add_json, run_status
@@ -196,8 +195,6 @@ def add_launch(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run_bench(arguments: list[str]) -> int:
-    if importlib.util.find_spec("dps.monitor.bench") is None:
-        raise ConfigError("dps bench is not there yet")
     for variable in THREADS:  # before numpy is imported, because its libraries read them only once
         os.environ.setdefault(variable, "1")
     return int(importlib.import_module("dps.monitor.bench").main(arguments))
@@ -245,7 +242,7 @@ def run_warm(args: argparse.Namespace) -> int:
     where = ", ".join(made.folders) or "no folder, for none can be written; set NUMBA_CACHE_DIR to one"
     print(
         f"{made.versions} kernels ready in {clock.now() - began:.1f} s: {made.versions - made.from_cache} compiled, "
-        f"{made.from_cache} had been; kept in {where}"
+        f"{made.from_cache} had been compiled before; kept in {where}"
     )
     return 0
 

@@ -87,7 +87,7 @@ class LocalCopy:
             return {each: self.lookup(each, of, (out or {}).get(each)) for each, of in name.items()}
         spec, indices = self._plan.variables[self._index(name)], row_numbers(rows, "rows")
         if not spec.shape:
-            raise ValueError(f"{name} is a scalar; it has no rows")
+            raise ValueError(f"lookup: {name} is a scalar, which has no rows; use pull")
         check_rows(spec, indices.reshape(-1))
         found = self._copies[self._index(name)].host()[indices]
         if out is None:

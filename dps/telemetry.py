@@ -51,5 +51,5 @@ def _tell(listeners: list[Listener], row: dict[str, Any]) -> None:
         try:
             listener(row)
         except Exception:
-            log.exception("a progress listener failed and is dropped")
+            log.exception("the progress listener %r raised an error and is not called any more", listener)
             listeners.remove(listener)

@@ -56,7 +56,7 @@ def test_a_run_that_is_restored_has_no_use_for_first_values(tmp_path: Path) -> N
         ({"hidden": {"v": np.ones(2)}}, "init_fn returned 'hidden/v', which is no variable"),
         ({"hidden": {"w": np.ones(3)}}, "init_fn returned float64 (3,) for hidden/w, the variable is float64 (2,)"),
         ({"hidden": {"w": np.ones(2, np.float32)}}, "init_fn returned float32 (2,) for hidden/w"),
-        ({"hidden": {"w": "text"}}, "init_fn returned what are no first values"),
+        ({"hidden": {"w": "text"}}, "init_fn returned values that cannot be used"),
         (OSError("no such\nfile"), "init_fn raised OSError: no such file"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_session_opens_when_it_is_ready(answers: list[Any]) -> None:
     [
         (False, "ready_fn says that the session is not ready"),
         ("the table is empty", "ready_fn: the table is empty"),
-        (["a", "b"], "ready_fn: not ready are a, b"),
+        (["a", "b"], "ready_fn says that these are not ready: a, b"),
     ],
 )
 def test_a_session_that_is_never_ready_says_what_is_missing(answer: Any, words: str) -> None:

@@ -52,6 +52,6 @@ class Actor:
         if handler is None:
             handler = getattr(self, f"on_{kind.__name__}", None)
             if handler is None:
-                raise ProtocolError(f"{self.name} does not understand {kind.__name__}")
+                raise ProtocolError(f"{self.name} got {kind.__name__}, which it does not handle; is its address right?")
             self._handlers = {**self._handlers, kind: handler}
         handler(message, sender)

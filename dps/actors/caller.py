@@ -121,7 +121,7 @@ class Caller:
         request = self.start(to, message, feed)
         if not self.wait([request], timeout_s):
             self.drop(request)
-            raise DeadlineExceeded(f"{to} did not answer within {timeout_s:.1f} s ({type(message).__name__})")
+            raise DeadlineExceeded(f"{to} did not answer {type(message).__name__} within {timeout_s:.1f} s")
         if isinstance(answers[0], Failed):
             raise answers[0].exception()
         return answers[0]

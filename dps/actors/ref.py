@@ -36,5 +36,5 @@ class Sender(NamedTuple):
         """A client of that process, by the number that the process gave it: nobody else can be it. Raises
         NotAuthenticated for a process that has presented no ticket."""
         if not self.peer.ticket:
-            raise NotAuthenticated(f"{self.name} has presented no ticket on this connection")
+            raise NotAuthenticated(f"got a message of {self.name} before its ticket; wanted the ticket first")
         return self.peer.ticket, number

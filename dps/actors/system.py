@@ -131,7 +131,7 @@ class Node:
             return True
 
         def expired() -> None:
-            error = DeadlineExceeded(f"{to} did not answer within {timeout_s:.1f} s ({type(message).__name__})")
+            error = DeadlineExceeded(f"{to} did not answer {type(message).__name__} within {timeout_s:.1f} s")
             self._guard(lambda: then(error))
 
         request = Question(feed, lambda: again or message, expired)

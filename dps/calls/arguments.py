@@ -73,5 +73,5 @@ def _plain_leaf(code: int, content: Any, special: Callable[[int, Any], Any] | No
     if code == NUMBER:
         return np.dtype(content[0]).type(content[1])
     if special is None:
-        raise ProtocolError(f"a value of kind {code} cannot be read")
+        raise ProtocolError(f"a value of kind {code} cannot be read; install the same dps version on all tasks")
     return special(code, content)

@@ -59,7 +59,7 @@ def load(storage: Storage, checkpoint_dir: str, name: str, verify: bool = True) 
         raise CheckpointError(f"{folder} has no {MANIFEST_FILE}: it was never finished; use an older checkpoint")
     manifest = decode(storage.read(path), path)
     if manifest.name != name:
-        raise CheckpointError(f"{path} belongs to {manifest.name}: rename the folder back")
+        raise CheckpointError(f"{path} is the manifest of {manifest.name}; give its folder that name again")
     for shard in manifest.shards:
         check_shard(storage, folder, shard.file, digest=verify)
     return manifest

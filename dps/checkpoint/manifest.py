@@ -129,7 +129,7 @@ class Manifest:
         for variable in self.variables:
             for part in variable.parts:
                 if part.shard >= len(self.shards):
-                    raise ValueError(f"a part of {variable.name!r} is in shard {part.shard} of {len(self.shards)}")
+                    raise ValueError(f"{variable.name!r} has a part in shard {part.shard} of {len(self.shards)}")
         if len(self._by_name) < len(self.variables) or _may_clash(self.variables):
             self._check_names()
 
@@ -219,7 +219,8 @@ def _telling(path: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not a manifest: {type(error).__name__}: {error}") from error
+        why = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} is not a manifest ({why}); use an older checkpoint") from error
 
 
 def _shards_from_json(body: Mapping[str, Any]) -> tuple[SavedShard, ...]:

@@ -95,7 +95,7 @@ def read_tensor_rows(
     Raises CheckpointError if the file is damaged, lacks the tensor, or the tensor lacks the rows.
     """
     if row0 < 0 or rows < 0:
-        raise ValueError(f"rows of {name} are wanted from {row0}, {rows} of them; neither can be negative")
+        raise ValueError(f"{name}: got row0={row0}, rows={rows}, wanted 0 or more of each")
     entry = (header or read_header(storage, path)).tensors.get(name)
     if entry is None:
         raise _broken(path, f"it holds no tensor {name!r}")
@@ -135,7 +135,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     try:
         known: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16 if name == "bfloat16" else name)
     except (TypeError, ImportError) as error:
-        raise CheckpointError(f"dtype {name!r} is not known here; for bfloat16 install ml-dtypes") from error
+        raise CheckpointError(f"got dtype {name!r}, which is not known here; pip install 'dps[bfloat16]'") from error
     return known
 
 

@@ -132,7 +132,7 @@ class LocalStorage:
         for name in os.path.relpath(whole, root).split(os.sep):
             found = os.path.normpath(os.path.join(found, name))
             if os.path.islink(found) and (last or found != os.path.join(self.root, os.path.relpath(whole, root))):
-                raise CheckpointError(f"{found} is a symbolic link, which is not followed below the --checkpoint-root")
+                raise CheckpointError(f"{found} is a symbolic link; below a --checkpoint-root wanted the folder itself")
         return found
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:

@@ -68,7 +68,7 @@ def write_runs(
     dtype cannot be stored, or the folder's checkpoint is committed already: a committed checkpoint is never rewritten.
     """
     if not 0 <= index < count:
-        raise ValueError(f"shard index {index} is not one of 0 to {count - 1}")
+        raise ValueError(f"got the shard index {index}, wanted 0 to {count - 1}")
     if storage.exists(join(folder, MANIFEST_FILE)):
         raise CheckpointError(f"{folder} is a finished checkpoint and is not written again; save at a later step")
     file = shard_file_name(index, count)
@@ -86,7 +86,7 @@ def _check(run: Run) -> None:
         name = run.names[0] if run.names else ""
         raise CheckpointError(f"{name!r} has dtype {run.values.dtype.name}; a checkpoint stores {known}: convert it")
     if sum(map(math.prod, run.shapes)) != run.values.size or len(run.names) != len(run.shapes):
-        raise ValueError(f"{len(run.names)} tensors of {len(run.shapes)} shapes do not make up {run.values.size} items")
+        raise ValueError(f"{len(run.names)} names and {len(run.shapes)} shapes do not describe {run.values.size} items")
 
 
 def _header(runs: Sequence[Run], metadata: Mapping[str, str]) -> bytes:

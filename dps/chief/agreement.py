@@ -33,7 +33,7 @@ class Agreement:
 def check_fits(name: str, plan: dict[str, Any], settings: dict[str, Any], run_plan: Plan, run: dict[str, Any]) -> None:
     """Raise ConfigError if a later session's layout or settings differ from those of the run; {} fits any run."""
     if plan and (difference := Plan.from_wire(plan).differs(run_plan)):
-        raise ConfigError(f"{name} does not fit the run: {difference}")
+        raise ConfigError(f"{name} does not fit the run: {difference}; give all workers the same model and optimizer")
     for key in ("update", "durability", "checkpoint_dir"):
         wanted, has = settings.get(key), run.get(key)
         if wanted and wanted != has:

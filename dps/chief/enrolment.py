@@ -52,7 +52,7 @@ class Enrolment(Actor):
 
     def on_MakeToken(self, message: MakeToken, sender: Sender) -> None:
         if not is_key(message.key):
-            raise ConfigError("MakeToken: got no public key")
+            raise ConfigError("got no public key for a join token; make the token with: dps token")
         asked = message.key, message.role, message.uses, message.ttl_s
         self._change(lambda tokens, now: tokens.issue(*asked, now))
         what = f"{message.uses} {message.role}{'' if message.uses == 1 else 's'}"
@@ -65,7 +65,7 @@ class Enrolment(Actor):
         token, public = self.node.user.partition(" ")[2].encode(), self._keys.folder.keys.public
         try:
             if not is_key(message.key):
-                raise NotAuthenticated("it brings no public key")
+                raise NotAuthenticated("it sent no public key")
             before = self._tokens.version
             role = self._change(lambda tokens, now: tokens.enrol(token, message.key, public, now))
         except NotAuthenticated as error:

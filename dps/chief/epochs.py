@@ -28,7 +28,7 @@ from dps.variables.saved import check_saved
 
 log = logging.getLogger("dps")
 
-NOTHING_SAVED = "at durability none without a checkpoint_dir nothing can be restored; give the session a checkpoint_dir"
+NOTHING_SAVED = "without a checkpoint_dir nothing was saved or can be restored; give the session a checkpoint_dir"
 
 
 class Epochs:
@@ -332,7 +332,7 @@ class Epochs:
         if self.run is not None and not self.run.checkpoint_dir:
             raise ValueError("nothing to save to: the run has no checkpoint_dir; give the first session one")
         if session not in self._sessions.known:
-            raise Aborted("the chief does not know this session; it was restarted")
+            raise Aborted("the chief was restarted and does not know this session; open the session again")
         if self.now is None or self.now.checkpoints is None or self.phase != RUN:
             raise Aborted(f"nothing can be saved now: {self.text()}")
         self.now.checkpoints.save(then)

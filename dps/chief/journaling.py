@@ -36,7 +36,7 @@ class Journaling:
             self._wanted = None if ended else (checkpoint_dir, epoch)
             return False
         if self.problem:
-            log.warning("%s: the journal is written again", self._node.name)
+            log.warning("%s: the journal can be written again", self._node.name)
         self.problem, self._wanted = "", None
         return True
 

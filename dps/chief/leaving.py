@@ -59,7 +59,7 @@ class Leaving:
         if run is None or not self._cluster.needs(task) or self._epochs.phase != RUN:
             self._go(task, why)
         elif now is None or now.checkpoints is None:
-            lost = "without a checkpoint_dir its values go with it; give the session a checkpoint_dir"
+            lost = "without a checkpoint_dir its values are lost; give the session a checkpoint_dir"
             self._ending.drain(f"ps:{task} {why}: {lost}", 3)
         else:
             now.checkpoints.save(lambda name, step: self._saved(task, why))

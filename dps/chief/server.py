@@ -146,9 +146,9 @@ class ChiefActor(Actor):
         if address and not other and cluster.is_open(job, task):
             other = self.members.awaited(f"{job}:{task}", ticket, self.node.now() - self._started_at)
         if other:
-            self.node.answer(sender, Waiting(f"{other} is another process, which is still there"))
+            self.node.answer(sender, Waiting(f"another process is {other}; this one waits until that has ended"))
         if other and cluster.is_news(ticket):
-            log.warning("%s: another process wants the place of %s; it waits until that is gone", self.node.name, other)
+            log.warning("%s: a second process wants to be %s; it waits for the first one's end", self.node.name, other)
         return bool(other)
 
     def _admit_tickets(self, sender: Sender) -> None:
@@ -311,7 +311,7 @@ class ChiefActor(Actor):
             return
         self.epochs.check_restore(message.session, message.epoch, message.name)
         self.node.answer(sender)
-        log.warning("%s: %s asked for a restore", self.node.name, self.sessions.name(message.session))
+        log.warning("%s: %s asked to go back to a checkpoint", self.node.name, self.sessions.name(message.session))
         self.epochs.restore(message.name)
 
     # -- questions ----------------------------------------------------------------------------------------------

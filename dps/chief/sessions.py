@@ -82,7 +82,7 @@ class Sessions:
     def check_open(self, number: int) -> None:
         """Raises Aborted for a session that has closed."""
         if number in self._closed:
-            raise Aborted("this session has closed")
+            raise Aborted("this session is closed; open another one")
 
     def close(self, number: int, failed: bool = False) -> bool:
         """Note that a session has closed, with an error if `failed`; returns whether this was not known."""

@@ -76,15 +76,15 @@ class Tokens:
         public keys of each role, the newest first. Raises NotAuthenticated."""
         issued = self.issued.get(token)
         if issued is None:
-            raise NotAuthenticated("no such join token")
+            raise NotAuthenticated("this chief has made no such join token")
         if self._by.get(key) == token:
             return issued.role
         if problem := issued.problem(now):
             raise NotAuthenticated(problem)
         if key in self.joined or any(key in known for known in under.values()):
-            raise NotAuthenticated("its key is another one's")
+            raise NotAuthenticated("its key has joined by another token, or is a key of the run")
         if not under.get(issued.role) or len(self.joined) >= MOST_JOINED:
-            raise NotAuthenticated(f"the run takes no more keys of a {issued.role}")
+            raise NotAuthenticated(f"the run takes no more keys of a {issued.role}: {len(self.joined)} have joined")
         issued.left -= 1
         self.joined[key], self._by[key] = Joined(issued.role, under[issued.role][0]), token
         self.version += 1
@@ -106,7 +106,7 @@ class Tokens:
         """Raises KeyError, TypeError and ValueError for other values than those of `to_json`."""
         made = Tokens()
         if found["format"] != FORMAT:
-            raise ValueError(f"format {found['format']}")
+            raise ValueError(f"got format {found['format']}, wanted {FORMAT}")
         made.version = int(found["version"])
         for key, role, left, until in found["issued"]:
             made.issued[key.encode()] = Issued(str(role), int(left), float(until))
@@ -135,7 +135,7 @@ class TokenFile:
             with open(file, encoding="ascii") as text:
                 return Tokens.from_json(json.load(text))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            what = "delete it: who has joined by a token then needs a new one"
+            what = "delete it; tasks that have joined by a token then need new ones"
             raise ConfigError(f"{self.path} holds no join tokens ({error!r}); {what}") from None
 
     def save(self, tokens: Tokens) -> None:

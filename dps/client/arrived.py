@@ -56,10 +56,10 @@ class Arrived:
             if at == end:
                 at, end = start, ends.pop(start, -1)
             if start != at or at + len(piece) > end:
-                raise ProtocolError(f"bytes {start} to {start + len(piece)} of a shard's values do not fit the others")
+                raise ProtocolError(f"bytes {start} to {start + len(piece)} of a shard overlap others or leave a gap")
             at += len(piece)
         if at != end or ends:
-            raise ProtocolError(f"some of the {self._layout.data_nbytes} bytes of a shard's values have not come")
+            raise ProtocolError(f"some of the {self._layout.data_nbytes} bytes of a shard's values have not arrived")
 
 
 def _own(received: Array) -> Array:

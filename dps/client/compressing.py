@@ -250,7 +250,7 @@ class PackedPull(PullTransfer):
         if isinstance(piece, Changes) and (self.base is None or piece.base != self._message.base):
             return False
         if not 0 <= piece.nbytes <= self._packed.nbytes or (piece.nbytes < self._packed.nbytes and not changes):
-            raise ProtocolError(f"an answer of {piece.nbytes} bytes; wanted {self._packed.nbytes}, or fewer of changes")
+            raise ProtocolError(f"got {piece.nbytes} bytes of values, wanted {self._packed.nbytes}, or fewer: changes")
         if piece.counter > self.counter or self._parts is None or self._changes != changes:
             self.counter, self.step, self._changes = piece.counter, piece.step, changes
             self._got, self._parts = {}, np.empty(piece.nbytes, np.uint8)

@@ -36,7 +36,7 @@ class FirstValues:
         try:
             found = {name: to_array(leaf, name) for name, leaf in leaves(made)}
         except (TypeError, ValueError) as error:
-            raise HookError(f"{self._name}: init_fn returned what are no first values: {error}") from None
+            raise HookError(f"{self._name}: init_fn returned values that cannot be used: {error}") from None
         for name, array in found.items():
             if problem := _problem(name, array, values.get(name)):
                 raise HookError(f"{self._name}: init_fn returned {problem}")

@@ -40,7 +40,7 @@ class Lookups:
             operation = LookupOp(self.connection, {wanted: self._table(wanted, rows, out)}, several=False)
         else:
             if rows is not None or not isinstance(out, Mapping | None):
-                raise TypeError("lookup takes (name, rows, out=array) or ({name: rows}, out={name: array})")
+                raise TypeError("lookup takes either (name, rows, out=array) or ({name: rows}, out={name: array})")
             places = out or {}
             strange = sorted(set(places) - set(wanted))
             if strange:
@@ -53,10 +53,10 @@ class Lookups:
     def _table(self, name: str, rows: Any, out: Any) -> _Table:
         plan = self.connection.agreed.plan
         if name not in plan.by_name:
-            raise ValueError(f"no variable {name!r}; there are {list(plan.by_name)[:10]}")
+            raise ValueError(f"lookup: no variable {name!r}; there are {list(plan.by_name)[:10]}")
         spec = plan.variables[plan.by_name[name]]
         if not spec.shape:
-            raise ValueError(f"{name} is a scalar; it has no rows")
+            raise ValueError(f"lookup: {name} is a scalar, which has no rows; use pull")
         indices = row_numbers(rows, "rows")
         found = self.connection.row_lists.of(indices.reshape(-1))
         lowest, highest = found.ends()

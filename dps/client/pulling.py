@@ -181,7 +181,7 @@ class Pulls:
         by_name = self._connection.agreed.plan.by_name
         wanted = None if names is None else list(dict.fromkeys(names))
         if unknown := [name for name in wanted or () if name not in by_name]:
-            raise ValueError(f"no variables {unknown}; there are {list(by_name)[:10]}")
+            raise ValueError(f"pull: no variables {unknown}; there are {list(by_name)[:10]}")
         to_come = itertools.chain([int(leads)], itertools.repeat(0))  # after a rollback it leads nothing
 
         def launch() -> dict[int, Pull]:

@@ -349,7 +349,7 @@ class Group:
             if waited_s >= timeout:
                 member.fail(DeadlineExceeded(f"{text}; waited {waited_s:.1f} s"))
             elif patience.due(self._runtime.now()):
-                log.info("%s; waits since %.0f s", text, waited_s)
+                log.info("%s; has waited %.0f s", text, waited_s)
         if member.error is not None and not ready():
             raise member.error
         if member.error is not None and member.completed + 1 in member.works:

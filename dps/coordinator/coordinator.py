@@ -257,7 +257,7 @@ class Coordinator:
             if waited_s >= limit_s:
                 raise DeadlineExceeded(f"{text}; waited {now - began:.1f} s")
             if patience.due(now):
-                log.info("%s: %s; waits since %.0f s", self._server.name, text, now - began)
+                log.info("%s: %s; has waited %.0f s", self._server.name, text, now - began)
 
     def _text(self) -> str:
         """Who is waited for."""

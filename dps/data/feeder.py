@@ -121,7 +121,7 @@ class DatasetActor(Actor):
         if feed.line.closed:
             text = f"waits for {', '.join(feed.unfinished())} to finish the last batches of epoch {feed.epoch}"
         else:
-            text = f"reads the next batch since {since_s:.0f} s"
+            text = f"has been reading the next batch for {since_s:.0f} s"
         self.node.answer(sender, Waiting(f"{self.node.name} {text}"))
 
     def on_Finish(self, message: Finish, sender: Sender) -> None:

@@ -164,7 +164,7 @@ class RemotePass:
                 raise DeadlineExceeded(f"{text}; waited {now - began:.1f} s")
             if now >= report_at:
                 report_at += REPORT_S
-                log.warning("%s; waits since %.0f s", text, now - began)
+                log.warning("%s; has waited %.0f s", text, now - began)
         if server.exit_code is not None:
             raise TaskLost(f"dataset {self._remote.name!r}: {server.reason or 'the run has ended'}")
 

@@ -213,9 +213,8 @@ class Queue:
             return True
 
         if self._busy or not self._client:
-            raise ConfigError(
-                f"queue {self.name!r}: " + ("another thread uses it; make one for each" if self._busy else "was left")
-            )
+            why = "another thread uses it; make one for each" if self._busy else "it was left; make another one"
+            raise ConfigError(f"queue {self.name!r}: {why}")
         self._busy = True
         request = self._caller.start(self._to, message, feed, again)
         try:
@@ -242,7 +241,7 @@ class Queue:
             text = f"{what}: {self._reason or f'the chief at {self._to.address} does not answer'}"
             if waited_s >= seconds:
                 raise DeadlineExceeded(f"{self._server.name}: {text}; waited {waited_s:.1f} s")
-            log.warning("%s: %s; waits since %.0f s", self._server.name, text, waited_s)
+            log.warning("%s: %s; has waited %.0f s", self._server.name, text, waited_s)
 
     def _over(self) -> bool:
         return self._server.exit_code is not None

@@ -34,7 +34,7 @@ class StepCounter(Hook):
     """
 
     def __init__(self, steps: int | None = None, seconds: float | None = None) -> None:
-        self._timer = Timer(100 if steps is None and seconds is None else steps, seconds)
+        self._timer = Timer(100 if steps is None and seconds is None else steps, seconds, "StepCounter")
         self.steps_per_s: float | None = None
 
     def after_run(self, session: Loop, push: Push, loss: Any) -> None:

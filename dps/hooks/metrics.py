@@ -50,7 +50,7 @@ class LogMetrics(Hook):
         metrics: Callable[[Any], Mapping[str, Any]] | None = None,
         at_end: bool = False,
     ) -> None:
-        self._timer = Timer(100 if steps is None and seconds is None else steps, seconds)
+        self._timer = Timer(100 if steps is None and seconds is None else steps, seconds, "LogMetrics")
         if metrics is not None and not callable(metrics):
             raise ConfigError(f"LogMetrics: got metrics={metrics!r:.80}, wanted a function of the session")
         self.batch, self._pushes, self._seen = batch, 0, 0

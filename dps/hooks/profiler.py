@@ -59,7 +59,7 @@ class Profiler(Hook):
     def __init__(
         self, directory: str | None = None, steps: int | None = None, seconds: float | None = None, length: int = 10
     ) -> None:
-        self._timer = None if steps is None and seconds is None else Timer(steps, seconds)
+        self._timer = None if steps is None and seconds is None else Timer(steps, seconds, "Profiler")
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:
             raise ConfigError(f"Profiler: got length={length!r}, wanted the pushes of one trace, a whole number from 1")
         self._directory, self._length = directory, length

@@ -46,7 +46,7 @@ class CheckpointSaver(Hook):
     def __init__(
         self, steps: int | None = None, seconds: float | None = None, listeners: Sequence[CheckpointSaverListener] = ()
     ) -> None:
-        self._timer = Timer(steps, seconds if steps is not None or seconds is not None else 600.0)
+        self._timer = Timer(steps, seconds if steps is not None or seconds is not None else 600.0, "CheckpointSaver")
         self._listeners = _checked(listeners) if listeners else []
         self._saved: int | None = None
         """The step of the last checkpoint that this hook asked for."""

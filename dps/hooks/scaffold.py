@@ -44,5 +44,5 @@ class Scaffold(Hook):
         if isinstance(found, str):
             return f"ready_fn: {found}"
         if isinstance(found, list | tuple):
-            return f"ready_fn: not ready are {', '.join(map(str, found))}"
+            return f"ready_fn says that these are not ready: {', '.join(map(str, found))}"
         raise ConfigError(f"ready_fn returned {found!r:.80}, wanted True, or what is missing: False, a text or a list")

@@ -38,10 +38,10 @@ class StopAtStep(Hook):
 
     def __init__(self, last_step: int | None = None, num_steps: int | None = None) -> None:
         if (last_step is None) == (num_steps is None):
-            raise ConfigError(f"give either last_step or num_steps, got {last_step!r} and {num_steps!r}")
+            raise ConfigError(f"StopAtStep: got {last_step=} and {num_steps=}, wanted one of them")
         for name, value in (("last_step", last_step), ("num_steps", num_steps)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise ConfigError(f"got {name}={value!r}, wanted a whole number from 0")
+                raise ConfigError(f"StopAtStep: got {name}={value!r}, wanted a whole number from 0")
         self.last_step, self._num_steps = last_step, num_steps
 
     def after_create_session(self, session: Loop) -> None:

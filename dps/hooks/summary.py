@@ -57,7 +57,7 @@ class SummarySaver(Hook):
         tensorboard: bool = False,
         all_workers: bool = False,
     ) -> None:
-        self._timer = Timer(100 if steps is None and seconds is None else steps, seconds)
+        self._timer = Timer(100 if steps is None and seconds is None else steps, seconds, "SummarySaver")
         if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
             raise ConfigError(f"got batch={batch!r}, wanted the examples in one push, a whole number from 1")
         if tensorboard:

@@ -9,16 +9,16 @@ from dps.transport.current import runtime
 class Timer:
     """Fires every N steps or every N seconds. It fires the first time it is asked, and never twice for one step.
 
-    Raises ConfigError unless exactly one of the two is given, and above 0.
+    Raises ConfigError, in the name of the hook `whose`, unless exactly one of the two is given, and above 0.
     """
 
-    def __init__(self, every_steps: int | None = None, every_s: float | None = None) -> None:
+    def __init__(self, every_steps: int | None = None, every_s: float | None = None, whose: str = "Timer") -> None:
         if (every_steps is None) == (every_s is None):
-            raise ConfigError(f"give either steps or seconds, got {every_steps!r} steps and {every_s!r} seconds")
+            raise ConfigError(f"{whose}: got steps={every_steps!r} and seconds={every_s!r}, wanted one of them")
         if every_steps is not None and (isinstance(every_steps, bool) or not isinstance(every_steps, int)):
-            raise ConfigError(f"got steps={every_steps!r}, wanted a whole number from 1")
+            raise ConfigError(f"{whose}: got steps={every_steps!r}, wanted a whole number from 1")
         if (every_steps is not None and every_steps < 1) or (every_s is not None and not every_s > 0):
-            raise ConfigError(f"got steps={every_steps!r} and seconds={every_s!r}, wanted a number above 0")
+            raise ConfigError(f"{whose}: got steps={every_steps!r} and seconds={every_s!r}, wanted a number above 0")
         self.every_steps, self.every_s = every_steps, every_s
         self._step: int | None = None
         self._time = 0.0

@@ -36,7 +36,7 @@ class GlobalStepWaiter(Hook):
 
     def __init__(self, wait_until_step: int, timeout: float = 60.0) -> None:
         if isinstance(wait_until_step, bool) or not isinstance(wait_until_step, int) or wait_until_step < 0:
-            raise ConfigError(f"got wait_until_step={wait_until_step!r}, wanted a whole number from 0")
+            raise ConfigError(f"GlobalStepWaiter: got {wait_until_step=}, wanted a whole number from 0")
         self._step, self._timeout = wait_until_step, check_seconds("GlobalStepWaiter", timeout)
 
     def after_create_session(self, session: Loop) -> None:

@@ -42,7 +42,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
         "ids", nargs="+", metavar="ID|ADDRESS", help="the runs' numbers, as dps list shows them, or a chief's address"
     )
     kill.add_argument("--keys", metavar="DIR", help="the folder of keys, if a run has keys (DPS_KEYS)")
-    kill.add_argument("--grace", type=float, default=GRACE_S, help=f"seconds until force is used (default {GRACE_S:g})")
+    kill.add_argument("--grace", type=float, default=GRACE_S, help=f"seconds until tasks are killed ({GRACE_S:g})")
     kill.set_defaults(run=run_kill)
     prune = commands.add_parser("prune", help="remove the folders of runs that are over", epilog=PRUNE_EXAMPLE)
     prune.add_argument("--older-than", metavar="AGE", help="those that ended longer ago than this: 12h, 30d")
@@ -249,12 +249,12 @@ def run_kill(args: argparse.Namespace) -> int:
     for path in paths:
         view = wait_for_end(path, now() + SILENT_S)
         if not view.over:
-            print(f"run {view.id} is ending; force is used after {args.grace:g} s", file=sys.stderr)
+            print(f"run {view.id} is ending; tasks that still run after {args.grace:g} s are killed", file=sys.stderr)
             view = wait_for_end(path, now() + args.grace + KILL_S, force=True)
         if not view.over:
             raise DeadlineExceeded(
-                f"run {view.id} is not over {args.grace + KILL_S:g} s after it was told to end; its keeper is process "
-                f"{view.values['keeper']['pid']} on {view.values['keeper']['host']}"
+                f"run {view.id} still runs {args.grace + KILL_S:g} s after it was told to end; kill process "
+                f"{view.values['keeper']['pid']} on {view.values['keeper']['host']}, which keeps it"
             )
         print(f"run {view.id}: {view.state}")
     return 0

@@ -147,7 +147,7 @@ def of_flags(args: argparse.Namespace, env: Mapping[str, str]) -> Wanted:
 def check_flags(args: argparse.Namespace, ps: int, workers: int) -> None:
     """Raise ConfigError for flags that a run cannot be started with."""
     if ps < 0 or workers < 1:
-        raise ConfigError(f"got --ps {ps} --workers {workers}; wanted at least one worker, and no ps or some")
+        raise ConfigError(f"got --ps {ps} --workers {workers}; wanted --workers from 1 and --ps from 0")
     if args.serve:
         check_serves(args)
     check_datasets(args)

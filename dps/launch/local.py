@@ -75,7 +75,7 @@ class LocalCluster:
         pin: bool = False, serve: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
     ) -> None:  # fmt: skip
         if ps < 0 or workers < 1:
-            raise ConfigError(f"got ps={ps}, workers={workers}; wanted at least one worker, and no ps or some")
+            raise ConfigError(f"got ps={ps}, workers={workers}; wanted workers from 1 and ps from 0")
         if pin and not processes:
             raise ConfigError("got pin=True with processes=False; only processes can be pinned to processors")
         if isinstance(update, str):

@@ -53,7 +53,7 @@ def end_run(chief: str, grace_s: float, silent_s: float, kill_s: float) -> None:
     _ask(chief, OPERATORS, EndRun("an operator ended the run", False), False)
     if _ends(chief, min(silent_s, grace_s)):
         return
-    print(f"the run of {chief} is ending; force is used after {grace_s:g} s", file=sys.stderr)
+    print(f"the run of {chief} is ending; it is ended at once after {grace_s:g} s", file=sys.stderr)
     if _ends(chief, grace_s - silent_s):
         return
     _tell_now(chief)

@@ -21,7 +21,7 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
             load(program)()
         elif program.endswith(".py") or os.path.exists(program):
             if not os.path.exists(program):
-                raise ConfigError(f"--program {program}: no such file")
+                raise ConfigError(f"--program {program}: no such file; wanted FILE or package.module")
             sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
             runpy.run_path(program, run_name="__main__")
         else:

@@ -116,7 +116,8 @@ class LocalRun:
                 shown.show()
                 self._tell(FAIL_S)
                 if deadline is not None and clock.now() >= deadline:
-                    raise DeadlineExceeded(f"{names(self._running())} did not end within {timeout} s", self)
+                    late = f"{names(self._running())} did not end within {timeout} s"
+                    raise DeadlineExceeded(f"{late}; run.wait() waits again, run.stop() ends them", self)
         except KeyboardInterrupt as interrupt:
             interrupt.add_note("the workers of this run go on: run.wait() waits for them again, run.stop() ends them")
             raise

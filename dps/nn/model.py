@@ -70,7 +70,7 @@ class Model(LayeredModel):
         """
         if has_strategy() and get_strategy() is not self.strategy:
             raise ConfigError(
-                f"compile: in the scope of {get_strategy()!r}, the model was made under {self.strategy!r}"
+                f"compile: got the scope of {get_strategy()!r}, wanted that of {self.strategy!r}, which made the model"
             )
         if self._variables is not None:
             raise ConfigError(

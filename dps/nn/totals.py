@@ -63,7 +63,7 @@ class SharedTotals:
                 "its dataset ended early; give all workers as many batches, or steps_per_epoch"
             )
         if epochs != parts * self._epoch:
-            log.warning("fit: in epoch %d of this worker another one was in another epoch", self._epoch)
+            log.warning("fit: the logs of epoch %d hold batches of another one: a worker was in it", self._epoch)
         elif parts < steps * self._workers:
             log.warning(
                 "fit: epoch %d was made of %d parts of batches instead of %d: a worker has left, or its dataset ended "

@@ -40,5 +40,5 @@ def load(path: str | os.PathLike[str], values: Mapping[str, Any]) -> dict[str, A
         has = found[name].shape if name in found else "no such array"
         needs = wanted[name].shape if name in wanted else "no such parameter"
         if has != needs:
-            raise CheckpointError(f"load_weights: {path} has for {name}: {has}, the model: {needs}")
+            raise CheckpointError(f"load_weights: {path} has {has} for {name}, the model has {needs}")
     return found

@@ -83,7 +83,7 @@ _NAMES_NBYTES = 256
 def _names(actor: str, sender: str) -> bytes:
     names = f"{actor}\0{sender}".encode()
     if _named(names) != (actor, sender):
-        raise ValueError("these are for a list")
+        raise ValueError("names that a plain header cannot hold")
     return names
 
 
@@ -216,14 +216,14 @@ def _message(form: Form, fields: list[Any], shapes: list[Any], frames: Sequence[
             raise ProtocolError(f"{form.cls.__name__} carries no arrays, got {len(frames)}")
         return form.cls(*fields)
     if len(shapes) != len(frames):
-        raise ProtocolError(f"{len(shapes)} shapes for {len(frames)} frames")
+        raise ProtocolError(f"{form.cls.__name__} has {len(shapes)} shapes for {len(frames)} frames")
     arrays = tuple(_array(shape, frame) for shape, frame in zip(shapes, frames, strict=True))
     return form.cls(*fields, arrays)  # type: ignore[call-arg]
 
 
 def _array(described: Any, frame: Buffer) -> Array:
     if type(described) is not list or not 1 <= len(described) <= MAX_DIMS + 1:
-        raise ProtocolError("an array is described by a known dtype and its shape")
+        raise ProtocolError(f"an array is described by {described!r:.40}; wanted [dtype, size, ...]")
     if type(described[0]) is not str or described[0] not in DTYPES:
         raise ProtocolError(f"dtype {described[0]!r:.40} is not known; wanted one of {', '.join(sorted(DTYPES))}")
     try:

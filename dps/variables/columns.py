@@ -117,9 +117,9 @@ def read(data: Mapping[str, Any]) -> Parts:
     inconsistent columns."""
     ps, names, cuts = data["ps"], data["names"], data["cuts"]
     if set(map(type, ps)) - {int} or set(map(type, names)) - {str} or type(names) is not list:
-        raise ValueError("a ps that is no number, or a name that is no text")
+        raise ValueError("got a ps or a name of a wrong type, wanted numbers for ps and texts for names")
     if len(set(ps)) != len(ps) or len(set(names)) != len(names):
-        raise ValueError("a ps or a variable comes twice")
+        raise ValueError("got a ps or a name twice")
     kinds = [_kind(*entry) for entry in data["kinds"]]
     kind = unpack(data["kind"], len(names), len(kinds), "kinds")
     variables = tuple([VariableSpec(name, *kinds[k]) for name, k in zip(names, kind, strict=True)])
@@ -143,7 +143,7 @@ def read(data: Mapping[str, Any]) -> Parts:
 def _kind(shape: Any, dtype: Any, optimizer: Any, sparse: Any) -> tuple[tuple[int, ...], str, Any, bool]:
     """Check the common properties of variables of one kind."""
     if type(shape) is not list or len(shape) > MAX_DIMS or any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError(f"{shape!r:.100} is no shape")
+        raise ValueError(f"got {shape!r:.100} as a shape")
     if math.prod(n or 1 for n in shape) >= MAX_ELEMENTS:
         raise ValueError(f"shape {shape!r:.100} has too many elements")
     kept = wire_name(dtype_of(str(dtype)))
@@ -158,7 +158,7 @@ def _place(ps: Set[int], task: Any, device: Any) -> tuple[int, str]:
     if type(task) is not int or task not in ps:
         raise ValueError(f"parts are on ps {task!r:.100}, of {sorted(ps)[:20]}")
     if type(device) is not str or (device and not re.fullmatch(r"(CPU|GPU):[0-9]{1,4}", device)):
-        raise ValueError(f"parts are on {device!r:.100}")
+        raise ValueError(f"parts are on {device!r:.100}, wanted the name of a device")
     return task, device
 
 
@@ -168,14 +168,14 @@ def _rows_of_cut(variables: Sequence[VariableSpec], cuts: Any) -> dict[int, list
     characters = 0
     for index, rows in cuts:
         if type(index) is not int or not 0 <= index < len(variables) or index in found:
-            raise ValueError(f"parts belong to variable {index!r:.100}")
+            raise ValueError(f"parts belong to variable {index!r:.100}, which is not there")
         spec = variables[index]
         if type(rows) is not list or len(rows) < 2 or any(type(n) is not int or n < 0 for n in rows):
-            raise ValueError(f"{rows!r:.100} are no rows of parts")
+            raise ValueError(f"got {rows!r:.100} as the rows of parts")
         if not spec.shape or sum(rows) != spec.shape[0]:
-            raise ValueError(f"the parts of {spec.name:.100} do not make it up")
+            raise ValueError(f"the rows of the parts of {spec.name:.100} are not those of the variable")
         characters += (len(spec.name) + MORE_CHARACTERS) * len(rows)
         if characters > MAX_CHARACTERS:
-            raise ValueError(f"{len(rows)} parts of {spec.name:.100} have names that are too long together")
+            raise ValueError(f"the names of {len(rows)} parts of {spec.name:.100} are too long")
         found[index] = rows
     return found

@@ -63,7 +63,7 @@ def unpack(form: bytes, arrays: Sequence[Array], special: Callable[[int, Any], A
             return special(kind, unpacked(data))
         place = msgpack.unpackb(data) if kind == ARRAY else None
         if not isinstance(place, int) or not 0 <= place < len(arrays):
-            raise ProtocolError(f"a value of {len(arrays)} arrays names what is none of them")
+            raise ProtocolError(f"a value names an array that is not among its {len(arrays)} arrays")
         return arrays[place].copy()
 
     def unpacked(data: bytes) -> Any:

@@ -134,13 +134,13 @@ class Plan:
         mine, theirs = [v.name for v in self.variables], [v.name for v in other.variables]
         if mine != theirs:
             only = sorted(set(mine) ^ set(theirs))
-            return f"the variables differ: {only[:5]}" if only else "the variables come in another order"
+            return f"only one of the two has {only[:5]}" if only else "its variables come in another order"
         for a, b in zip(self.variables, other.variables, strict=True):
             if (a.shape, a.dtype) != (b.shape, b.dtype):
                 names = [np.dtype(v.dtype).name for v in (a, b)]
-                return f"{a.name} is {names[0]} {a.shape} here and {names[1]} {b.shape} there"
+                return f"its {a.name} is {names[0]} {a.shape}, the run's is {names[1]} {b.shape}"
             if a.optimizer != b.optimizer:
-                return f"the optimizer of {a.name} is {a.optimizer} here and {b.optimizer} there"
+                return f"its optimizer of {a.name} is {a.optimizer}, the run's is {b.optimizer}"
         return ""
 
 

@@ -123,7 +123,7 @@ def test_questions_of_an_actor_end_in_an_answer_an_error_or_a_deadline() -> None
         assert len(answers) == 1 and isinstance(answers[0], ValueError)
         runtime().sleep(0.2)
         assert isinstance(answers[1], DeadlineExceeded)
-        assert str(answers[1]) == f"echo at {ADDRESS} did not answer within 2.0 s (AskStats)"
+        assert str(answers[1]) == f"echo at {ADDRESS} did not answer AskStats within 2.0 s"
         assert len(echo.kept) > 2  # it was asked again and again
         assert dropped == []
         node.stop()

@@ -207,7 +207,7 @@ def test_a_checkpoint_of_a_newer_dps_is_skipped_and_never_deleted() -> None:
 def test_a_folder_that_was_renamed_is_told(tmp_path: Path) -> None:
     save(LocalStorage(), str(tmp_path))
     shutil.move(tmp_path / NAME, tmp_path / folder_name(120, 4))
-    with pytest.raises(CheckpointError, match=f"belongs to {NAME}: rename the folder back"):
+    with pytest.raises(CheckpointError, match=f"is the manifest of {NAME}; give its folder that name again"):
         load(LocalStorage(), str(tmp_path), folder_name(120, 4))
 
 

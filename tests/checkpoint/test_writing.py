@@ -56,7 +56,7 @@ def test_tensors_that_cannot_be_told_apart_or_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="two tensors of a shard have one name"):
         write_runs(MemoryStorage(), "f", 0, 1, [Run(["a"], [(2,)], two), Run(["a"], [(2,)], two)], {})
     for names, shapes in ((["a"], [(3,)]), (["a", "b"], [(2,)]), (["a"], [(1,)])):
-        with pytest.raises(ValueError, match="do not make up 2 items"):
+        with pytest.raises(ValueError, match="do not describe 2 items"):
             write_runs(MemoryStorage(), "f", 0, 1, [Run(names, shapes, two)], {})
     with pytest.raises(CheckpointError, match="cannot be called __metadata__"):
         write_runs(MemoryStorage(), "f", 0, 1, [Run(["__metadata__"], [(2,)], two)], {})

@@ -39,7 +39,7 @@ def test_one_that_has_closed_never_opens_again() -> None:
     sessions = Sessions()
     assert sessions.close(4)  # it may be closed before it was ever seen here
     assert not sessions.close(4)
-    with pytest.raises(Aborted, match="this session has closed"):
+    with pytest.raises(Aborted, match="this session is closed"):
         ask(sessions, 4)
     assert sessions.known == {}
 

@@ -229,7 +229,7 @@ def test_without_a_worker_that_serves_the_error_says_how_one_is_started(caplog: 
         "fetch of tests.coordinator.functions:add: 1 calls wait for a worker; no worker serves (the chief at "
         "chief:2220 knows of no workers); start one with --job worker --serve MODULE; waited 5.0 s"
     )
-    assert any("waits since 2 s" in record.getMessage() for record in caplog.records)
+    assert any("has waited 2 s" in record.getMessage() for record in caplog.records)
 
 
 def test_two_coordinators_share_the_workers() -> None:

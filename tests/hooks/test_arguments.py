@@ -15,20 +15,20 @@ from dps.hooks import Timer
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: dps.StopAtStep(), "either last_step or num_steps"),
-        (lambda: dps.StopAtStep(3, 4), "either last_step or num_steps, got 3 and 4"),
+        (lambda: dps.StopAtStep(), "StopAtStep: got last_step=None and num_steps=None, wanted one of them"),
+        (lambda: dps.StopAtStep(3, 4), "StopAtStep: got last_step=3 and num_steps=4, wanted one of them"),
         (lambda: dps.StopAtStep(last_step=-1), "last_step=-1"),
         (lambda: dps.StopAtStep(num_steps="9"), "num_steps='9'"),  # type: ignore[arg-type]
-        (lambda: dps.CheckpointSaver(steps=5, seconds=5), "either steps or seconds"),
+        (lambda: dps.CheckpointSaver(steps=5, seconds=5), "CheckpointSaver: got steps=5 and seconds=5,"),
         (lambda: dps.CheckpointSaver(steps=0), "steps=0"),
         (lambda: dps.CheckpointSaver(seconds=-2), "seconds=-2"),
         (lambda: dps.StepCounter(steps=2.5), "whole number"),  # type: ignore[arg-type]
         (lambda: dps.LogMetrics(steps=True), "whole number"),
-        (lambda: dps.LogMetrics(steps=5, seconds=5.0), "either steps or seconds, got 5 steps and 5.0 seconds"),
-        (lambda: dps.StepCounter(steps=5, seconds=5.0), "either steps or seconds, got 5 steps and 5.0 seconds"),
-        (lambda: dps.SummarySaver("x", steps=1, seconds=1), "either steps or seconds"),
+        (lambda: dps.LogMetrics(steps=5, seconds=5.0), "LogMetrics: got steps=5 and seconds=5.0, wanted one of them"),
+        (lambda: dps.StepCounter(steps=5, seconds=5.0), "StepCounter: got steps=5 and seconds=5.0, wanted one of them"),
+        (lambda: dps.SummarySaver("x", steps=1, seconds=1), "SummarySaver: got steps=1 and seconds=1,"),
         (lambda: dps.SummarySaver("x", batch=0), "batch=0"),
-        (lambda: Timer(), "either steps or seconds"),
+        (lambda: Timer(), "Timer: got steps=None and seconds=None, wanted one of them"),
         (lambda: Timer(every_s=float("nan")), "above 0"),
     ],
 )

@@ -166,7 +166,7 @@ def test_a_line_that_the_last_step_has_already_is_not_written_twice_at_the_end(c
         (lambda: dps.GlobalStepWaiter(3, timeout="9"), "got timeout='9', wanted seconds"),  # type: ignore[arg-type]
         (lambda: dps.LogMetrics(metrics={"a": 1}), "got metrics={'a': 1}, wanted a function of the session"),  # type: ignore[arg-type]
         (lambda: dps.Profiler(length=0), "Profiler: got length=0, wanted the pushes of one trace"),
-        (lambda: dps.Profiler(steps=1, seconds=1), "either steps or seconds"),
+        (lambda: dps.Profiler(steps=1, seconds=1), "Profiler: got steps=1 and seconds=1, wanted one of them"),
     ],
 )
 def test_arguments_that_do_not_fit_are_told_in_one_line(make: Any, words: str) -> None:

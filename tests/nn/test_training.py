@@ -221,7 +221,7 @@ def test_weights_go_from_one_strategy_to_another(tmp_path: Path) -> None:
     np.testing.assert_array_equal(other.predict(x), wanted)
     wider = two_layers()
     wider.build((4,))
-    with pytest.raises(CheckpointError, match=r"has for dense/w: \(3, 5\), the model: \(4, 5\)"):
+    with pytest.raises(CheckpointError, match=r"has \(3, 5\) for dense/w, the model has \(4, 5\)"):
         wider.load_weights(file)
     with pytest.raises(CheckpointError, match=r"load_weights: .*nowhere cannot be read"):
         other.load_weights(tmp_path / "nowhere")

@@ -129,7 +129,7 @@ BYTES = np.zeros(8, np.uint8)
         (piece(PARTS, 0, [], [[A, True, 0, []]], [BYTES]), None, "describes no part of this shard"),
         (piece(PARTS, 0, [], [[A, ROWS, -1, []]], [BYTES] * 2), None, "describes no part of this shard"),
         (piece(PARTS, 0, [], [[A, ROWS, 0, "x"]], [BYTES] * 2), None, "describes no part of this shard"),
-        (piece(PARTS, 0, [], [[A, LISTED, 7, []]], [BYTES]), None, "names list 7 of a, which is not here"),
+        (piece(PARTS, 0, [], [[A, LISTED, 7, []]], [BYTES]), None, "names row list 7 of a, which is not known"),
         (piece(PARTS, 0, [], ["x"]), None, "'x' describes no part of this shard"),
         (piece(PARTS, 0, [], [[N, DENSE, 0, []]], [BYTES]), None, "part 1 is not trained"),
         (piece(PARTS, 0, [], [[A, ROWS, 0, []]], [BYTES]), None, "too few arrays for its parts, or a part twice"),
@@ -191,7 +191,7 @@ def test_what_is_staged_is_a_copy() -> None:
         (A, (np.array([-1]), np.zeros((1, 2), np.float32)), "row -1 of a is out of range; wanted 0 to 3"),
         (A, (np.array([0]), np.zeros((2, 2), np.float32)), r"has shape \(2, 2\); its row numbers want \(1, 2\)"),
         (A, (np.array([0], np.int16), np.zeros((1, 2), np.float32)), "got indices int16"),
-        (S, (np.array([0]), np.zeros(1, np.float32)), "s is a scalar; it has no rows"),
+        (S, (np.array([0]), np.zeros(1, np.float32)), "s is a scalar, which has no rows"),
     ],
 )
 def test_a_bad_gradient_is_whole_with_a_problem_that_names_the_variable(part: int, gradient: Any, words: str) -> None:
@@ -205,7 +205,7 @@ def test_an_empty_push_is_complete_at_once() -> None:
 
 def test_a_number_that_is_out_of_reach_is_refused() -> None:
     session = ledger()
-    with pytest.raises(Aborted, match=f"push {WINDOW + 1} is out of reach: 0 are done, the window is {WINDOW}"):
+    with pytest.raises(Aborted, match=f"push {WINDOW + 1} is too far ahead: 0 are done, {WINDOW} more may be open"):
         took(session, Push(1, WINDOW + 1, 0, 0, EMPTY, 0, [], []))
 
 

@@ -77,7 +77,7 @@ def test_dps_warm_compiles_everything_once_and_says_where() -> None:
     first, second = run(code).splitlines(), run(code).splitlines()
     assert len(first) == len(second) == 15 and first[:-1] == second[:-1]
     assert first[0] == " 1 of 14: sgd float32"
-    told = r"(\d+) kernels ready in [0-9.]+ s: (\d+) compiled, (\d+) had been; kept in (.+)"
+    told = r"(\d+) kernels ready in [0-9.]+ s: (\d+) compiled, (\d+) had been compiled before; kept in (.+)"
     again = re.fullmatch(told, second[-1])
     assert again is not None and re.fullmatch(told, first[-1])
     assert int(again[2]) == 0 and int(again[1]) == int(again[3]) > 20

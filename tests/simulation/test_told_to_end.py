@@ -101,7 +101,7 @@ def test_a_ps_that_is_told_to_end_without_a_checkpoint_dir_ends_the_run_with_3_a
     run, _ = told("ps:1")
     assert not run.errors and all(20 < step < 90 for step, _ in run.results)
     assert run.exit_codes == {"chief": 3, "ps:0": 3, "ps:1": 3, "worker:0": 0, "worker:1": 0}
-    assert "ps:1 was told to end (SIGTERM): without a checkpoint_dir its values go with it" in caplog.text
+    assert "ps:1 was told to end (SIGTERM): without a checkpoint_dir its values are lost" in caplog.text
 
 
 @pytest.mark.parametrize("folder", [{}, {"checkpoint_dir": "run"}])

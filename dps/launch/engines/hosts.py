@@ -68,7 +68,7 @@ class HostsEngine:
             host.greet()
             if host.version != __version__:
                 raise ConfigError(
-                    f"{host.name} has dps {host.version}, and this machine {__version__}; wanted the same"
+                    f"{host.name} has dps {host.version}, and this machine {__version__}; install the same version"
                 )
         threading.Thread(target=self._watch, args=(self._closed,), name="dps watches hosts", daemon=True).start()
         for name in plan.tasks():

@@ -173,7 +173,7 @@ class RemoteHost:
                 if found["is"] == "lost":
                     raise found["error"](f"{self.name}: {found['text']}")
         except queue.Empty:
-            raise TaskLost(f"{self.name} did not answer within {patience_s:.0f} s; tried to get: {kind}") from None
+            raise TaskLost(f"{self.name} did not answer within {patience_s:.0f} s; wanted its {kind!r}") from None
         return found
 
     def greet(self) -> None:

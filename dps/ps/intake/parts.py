@@ -73,7 +73,7 @@ class Parts:
         if came is None:
             rows = self._listed[part.index, number]
             if rows is None:
-                raise ProtocolError(f"push {self._number} names list {number} of {part.name}, which is not here")
+                raise ProtocolError(f"push {self._number} names row list {number} of {part.name}, which is not known")
         else:
             rows = self._session.rows.take(part, number, came)
         found = self._values(part, (len(rows.rows), *part.shape[1:]), place, values, how)

@@ -24,7 +24,7 @@ def receive(
     that is out of reach."""
     number, form = message.number, message.form
     if not ledger.in_reach(number):
-        raise Aborted(f"push {number} is out of reach: {ledger.done} are done, the window is {ledger.window}")
+        raise Aborted(f"push {number} is too far ahead: {ledger.done} are done, {ledger.window} more may be open")
     if form in (RUN, SHARED) and message.nbytes != layout.gradient_nbytes:
         raise ProtocolError(f"a dense push to this shard has {layout.gradient_nbytes} bytes, got {message.nbytes}")
     push = PushOf(ledger.task, ledger.incarnation, number, message.step, message.counter, message.clock)

@@ -36,7 +36,7 @@ def row_gradient(rows: Checked, values: Array) -> RowGradient:
 def checked(part: Part, rows: Array) -> Checked:
     """Row numbers as they came, in private memory. Raises ValueError with what was got and wanted."""
     if not part.shape:
-        raise ValueError(f"{part.name} is a scalar; it has no rows")
+        raise ValueError(f"{part.name} is a scalar, which has no rows")
     if rows.dtype not in (np.int32, np.int64) or rows.ndim != 1:
         wanted = "int32 or int64 of shape (n,)"
         raise ValueError(f"row numbers of {part.name} are {wanted}, got indices {rows.dtype} {rows.shape}")

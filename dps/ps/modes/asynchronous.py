@@ -219,7 +219,7 @@ class AsyncMode:
             self.shard.node.answer(asker, ledger.results[number])
             self.shard.node.flush()
         except OSError as error:
-            log.warning("%s: an answer to %s waits for the pass: %s", self.shard.node.name, ledger.name, error)
+            log.warning("%s: %s is answered only after the update: %s", self.shard.node.name, ledger.name, error)
         else:
             del self._senders[ledger.incarnation, number]
 

@@ -133,7 +133,7 @@ class Store:
         """Copies of rows of a part, shape (len(rows), ...), in `out` (len(rows), elements of one) where it is given;
         ValueError when a row is not there."""
         if not part.shape:
-            raise ValueError(f"{part.name} is a scalar; it has no rows to look up")
+            raise ValueError(f"{part.name} is a scalar, which has no rows to look up")
         _check_rows(part, rows)
         index, start = self.layout.place[part.index]
         return self.arenas[index].gather(part, start, rows, out).reshape(len(rows), *part.shape[1:])
