@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from dps.data.dataset import Dataset
 from dps.data.serving import Serving, serve
 from dps.data.stages import takes_parts
 from dps.errors import ConfigError
-from dps.functions import find
+from dps.functions import find, module_of
 from dps.record import record
 from dps.server import Server
 
@@ -44,17 +45,35 @@ def load(program: str | None, arguments: Sequence[str], environ: Mapping[str, st
         raise ConfigError(f"a dataset task serves the dataset of a program; got {got}, wanted --program FILE:NAME")
     place, known = _place(environ, tasks)
     sys.argv = [program, *arguments]
-    found, position, whole = find(program), None, True
+    found, position, whole = _named(program), None, True
     if callable(found) and not isinstance(found, Dataset):
         whole = takes_parts(found) != 2
         found = found() if whole else found(place, known or 1)
     if isinstance(found, tuple) and len(found) == 2:
         found, position = found
     if not isinstance(found, Dataset):
-        raise ConfigError(f"--program {program}: got a {type(found).__name__}, wanted a dps.data.Dataset")
+        raise ConfigError(f"{program}: got {found!r:.60}, wanted {_WANTED}")
     if whole and known and known > 1:
         found = found.shard(known, place)
     return Part(found, position, known)
+
+
+_WANTED = "a dps.data.Dataset, or a function that returns one"
+
+
+def _named(program: str) -> Any:
+    """What FILE:NAME names. Raises ConfigError, with the datasets and functions of the file, if it has no such name."""
+    found = find(program)
+    if found is None:
+        target, _, name = program.rpartition(":")
+        module = module_of(target, program)
+        has = [
+            each for each, value in vars(module).items()
+            if isinstance(value, Dataset) or (callable(value) and getattr(value, "__module__", "") == module.__name__)
+        ]  # fmt: skip
+        there = f"it has {', '.join(has[:10])}" if has else "it has no dataset and no function"
+        raise ConfigError(f"{program}: {os.path.basename(target)} has no {name!r}; {there}; wanted {_WANTED}")
+    return found
 
 
 def _place(environ: Mapping[str, str], tasks: int | None) -> tuple[int, int | None]:

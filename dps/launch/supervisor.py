@@ -86,8 +86,8 @@ class Supervisor:
         """Whether the current chief has said that it listens."""
         self._untold: list[tuple[int, str, int]] = []
         """Workers of whose end the chief has not been told yet: task, how it ended, exit code."""
-        self._interrupts, self._heeded = Interrupts(), 0
-        self._killed = False
+        self._interrupts, self._heeded, self._killed = Interrupts(), 0, False
+        self._told_to_end: list[str] = []  # workers that ran on when their run was lost
         self._left: dict[str, int] = {}
         """How often each task may still be started again."""
         self._print = line or Output().line
@@ -296,7 +296,8 @@ class Supervisor:
         while self.workers_alive() and now() < deadline:
             self.turn(0.1)
             self._heed()
-        for name in self.workers_alive():
+        self._told_to_end = self.workers_alive()
+        for name in self._told_to_end:
             self.children[name].tell_to_end()
         deadline = now() + KILL_S
         while self.workers_alive() and now() < deadline:
@@ -374,7 +375,7 @@ class Supervisor:
         """130 if all tasks were killed, else the code from `outcome`. Prints the last line."""
         if self._killed:
             return 130
-        codes = {n: c.code or 0 for n, c in self.children.items() if n not in late}
+        codes = {n: c.code or 0 for n, c in self.children.items() if n not in (*late, *self._told_to_end)}
         code, why = outcome(codes, self._crashed, self._reason, self._tails.found)
         if why:
             self.say(why)

@@ -11,7 +11,7 @@ import pytest
 from dps.launch import leaving, supervisor
 from dps.launch.interrupts import Interrupts
 from dps.launch.outcome import describe
-from dps.launch.plan import EVALUATOR, SERVING, Job, small_plan
+from dps.launch.plan import DATASET, EVALUATOR, SERVING, Job, small_plan
 from dps.launch.processes import Processes
 from dps.launch.run import LocalRun
 from dps.launch.supervisor import Supervisor
@@ -155,6 +155,21 @@ def test_a_run_whose_workers_cannot_all_be_started_leaves_none_of_them() -> None
     assert not tasks.supervisor.children["worker:0"].alive
     until(lambda: run.states()["worker:0"] == "failed")
     assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_the_last_line_names_the_dataset_task_whose_failure_ended_the_run(
+    told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("END_S", "KILL_S", "ALONE_S"):
+        monkeypatch.setattr(supervisor, name, 0.0)
+    monkeypatch.setattr(Launched, "_patience_s", lambda self: 0.0)
+    run = Launched(workers=1)
+    run.plan = replace(run.plan, jobs={**run.plan.jobs, DATASET: Job()})
+    run._spawn("dataset:0")
+    run.children["worker:0"].end = lambda patience_s: run.ends("worker:0", 130)  # type: ignore[method-assign]
+    run.ends("dataset:0", 2)
+    assert run.wait() == 2
+    assert run.said[-1] == "dps the run failed: dataset:0 ended with exit code 2"
 
 
 class Serves(Launched):
