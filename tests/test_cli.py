@@ -29,7 +29,7 @@ def exit_code(*argv: str) -> int:
         ([], "COMMAND"),
         (["fly"], "fly"),
         (["launch"], "program"),
-        (["launch", "--workers", "0", "train.py"], "--workers 0; wanted at least one worker"),
+        (["launch", "--workers", "0", "train.py"], "--workers 0; wanted --workers from 1"),
         (
             ["launch", "--datasets", "2", "train.py"],
             "got --datasets 2 and nothing to serve; wanted --dataset FILE:NAME",

@@ -221,7 +221,7 @@ def test_a_run_without_averages_and_a_session_that_wants_others_are_told() -> No
         with pytest.raises(dps.ConfigError, match="this run keeps no moving averages; give ") as told:
             session.averages()
         assert "\n" not in str(told.value)
-        with pytest.raises(dps.ConfigError, match="the optimizer of w is .*moving_average.*0.9") as told:
+        with pytest.raises(dps.ConfigError, match="its optimizer of w is .*moving_average.*0.9") as told:
             dps.Session(
                 server.target, {"w": np.ones(1)}, optimizer=optim.SGD(0.1),
                 moving_average=optim.MovingAverage(0.9),

@@ -40,7 +40,7 @@ class Lookups:
             operation = LookupOp(self.connection, {wanted: self._table(wanted, rows, out)}, several=False)
         else:
             if rows is not None or not isinstance(out, Mapping | None):
-                raise TypeError("lookup takes either (name, rows, out=array) or ({name: rows}, out={name: array})")
+                raise TypeError("lookup takes (name, rows, out=array) or ({name: rows}, out={name: array}), not a mix")
             places = out or {}
             strange = sorted(set(places) - set(wanted))
             if strange:

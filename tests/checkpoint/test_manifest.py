@@ -101,7 +101,7 @@ def test_a_shard_file_with_a_foreign_name_is_refused() -> None:
 
 
 def test_a_part_in_a_shard_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="'emb/table' is in shard 1 of 1"):
+    with pytest.raises(ValueError, match="'emb/table' has a part in shard 1 of 1"):
         replace(MANIFEST, shards=(shard(0, 1),))
 
 

@@ -77,7 +77,7 @@ def test_a_dataset_task_says_what_it_was_to_serve(tmp_path: Path, capfd: pytest.
     for program, text in (
         ([], "got no --program, wanted --program FILE:NAME"),
         (["--program", "feed.py"], "got --program feed.py, wanted --program FILE:NAME"),
-        (["--program", f"{tmp_path}/feed_of_none.py:number"], "got a int, wanted a dps.data.Dataset"),
+        (["--program", f"{tmp_path}/feed_of_none.py:number"], "got 3, wanted a dps.data.Dataset"),
         (["--program", f"{tmp_path}/feed_of_none.py:dataset"], "got a list, wanted a dps.data.Dataset"),
         (["--program", f"{tmp_path}/feed_of_none.py:other"], "got a NoneType, wanted a dps.data.Dataset"),
     ):

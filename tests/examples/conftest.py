@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = os.path.dirname(__file__) + os.sep
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(folder):
             item.add_marker(pytest.mark.slow)

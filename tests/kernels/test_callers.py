@@ -110,7 +110,8 @@ def at_import(path: Path) -> Iterator[Name]:
 
 def reached() -> set[Name]:
     known = functions()
-    open_ = {name for path in DPS.rglob("*.py") if path.parent != KERNELS for name in used(path, tree(path))}
+    others = [path for path in DPS.rglob("*.py") if path.parent != KERNELS and "kernels" in path.read_text()]
+    open_ = {name for path in others for name in used(path, tree(path))}
     open_ |= {*bound(), *of_layers(), *of_averages(), *(name for path in modules() for name in at_import(path))}
     found: set[Name] = set()
     while open_:

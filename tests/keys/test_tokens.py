@@ -402,7 +402,7 @@ def test_the_file_of_tokens_is_private_and_one_that_is_broken_says_what_to_do(tm
         Path(file.path).name
     ]
     Path(file.path).write_text("{}")
-    with pytest.raises(ConfigError, match="delete it: who has joined by a token then needs a new one"):
+    with pytest.raises(ConfigError, match="delete it; tasks that have joined by a token then need new ones"):
         file.load()
     file.remove()
     Path(file.path).symlink_to(tmp_path / "elsewhere")

@@ -220,7 +220,7 @@ def test_a_plan_whose_parts_would_take_memory_without_end_is_refused() -> None:
     }  # fmt: skip
     tracemalloc.start()
     try:
-        with pytest.raises(ProtocolError, match=r"^not a plan: 10000 parts of w{100} have names that are too long"):
+        with pytest.raises(ProtocolError, match=r"^not a plan: the names of 10000 parts of w{100} are too long"):
             Plan.from_wire(wire)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20  # the names of all parts would be a gigabyte
     finally:
