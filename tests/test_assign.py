@@ -284,7 +284,7 @@ def test_values_count_neither_as_pushes_nor_as_staleness() -> None:
         assert seen == [1] and s.stats()["ps:0"]["applied"] == 1
 
 
-@pytest.mark.parametrize("update", ["sync", "async"])
+@pytest.mark.parametrize("update", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_values_are_set_between_processes(update: str) -> None:
     with dps.LocalCluster(ps=2, workers=2) as local:
         found = local.run(assigns, update).results

@@ -174,9 +174,9 @@ with dps.Server.from_env() as server:
 print("evaluated as", config["task"], sorted(config["cluster"]))
 """
 TRAINER = """
-import time, numpy as np, dps
+import sys, time, numpy as np, dps
 with dps.Server.from_env() as server, dps.Session(
-    server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(1.0), hooks=[dps.StopAtStep(last_step=400)]
+    server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(1.0), hooks=[dps.StopAtStep(last_step=int(sys.argv[1]))]
 ) as session:
     while not session.should_stop():
         session.push({"w": np.ones(3)})
@@ -192,7 +192,7 @@ def test_an_evaluator_is_a_task_that_tf_config_names(tmp_path: Path) -> None:
     with Terminals(tmp_path) as terminals:
         for job, program in (("ps", ""), ("worker", "train.py"), ("evaluator", "evaluate.py")):
             config = json.dumps({"cluster": spec, "task": {"type": job, "index": 0}})
-            arguments = ("--program", program, "--", "log") if program else ()
+            arguments = ("--program", program, "--", "log" if job == "evaluator" else "400") if program else ()
             terminals.start(job, *ROLE, *arguments, TF_CONFIG=config)
         codes, said = terminals.ended()
     assert codes == {"ps": 0, "worker": 0, "evaluator": 0}, said
@@ -201,7 +201,7 @@ def test_an_evaluator_is_a_task_that_tf_config_names(tmp_path: Path) -> None:
     assert rows and all(row["total"] == -3 * row["step"] and row["worker"] == "evaluator:0" for row in rows)
 
 
-@pytest.mark.parametrize("job", ["master", "chief"])
+@pytest.mark.parametrize("job", ["master", pytest.param("chief", marks=pytest.mark.slow)])
 def test_master_is_a_synonym_of_chief_in_tf_config_and_in_the_flags(tmp_path: Path, job: str) -> None:
     (tmp_path / "train.py").write_text(TRAINER)
     chief, ps, worker = free_addresses(3)
@@ -212,7 +212,9 @@ def test_master_is_a_synonym_of_chief_in_tf_config_and_in_the_flags(tmp_path: Pa
             "chief", *ROLE, "--job", "master", "--cluster", json.dumps(spec)
         )
         terminals.start("ps", *ROLE, "--job", "ps", "--cluster", json.dumps(spec))
-        terminals.start("worker", *ROLE, "--job", "worker", "--cluster", json.dumps(spec), "--program", "train.py")
+        terminals.start(
+            "worker", *ROLE, "--job", "worker", "--cluster", json.dumps(spec), "--program", "train.py", "--", "20"
+        )
         codes, said = terminals.ended()
     assert codes == {"chief": 0, "ps": 0, "worker": 0}, said
 
@@ -233,11 +235,12 @@ def test_dps_launch_runs_the_example_beside_the_training(tmp_path: Path) -> None
 FAILING = "import sys\nsys.exit(7)\n"
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_fails_ends_no_training_and_is_the_runs_exit_code(tmp_path: Path) -> None:
     (tmp_path / "evaluate.py").write_text(FAILING)
     (tmp_path / "train.py").write_text(TRAINER)
     with Terminals(tmp_path) as terminals:
-        terminals.start("launch", "-m", "dps.cli", "launch", "--evaluator", "evaluate.py", "train.py")
+        terminals.start("launch", "-m", "dps.cli", "launch", "--evaluator", "evaluate.py", "train.py", "--", "400")
         codes, said = terminals.ended()
     assert codes == {"launch": 1}, said
     assert "evaluator:0 ended with exit code 7; the training goes on" in said["launch"]

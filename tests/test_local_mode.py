@@ -322,6 +322,7 @@ def trains_in_a_process(server: dps.Server) -> Any:
     return train(server, 8, dps.Local(4))
 
 
+@pytest.mark.slow
 def test_real_processes_give_the_same() -> None:
     with dps.LocalCluster(ps=1, workers=2) as local:
         found = local.run(trains_in_a_process).results

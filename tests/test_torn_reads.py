@@ -18,7 +18,7 @@ from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from tests.in_process import cluster, on_all
 
-SECONDS = float(os.environ.get("DPS_TORN_SECONDS", "2"))
+SECONDS = float(os.environ.get("DPS_TORN_SECONDS", "1"))
 SIZE = 400_000
 """Elements: long enough that a pass takes a while and that frames are sent without a copy."""
 

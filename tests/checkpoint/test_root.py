@@ -38,7 +38,9 @@ CALLS: dict[str, Callable[[LocalStorage, str], object]] = {
 def test_nothing_outside_of_the_root_is_touched(root: Path, name: str, path: str) -> None:
     (root / "link").symlink_to(root.parent)
     before = sorted(os.listdir(root.parent))
-    with pytest.raises(CheckpointError, match="lies outside of .*, the --checkpoint-root|is a symbolic link; below a --checkpoint-root"):
+    with pytest.raises(
+        CheckpointError, match="lies outside of .*, the --checkpoint-root|is a symbolic link; below a --checkpoint-root"
+    ):
         CALLS[name](LocalStorage(str(root)), str(root.parent / path))
     assert sorted(os.listdir(root.parent)) == before and (root.parent / "secret").read_bytes() == b"of another"
 

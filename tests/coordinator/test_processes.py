@@ -85,6 +85,7 @@ def test_one_line_starts_serving_workers_and_the_program_that_schedules(tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_workers_end_when_the_program_that_schedules_is_killed(tmp_path: Path) -> None:
     (tmp_path / "step.py").write_text("def square(x):\n    return x * x\n")

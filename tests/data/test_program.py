@@ -82,7 +82,10 @@ def test_a_number_that_is_none_of_them_is_told(file: str, tasks: int, environ: A
 
 
 def test_what_is_no_dataset_is_told(file: str) -> None:
-    with pytest.raises(dps.ConfigError, match="feeds_of_a_test.py:number: got 3, wanted a dps.data.Dataset, or a function that returns one"):
+    with pytest.raises(
+        dps.ConfigError,
+        match="feeds_of_a_test.py:number: got 3, wanted a dps.data.Dataset, or a function that returns one",
+    ):
         served(f"{file}:number")
     with pytest.raises(dps.ConfigError) as told:
         served(f"{file}:nothing")

@@ -274,6 +274,7 @@ def test_launch_prefixes_lines_and_ends_with_zero_soon_after_its_workers_and_lea
     assert text.startswith("[dps] chief at ipc:///")
 
 
+@pytest.mark.slow
 def test_launch_ends_with_three_when_a_ps_is_lost_for_good(program: Path) -> None:
     process = launch("--ps", "1", "--workers", "2", "program.py", "--", "100000", cwd=program)
     lines_until(process, "begins", 2)

@@ -16,6 +16,7 @@ SERVERS = {"chief": 0, "ps:0": 0}
         ({}, {}, 0, ""),
         ({"worker:0": 0, "worker:1": 0}, {"ps:0": -9}, 0, ""),
         ({"worker:0": 7}, {}, 1, "the run failed: worker:0 ended with exit code 7"),
+        ({"worker:0": 0, "evaluator:0": 7}, {}, 1, "the run failed: evaluator:0 ended with exit code 7"),
         ({"worker:0": 0, "worker:1": -9}, {}, 1, "the run failed: worker:1 was killed (SIGKILL), exit code 137"),
         (
             {"worker:0": 5, "worker:1": -11, "worker:2": 5},

@@ -69,6 +69,7 @@ def test_launch_says_where_it_cannot_pin(capsys: pytest.CaptureFixture[str], mon
     )
 
 
+@pytest.mark.slow
 def test_a_local_cluster_deals_its_processors_out() -> None:
     with dps.LocalCluster(ps=1, workers=1, pin=True) as local:
         assert local._supervisor is not None

@@ -324,5 +324,8 @@ def test_targets_and_losses_that_do_not_fit() -> None:
 
 def test_a_model_belongs_to_its_strategy() -> None:
     model = two_layers()
-    with dps.strategy.OneDevice("/cpu:0").scope(), pytest.raises(ConfigError, match="wanted that of the default strategy"):
+    with (
+        dps.strategy.OneDevice("/cpu:0").scope(),
+        pytest.raises(ConfigError, match="wanted that of the default strategy"),
+    ):
         model.compile()

@@ -60,7 +60,7 @@ def run(code: str, *arguments: str, **environ: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.parametrize("update", ["async", "sync"])
+@pytest.mark.parametrize("update", [pytest.param("async", marks=pytest.mark.slow), "sync"])
 def test_no_kernel_is_made_ready_after_a_session_has_begun(update: str) -> None:
     ready, later = map(int, run(PROGRAM, update).split())
     assert ready == later > 0

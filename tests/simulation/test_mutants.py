@@ -123,7 +123,7 @@ def test_a_missing_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_lease_is_caught_where_pushes_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.Store, "leases_on", False)
-    caught("at once", "differ", 145)
+    caught("at once", "differ", 275)
 
 
 def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: p
 def test_a_session_that_waits_for_the_step_ps_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = property(lambda self: self.rolled_back or all(t.complete for t in self.deciding))
     monkeypatch.setattr(pushing.PushOp, "complete", alone)
-    caught("sync", "without its own push")
+    caught("sync", "without its own push", 15)
 
 
 def test_an_answer_that_is_overwritten_while_it_is_read_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_a_list_of_rows_that_is_taken_for_another_is_caught(monkeypatch: pytest.
 
 def test_a_session_that_goes_on_before_its_rows_are_read_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged.Staged, "own", lambda self: None)
-    caught("sync", "differ")
+    caught("sync", "differ", 5)
 
 
 def test_a_rollback_that_restores_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_a_sum_that_is_divided_and_a_mean_that_is_not_are_caught(
 
 def test_kept_pushes_that_are_never_reported_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync.SyncMode, "_report_kept", lambda self: None)
-    caught("steps", "a push took more than")
+    caught("steps", "a push took more than", 5)
 
 
 def test_a_step_in_one_go_that_does_not_wait_for_its_last_push_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,13 +338,13 @@ def test_values_of_the_highest_task_that_win_are_caught(monkeypatch: pytest.Monk
         return {index: value for staged in pushes for index, value in (staged.sound().values or {}).items()}
 
     monkeypatch.setattr(sync, "assigned", last)
-    caught("sync", " v: row 0 on ps:")
+    caught("sync", " v: row 0 on ps:", 15)
 
 
 def test_values_that_are_lost_with_a_push_that_came_too_late_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     settled: Callable[..., None] = assigning.Assigned.settled
     monkeypatch.setattr(assigning.Assigned, "settled", lambda self, values, accepted: settled(self, values, True))
-    caught("sync", "pushed without")
+    caught("sync", "pushed without", 15)
 
 
 def test_values_that_are_set_again_in_each_later_push_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +365,7 @@ def test_values_that_are_set_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_clock_that_counts_values_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger.Ledger, "assigned", property(lambda self: 0, lambda self, count: None), raising=False)
-    caught("bounded", "ahead of the slowest")
+    caught("bounded", "ahead of the slowest", 5)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

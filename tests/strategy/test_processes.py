@@ -33,6 +33,7 @@ with dps.Server.from_env() as server:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_named_and_the_others_go_on_or_end(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
