@@ -213,7 +213,7 @@ MISTAKES = {
     "name": (MAKE + "dps.Session(server, {'a/b': w['w']}, optimizer=dps.optim.SGD(1.0))", 2, "cannot be a name"),
     "update mode": (OPEN + SYNC, 2, "SyncReplicas"),
     "not writable": (OPEN.replace("1.0)", "1.0), checkpoint_dir='/proc/run'"), 2, "/proc/run"),
-    "other layout": (OPEN + "dps.Session(server.target, {'v': w['w']}, optimizer=dps.optim.SGD(1.0))", 2, "differ"),
+    "other layout": (OPEN + "dps.Session(server.target, {'v': w['w']}, optimizer=dps.optim.SGD(1.0))", 2, "only one"),
     "shape": (
         OPEN + "session.push({'w': np.zeros((2, 2), np.float32)})",
         1,

@@ -262,7 +262,10 @@ def test_a_session_that_does_not_fit_the_run_names_both(server: dps.Server) -> N
     with session(server, update=dps.SyncReplicas()):
         for other, words in (
             ({"params": {"w": np.zeros((3, 2), np.float32)}}, "only one of the two has .*b/0"),
-            ({"params": {**params(), "w": np.zeros((4, 2), np.float32)}}, r"w is .*\(4, 2\) here.*\(3, 2\) there"),
+            (
+                {"params": {**params(), "w": np.zeros((4, 2), np.float32)}},
+                r"its w is .*\(4, 2\), the run's is .*\(3, 2\)",
+            ),
             ({"optimizer": dps.optim.Adam(0.1)}, "optimizer of w.*adam.*sgd"),
             ({"update": dps.Async()}, "Async.*SyncReplicas"),
         ):

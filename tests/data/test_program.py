@@ -90,8 +90,8 @@ def test_what_is_no_dataset_is_told(file: str) -> None:
     with pytest.raises(dps.ConfigError) as told:
         served(f"{file}:nothing")
     assert str(told.value) == (
-        f"{file}:nothing: feeds_of_a_test.py has no 'nothing'; it has whole, all_of_it, part, from_there, by_arguments; "
-        "wanted a dps.data.Dataset, or a function that returns one"
+        f"{file}:nothing: feeds_of_a_test.py has no 'nothing'; it has whole, all_of_it, part, from_there, "
+        "by_arguments; wanted a dps.data.Dataset, or a function that returns one"
     )
     with pytest.raises(dps.ConfigError, match="got --program feed.py, wanted --program FILE:NAME"):
         served("feed.py")

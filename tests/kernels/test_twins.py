@@ -15,13 +15,13 @@ from dps.kernels import cpu, cuda, device
 from dps.optim import LEAST
 
 SIZES = [0, 1, 31, 33, 257]
-DTYPES = [np.float32, np.float64]
 TWINS = {
     "cpu": SimpleNamespace(kernels=cpu, put=np.copy, get=np.copy),
     "cuda": SimpleNamespace(kernels=cuda, put=device.to_device, get=device.to_host),
 }
 each_twin = pytest.mark.parametrize("twin", TWINS.values(), ids=TWINS)
-each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+each_dtype = pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
+"""The kernels for the processor are compiled for each dtype."""
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,8 @@ from tests.ps import bound
 
 DTYPES: dict[str, Any] = {"<f2": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 EVERY_DTYPE = pytest.mark.parametrize("dtype", list(DTYPES))
+EVERY_KERNEL = pytest.mark.parametrize("dtype", [pytest.param("<f2", marks=pytest.mark.slow), "bfloat16"])
+"""Of a test that needs the kernels of all optimizers, which are compiled for each dtype."""
 OPTIMIZERS = [
     optim.SGD(0.1, weight_decay=0.01), optim.Momentum(0.1, nesterov=True), optim.Adagrad(0.1), optim.RMSProp(0.01),
     optim.Adam(0.01), optim.AdamW(0.01), optim.Ftrl(0.1, l1=0.01), optim.Adagrad(0.1, rowwise=True),
@@ -60,7 +62,7 @@ def same(found: Any, wanted: Any) -> None:
     assert found.tobytes() == wanted.tobytes()
 
 
-@EVERY_DTYPE
+@EVERY_KERNEL
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_twenty_updates_round_the_values_after_each_and_keep_slots_in_float32(dtype: str, optimizer: Any) -> None:
     made, values = memory(dtype, optimizer)
