@@ -206,22 +206,26 @@ def report(workers: int, found: dict[str, dict[str, list[float]]]) -> None:
             )
 
 
-def crossover(workers: int, found: dict[int, dict[str, float]], plot: str) -> None:
-    """Print the times over the sizes, and draw them."""
+def crossover(workers: int, found: dict[int, dict[str, float]]) -> None:
+    """Print the times over the sizes."""
     ways = list(next(iter(found.values())))
     print(f"\n{workers} workers, milliseconds\n{'bytes':>12}  " + "  ".join(f"{way:>14}" for way in ways))
     for size, times in found.items():
         print(f"{size:12,}  " + "  ".join(f"{times[way] * 1e3:14.3f}" for way in ways))
-    if not plot:
-        return
+
+
+def draw(tables: dict[int, dict[int, dict[str, float]]], plot: str) -> None:
+    """Draw the times over the sizes, for each number of workers."""
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    _, axes = pyplot.subplots(figsize=(7, 4))
-    for way in ways:
-        axes.loglog(list(found), [times[way] * 1e3 for times in found.values()], marker="o", label=way)
-    axes.set(xlabel="bytes", ylabel="ms", title=f"A sum of {workers} workers on one machine")
-    axes.grid(True, which="both", alpha=0.3)
-    axes.legend()
-    pyplot.savefig(plot, dpi=110, bbox_inches="tight")
+    figure, panels = pyplot.subplots(1, len(tables), figsize=(6 * len(tables), 4), sharey=True, squeeze=False)
+    for axes, (workers, found) in zip(panels[0], tables.items(), strict=True):
+        for way in next(iter(found.values())):
+            axes.loglog(list(found), [times[way] * 1e3 for times in found.values()], marker="o", label=way)
+        axes.set(xlabel="bytes", title=f"A sum of {workers} workers on one machine")
+        axes.grid(True, which="both", alpha=0.3)
+    panels[0][0].set(ylabel="ms")
+    panels[0][0].legend()
+    figure.savefig(plot, dpi=110, bbox_inches="tight")
 
 
 def main() -> None:
@@ -239,12 +243,15 @@ def main() -> None:
     if args.task >= 0:
         work(args)
         return
+    tables: dict[int, dict[int, dict[str, float]]] = {}
     for workers in args.workers:
         if args.sizes:
-            found = {size: measured(workers, [str(size)], args.seconds, True) for size in SIZES}
-            crossover(workers, found, args.plot)
+            tables[workers] = {size: measured(workers, [str(size)], args.seconds, True) for size in SIZES}
+            crossover(workers, tables[workers])
         else:
             report(workers, measured(workers, args.works, args.seconds))
+    if args.plot:
+        draw(tables, args.plot)
 
 
 if __name__ == "__main__":

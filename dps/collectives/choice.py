@@ -20,7 +20,8 @@ Own = Callable[[Sequence[Array]], Any]
 
 def chosen(asked: str, op: str, nbytes: int, size: int, together: bool, shown: bool) -> Algorithm:
     """The algorithm for a run of so many bytes of each of `size` members; the same on all of them. `together`: they can
-    read each other's memory. `shown`: they look at each other's boards."""
+    read each other's memory. `shown`: they look at each other's boards. "auto" never takes the ps, which is at no size
+    clearly faster than the best of the others (docs/performance.md)."""
     if asked == PS and op == "sum" and size > 1:
         return through
     if asked not in ("auto", PS):
