@@ -73,12 +73,13 @@ class Caller:
     def open(self, to: Ref, message: Message, request: Request, resend_s: float | None = None) -> None:
         """Like `start`, but the message leaves at the next `flush`, `wait` or `poll`, bundled by node."""
         self._requests.open(self._time.now(), to, request, NEVER, resend_s)
+        request.incarnation = self.incarnation
         self.send(request, message)
 
     def send(self, request: Request, message: Message) -> None:
         """Queue a (further) message under a request's number; it leaves like those of `open`."""
         to = request.to
-        self._outbox.put(to.address, Envelope(message, to.actor, request.number, self.name, self.incarnation))
+        self._outbox.put(to.address, Envelope(message, to.actor, request.number, self.name, request.incarnation))
 
     def post(self, to: Ref, message: Message) -> int:
         """Send a request at once and never again; returns its number, for `hear`. Does not block."""

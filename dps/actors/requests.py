@@ -22,7 +22,9 @@ Feed = Callable[[Message], bool]
 class Request:
     """One open request; subclasses decide how to use its answers."""
 
-    number = 0
+    number = incarnation = 0
+    """`incarnation`: of the session that it is of. It is sent again as that session's, also when the next one is
+    there, which numbers its pushes from 1."""
     to: Ref
     complete = False
     deadline = resend_s = next_at = 0.0

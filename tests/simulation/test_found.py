@@ -11,7 +11,7 @@ import dps
 from dps.launch.simulate import SimulatedCluster
 from dps.protocol import Decide
 from dps.ps.modes.sync import SyncMode
-from dps.transport.sim import Network, Pause
+from dps.transport.sim import Network, Partition, Pause
 from tests.simulation.scenario import run, scenario, varied_with_kills
 
 
@@ -44,6 +44,31 @@ FOUND = [
 @pytest.mark.parametrize(("mode", "seed", "what"), FOUND, ids=[what for _, _, what in FOUND])
 def test_what_seeds_have_found_stays_mended(mode: str, seed: int, what: str) -> None:
     assert not run(scenario(mode, seed, stops=False))
+
+
+def pushes_each_number_until_it_is_accepted(server: Any) -> list[float]:
+    with dps.Session(server, {"a": np.zeros((2, 8))}, optimizer=dps.optim.SGD(1.0)) as session:
+        for number in range(8):
+            gradient = np.zeros((2, 8))
+            gradient[server.task, number] = -1.0
+            while not session.push({"a": gradient}).accepted:
+                pass  # the session was given up, and has joined again
+            if server.task == 0:
+                server.runtime.sleep(1.0)
+        values: list[float] = session.pull()["a"][server.task].tolist()
+        return values
+
+
+@pytest.mark.parametrize("seed", range(12, 20))
+def test_a_push_of_a_session_that_was_given_up_is_not_sent_again_as_one_of_the_next(seed: int) -> None:
+    """It waits to enter, under its new incarnation, while the push is due to be sent again: both number from 1."""
+    away = Partition("worker:1", at=0.5 + 0.1 * seed, seconds=8.0)
+    run = dps.simulate(
+        pushes_each_number_until_it_is_accepted, ps=1, workers=2, seed=seed, faults=[away],
+        network=Network(latency_s=0.01, loss=0.3),
+    )  # fmt: skip
+    assert not run.errors and run.results[0] == [1.0] * 8
+    assert sorted(run.results[1])[:-1] == [1.0] * 7, run.results  # the one that was cut off may have been applied
 
 
 def test_a_session_that_closes_in_one_run_epoch_loses_no_steps_in_the_one_before() -> None:
