@@ -260,6 +260,8 @@ class Save(Message, kind=68, roles=WORKERS):
     """Write a checkpoint now, unless these versions of all shards are saved already."""
 
     session: int
+    position: bytes = b""
+    """The position of the input, which is kept with the checkpoint; empty: none."""
 
 
 class Restore(Message, kind=72, roles=WORKERS):

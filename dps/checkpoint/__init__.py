@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dps.parts import at_first_use
 
 if TYPE_CHECKING:
-    from dps.checkpoint.folder import candidates, commit, load, newest_whole, retain
+    from dps.checkpoint.folder import candidates, commit, keep_position, load, newest_whole, retain
     from dps.checkpoint.gathering import Gathering
     from dps.checkpoint.journal import Journal, JournalState
     from dps.checkpoint.manifest import Manifest, SavedPart, SavedShard, SavedVariable
@@ -41,6 +41,7 @@ __all__ = [
     "check_shard",
     "commit",
     "folder_name",
+    "keep_position",
     "load",
     "newest_whole",
     "parse_folder_name",
@@ -59,7 +60,8 @@ if not TYPE_CHECKING:
     __getattr__ = at_first_use(
         __name__,
         {
-            "candidates": "folder", "commit": "folder", "load": "folder", "newest_whole": "folder", "retain": "folder",
+            "candidates": "folder", "commit": "folder", "keep_position": "folder",
+            "load": "folder", "newest_whole": "folder", "retain": "folder",
             "Journal": "journal", "JournalState": "journal",
             "Manifest": "manifest", "SavedPart": "manifest", "SavedShard": "manifest", "SavedVariable": "manifest",
             "MemoryStorage": "memory",

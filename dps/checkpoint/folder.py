@@ -11,14 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from dps.checkpoint.manifest import Manifest, decode, decode_shards, encode
-from dps.checkpoint.names import JOURNAL_FILE, MANIFEST_FILE, join, parse_folder_name
+from dps.checkpoint.names import JOURNAL_FILE, MANIFEST_FILE, POSITION_FILE, join, parse_folder_name
 from dps.checkpoint.shard import check_shard
 from dps.checkpoint.storage import TEMPORARY, Storage
 from dps.errors import CheckpointError
 
 
-def commit(storage: Storage, checkpoint_dir: str, manifest: Manifest) -> str:
-    """Commit a checkpoint whose shards are written: write its manifest, atomically. Returns the checkpoint's name.
+def keep_position(storage: Storage, checkpoint_dir: str, name: str, position: bytes) -> None:
+    """Keep the position of the input, if there is one, in a checkpoint's folder."""
+    if position:
+        storage.write(join(join(checkpoint_dir, name), POSITION_FILE), [position])
+
+
+def commit(storage: Storage, checkpoint_dir: str, manifest: Manifest, position: bytes = b"") -> str:
+    """Commit a checkpoint whose shards are written: write its manifest, atomically, after the position of its input.
+    Returns the checkpoint's name.
 
     It first checks each shard's size, which detects a checkpoint_dir that the ps tasks do not share with the chief.
     Committing the same manifest twice is harmless; another one under the same step and epoch is refused.
@@ -37,6 +44,7 @@ def commit(storage: Storage, checkpoint_dir: str, manifest: Manifest) -> str:
                 f"checkpoint {manifest.name} is not committed, shard {index} is not as its ps wrote it: {error}; "
                 "checkpoint_dir has to be one folder that the chief and every ps see"
             ) from error
+    keep_position(storage, checkpoint_dir, manifest.name, position)
     storage.write(path, [data])
     return manifest.name
 

@@ -6,7 +6,8 @@
       step-000000000120-epoch-000003/
         shard-00000-of-00002.safetensors
         shard-00001-of-00002.safetensors
-        manifest.json                         written last: it commits the checkpoint
+        input.json                            the position of the input, where InputSaver saves
+      manifest.json                         written last: it commits the checkpoint
 
 In a shard file the values of a variable are stored under its name, those of a part under `NAME/part_i`,
 and their optimizer slots under `NAME@slot` and `NAME/part_i@slot`.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import re
 
 MANIFEST_FILE = "manifest.json"
+POSITION_FILE = "input.json"
 JOURNAL_FILE = "journal.json"
 LOCK_FILE = "run.lock"
 

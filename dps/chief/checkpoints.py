@@ -21,6 +21,7 @@ from dps.checkpoint import (
     candidates,
     commit,
     folder_name,
+    keep_position,
     load,
     parse_folder_name,
     retain,
@@ -65,20 +66,22 @@ class Checkpoints:
         self._busy = False
         self._ended = False
         self._now: list[Result] = []
-        self._next: list[Result] = []
+        self._next: list[tuple[Result, bytes]] = []
+        self._position = b""
+        """Of the input, for this checkpoint."""
 
     @property
     def busy(self) -> bool:
         return self._busy
 
-    def save(self, then: Result) -> None:
+    def save(self, then: Result, position: bytes = b"") -> None:
         """Write a checkpoint, unless these versions of all shards are saved already. `then` is called on the node's
-        thread."""
+        thread. `position`: of the input, read before this call, so that these versions have what it counts as done."""
         if self._busy:
-            self._next.append(then)
+            self._next.append((then, position))
             return
         self._busy = True
-        self._now = [then]
+        self._now, self._position = [then], position
         self._number += 1
         cut = f"{self.node.incarnation:x} {self._number}"  # an earlier chief may have counted in this epoch, too
         self._ask_all({ps: CutShard(self.epoch, cut) for ps in self.ps}, ShardCut, lambda cuts: self._write(cut, cuts))
@@ -106,7 +109,7 @@ class Checkpoints:
     def end(self) -> None:
         """The run epoch is over; drop all pending saves."""
         self._ended = True
-        for then in [*self._now, *self._next]:
+        for then in [*self._now, *(then for then, _ in self._next)]:
             then(Aborted("the checkpoint was cut short by a new run epoch"), -1)
         self._now, self._next = [], []
 
@@ -115,18 +118,27 @@ class Checkpoints:
         revision = 0
         if self.saved_name == folder_name(step, self.epoch, self._revision):
             if self._versions == [cuts[ps].counter for ps in self.plan.ps]:
-                self._done(self.saved_name, step)
+                self._keep_position(step)
                 return
             revision = self._revision + 1
         name = folder_name(step, self.epoch, revision)
         orders: dict[int, Message] = {ps: SaveShard(self.epoch, cut, self.checkpoint_dir, name) for ps in self.ps}
         self._ask_all(orders, ShardSaved, lambda files: self._commit(step, revision, cuts, files))
 
+    def _keep_position(self, step: int) -> None:
+        """These values are saved already; a newer position of the input goes with them, too."""
+        try:
+            keep_position(self.node.runtime.storage, self.checkpoint_dir, self.saved_name, self._position)
+        except (DpsError, OSError) as error:
+            self._failed(error)
+            return
+        self._done(self.saved_name, step)
+
     def _commit(self, step: int, revision: int, cuts: dict[int, Any], files: dict[int, Any]) -> None:
         storage = self.node.runtime.storage
         try:
             manifest = self._manifest(step, revision, cuts, files)
-            commit(storage, self.checkpoint_dir, manifest)
+            commit(storage, self.checkpoint_dir, manifest, self._position)
             retain(storage, self.checkpoint_dir, self.keep)
         except (DpsError, ValueError, OSError) as error:
             self._failed(error)
@@ -188,15 +200,14 @@ class Checkpoints:
             self.node.ask(self.ps[ps], message, SAVE_TIMEOUT_S, lambda answer, ps=ps: answered(ps, answer))  # type: ignore[misc]
 
     def _done(self, name: str | Exception, step: int) -> None:
-        told, self._now = self._now, self._next
-        self._next = []
+        told, self._now = self._now, []
         self._busy = False
         for then in told:
             then(name, step)
-        if self._now and not self._ended:
-            again, self._now = self._now, []
-            for then in again:
-                self.save(then)
+        if not self._ended:
+            again, self._next = self._next, []
+            for then, position in again:
+                self.save(then, position)
 
     def _failed(self, error: Exception) -> None:
         log.warning("%s: the checkpoint failed: %s", self.node.name, error)

@@ -327,7 +327,7 @@ class Epochs:
         if self.run is not None and self.run.checkpoint_dir and not self._lost_dir:
             self._journaling.write(self.run.checkpoint_dir, self._highest, ended)
 
-    def save(self, session: int, then: Result) -> None:
+    def save(self, session: int, position: bytes, then: Result) -> None:
         """Write a checkpoint that a session asked for. Raises an error if it is impossible."""
         if self.run is not None and not self.run.checkpoint_dir:
             raise ValueError("nothing to save to: the run has no checkpoint_dir; give the first session one")
@@ -335,7 +335,7 @@ class Epochs:
             raise Aborted("the chief was restarted and does not know this session; open the session again")
         if self.now is None or self.now.checkpoints is None or self.phase != RUN:
             raise Aborted(f"nothing can be saved now: {self.text()}")
-        self.now.checkpoints.save(then)
+        self.now.checkpoints.save(then, position)
 
     def text(self) -> str:
         """What the chief waits for, as a sentence for people."""

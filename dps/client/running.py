@@ -177,11 +177,13 @@ class Running:
         return self._calling.run(function, args, self._waiter.deadline(timeout))
 
     @one_at_a_time
-    def save(self, timeout: float | None = None) -> str:
+    def save(self, timeout: float | None = None, position: bytes = b"") -> str:
         """Write a checkpoint now. Blocks. Nothing is written when these values are saved already.
 
         Args:
             timeout: Seconds; None: the session's.
+            position: The position of the input, read before this call, which is kept with the checkpoint (see
+                `dps.data.InputSaver`); at most 1 MB.
 
         Returns:
             The checkpoint's name.
@@ -205,7 +207,7 @@ class Running:
         self._waiter.check_open()
         connection = self._connection
         answer = self._waiter.retrying(
-            lambda deadline: connection.ask(Save(connection.number), deadline, "the checkpoint"), timeout
+            lambda deadline: connection.ask(Save(connection.number, position), deadline, "the checkpoint"), timeout
         )
         assert isinstance(answer, Saved)
         return answer.name

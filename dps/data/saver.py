@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from dps.checkpoint.folder import candidates
-from dps.checkpoint.names import MANIFEST_FILE, join, parse_folder_name
+from dps.checkpoint.names import MANIFEST_FILE, POSITION_FILE, join
 from dps.data.dataset import Iterator
 from dps.data.remote_dataset import RemoteDataset
 from dps.errors import CheckpointError, ConfigError
@@ -18,14 +18,11 @@ if TYPE_CHECKING:
     from dps.hooks.loop import Loop
 
 
-POSITION_FILE = "input.json"
-"""In the folder of each checkpoint. That of the run has the one for the next checkpoint, and its step."""
-
-
 class InputSaver(CheckpointSaver):
     """Save checkpoints as `dps.CheckpointSaver` does, with the position of a dataset in each.
 
-    The position is read before the variables are: what it counts as finished, the checkpoint has.
+    The position is read before the variables are: what it counts as finished, the checkpoint has. What is pushed
+    between the two may come again after a restore.
 
     Args:
         source: An iterator of this worker, or a remote dataset.
@@ -63,13 +60,9 @@ class InputSaver(CheckpointSaver):
             super()._save(session)
 
     def _write(self, session: Loop) -> str:
-        source, storage = self._source, session.runtime.storage
+        source = self._source
         position = source.position() if isinstance(source, RemoteDataset) else source.position
-        folder, step = str(session.checkpoint_dir), session.global_step
-        storage.write(join(folder, POSITION_FILE), [json.dumps({"step": step, "position": position}).encode()])
-        name = session.save()
-        storage.write(join(join(folder, name), POSITION_FILE), [json.dumps(position).encode()])
-        return name
+        return session.save(position=json.dumps(position).encode())
 
 
 def saved_position(checkpoint_dir: str, name: str | None = None) -> dict[str, Any] | None:
@@ -101,12 +94,6 @@ def saved_position(checkpoint_dir: str, name: str | None = None) -> dict[str, An
         if storage.exists(path):
             own: dict[str, Any] = _read(storage, path)
             return own
-        path, key = join(checkpoint_dir, POSITION_FILE), parse_folder_name(found)
-        if storage.exists(path) and key is not None:  # the worker was killed before it wrote to the folder
-            ahead = _read(storage, path)
-            if ahead["step"] == key[1]:
-                position: dict[str, Any] = ahead["position"]
-                return position
     return None
 
 

@@ -57,8 +57,8 @@ class LocalLoop:
         """The values now."""
         return self._variables.read()
 
-    def save(self, timeout: float | None = None) -> str:
+    def save(self, timeout: float | None = None, position: bytes = b"") -> str:
         """Write a checkpoint, if the strategy can without ps; else ConfigError."""
         if hasattr(self._variables, "save"):
-            return str(self._variables.save())
+            return str(self._variables.save(position))
         raise ConfigError("a model without ps has no run checkpoints; use dps.nn.ModelCheckpoint, or ParameterServer")

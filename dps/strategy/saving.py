@@ -70,9 +70,10 @@ class Checkpoints:
         return manifest.step
 
     def save(
-        self, plan: Plan, step: int, applied: Mapping[str, int], state: Sequence[tuple[str, str, Array]]
+        self, plan: Plan, step: int, applied: Mapping[str, int], state: Sequence[tuple[str, str, Array]],
+        position: bytes = b"",
     ) -> str:  # fmt: skip
-        """Write values and slots; returns the checkpoint's name. Raises CheckpointError."""
+        """Write values, slots and the position of the input; returns the checkpoint's name. Raises CheckpointError."""
         name = folder_name(step, self._begin())
         if name == self._saved:
             return name
@@ -93,7 +94,7 @@ class Checkpoints:
         )  # fmt: skip
         about = dict[str, object](), self._runtime.wall(), True
         manifest = Manifest(step, self._epoch, (SavedShard(file, step),), variables, *about)
-        commit(self._storage, self._folder, manifest)
+        commit(self._storage, self._folder, manifest, position)
         retain(self._storage, self._folder, KEPT)
         self._saved = name
         log.info("saved %s/%s", self._folder, name)

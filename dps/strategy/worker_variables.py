@@ -165,10 +165,13 @@ class WorkerVariables(MirroredVariables):
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
-    def save(self) -> str:
+    def save(self, position: bytes = b"") -> str:
         """Write a checkpoint of this step, unless it is there already; only the leading worker does.
 
         Variables with `synchronization="on_read"` are saved as this worker's first replica has them.
+
+        Args:
+            position: The position of the input, which is kept with the checkpoint (see `dps.data.InputSaver`).
 
         Returns:
             Its name; "" on other workers.
@@ -181,7 +184,7 @@ class WorkerVariables(MirroredVariables):
             raise ConfigError("save: the strategy was given no folder; use MultiWorkerMirrored(..., checkpoint_dir=)")
         if not self.strategy.leads:
             return ""
-        return self._checkpoints.save(self._plan, self._step, self._applied, self._state())
+        return self._checkpoints.save(self._plan, self._step, self._applied, self._state(), position)
 
     def end(self) -> None:
         """The strategy is closed: save the last step."""

@@ -37,8 +37,11 @@ class Run:
         self.checkpoints = Checkpoints(node, 2, PLAN, refs, "run", keep, {"update": "async"})
         self.results: list[tuple[str | Exception, int]] = []
 
-    def save(self) -> None:
-        self.checkpoints.save(lambda name, step: self.results.append((name, step)))
+    def save(self, position: bytes = b"") -> None:
+        self.checkpoints.save(lambda name, step: self.results.append((name, step)), position)
+
+    def position(self, name: str) -> bytes:
+        return bytes(self.storage.read(f"run/{name}/input.json"))
 
     def cut(self, steps: tuple[int, int], counters: tuple[int, int] = (9, 7)) -> list[Question]:
         """Both shards are copied; what the ps are asked next."""
@@ -143,3 +146,25 @@ def test_a_new_epoch_cuts_a_save_short_and_late_answers_do_nothing() -> None:
     assert [type(error) for error, _ in run.results] == [Aborted, Aborted]
     run.write(questions)
     assert len(run.results) == 2 and run.checkpoints.saved_name == ""
+
+
+def test_a_checkpoint_has_the_position_of_the_save_that_it_was_cut_for() -> None:
+    run = Run()
+    run.save(b"first")
+    writes = run.cut((4, 4))
+    run.save(b"second")  # this one waits: its position may be ahead of what was cut
+    run.write(writes)
+    name = str(run.results[-1][0])
+    assert run.position(name) == b"first"
+    run.cut((4, 4))  # the same versions: nothing is written but the position
+    assert run.results == [(name, 4), (name, 4)] and run.position(name) == b"second"
+
+
+def test_a_checkpoint_that_was_not_finished_lends_its_position_to_no_other() -> None:
+    run = Run()
+    run.save()
+    run.write(run.cut((0, 0)))
+    run.save(b"ahead")
+    run.cut((4, 4), (10, 8))  # its shards are never written
+    assert run.storage.exists(f"run/{run.results[-1][0]}/manifest.json")
+    assert not run.storage.exists(f"run/{run.results[-1][0]}/input.json")

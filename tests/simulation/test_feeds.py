@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import dps
+from dps.checkpoint.folder import newest_whole
 from dps.checkpoint.memory import MemoryStorage
+from dps.checkpoint.restore import read_part
 from dps.data.feed import Feed
 from dps.data.finishing import Finishing
 from dps.transport.sim import Kill, Network, Partition, Pause, World
@@ -51,6 +53,8 @@ class Chosen:
     """Workers that a fault takes away for a while: what they had may have been given to others when they are back."""
     ends_at_s: float | None = None
     """When all is killed, to go on from the newest checkpoint."""
+    saved: int = 0
+    """How many examples that checkpoint has."""
 
 
 def chosen_by(seed: int) -> Chosen:
@@ -141,11 +145,18 @@ def run(seed: int) -> list[str]:
         with world_of(chosen, seed, storage, books) as world:
             world.run(chosen.ends_at_s)
         books.accepted.clear()  # what was pushed since the checkpoint is undone
+        chosen.saved = saved(storage)
     with world_of(chosen, seed + 1_000_000, storage, books) as world:
         world.run(200.0, stop=lambda: all(p.state in OVER for n, p in world.processes.items() if n[0] == "w"))
         found = [f"{n}: {p.state}" for n, p in world.processes.items() if n[0] == "w" and p.state not in OVER]
         found += [f"{name}: {p.error!r}" for name, p in world.processes.items() if p.error]
     return [f"seed {seed}: {text}" for text in found or judged(chosen, books)]
+
+
+def saved(storage: MemoryStorage) -> int:
+    """How many examples the newest whole checkpoint has."""
+    manifest = newest_whole(storage, "run", lambda line: None)
+    return 0 if manifest is None else int(sum(read_part(storage, "run", manifest, "n", 0, EPOCHS * EXAMPLES)))
 
 
 def judged(chosen: Chosen, books: Books) -> list[str]:
@@ -158,11 +169,11 @@ def judged(chosen: Chosen, books: Books) -> list[str]:
         if times > 1 and not by & chosen.away:
             found.append(f"example {example} was accepted {times} times, of {by}")
     twice = sum(times > 1 for times in books.applied)
-    # The push of a worker that is killed may be applied before the feed hears of it: its batch is given again. Several
-    # workers push while a checkpoint is made, some of them between its position and its values.
+    # The push of a worker that is killed may be applied before the feed hears of it: its batch is given again. So is
+    # what was pushed between the position of a checkpoint and its values; what is given then says where that was.
     allowed = BATCH * len(chosen.killed) + (EPOCHS * EXAMPLES if chosen.away else 0)
     if chosen.ends_at_s is not None:
-        allowed += BATCH * (chosen.workers - 1)
+        allowed += chosen.saved + len({example for example, _ in books.accepted}) - EPOCHS * EXAMPLES
     if twice > allowed:
         found.append(f"{twice} examples were applied more than once, at most {allowed} may be: {books.applied}")
     return found
