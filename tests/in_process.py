@@ -49,7 +49,7 @@ def cluster(
             server.stop()
 
 
-def on_all(servers: list[dps.Server], work: Callable[[dps.Server], Any], timeout_s: float = 60.0) -> list[Any]:
+def on_all(servers: list[dps.Server], work: Callable[[dps.Server], Any], timeout_s: float = 240.0) -> list[Any]:
     """Run `work(server)` on a thread for each server; results in order. The first error is raised here."""
     results: list[Any] = [None] * len(servers)
     errors: list[BaseException] = []

@@ -88,7 +88,7 @@ def test_a_large_variable_is_set_too(update: Any) -> None:
 
 
 def test_a_reader_that_asks_for_newer_values_gets_them() -> None:
-    with cluster(workers=2) as (worker, other), session(worker) as s, dps.Session(other, timeout=20) as reader:
+    with cluster(workers=2) as (worker, other), session(worker) as s, dps.Session(other, timeout=60) as reader:
         reader.pull()
         seen = reader.version
         assert reader.pull(if_newer_than=seen) is None

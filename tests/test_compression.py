@@ -61,7 +61,7 @@ def test_every_mode_takes_every_compressor(update: Any, compressor: Compressor) 
             for _ in range(8):
                 s.push({"w": grads})
                 s.pull()
-            both.wait(20)
+            both.wait(60)
             return s.pull()["w"]
 
     with cluster(2, 2, "inproc") as servers:
@@ -98,7 +98,7 @@ def test_pulled_values_are_cast_and_come_as_float32_whichever_way_they_are_asked
 def test_a_reader_may_pull_packed_and_without_compression_nothing_is_counted() -> None:
     with cluster(1, 1, "inproc") as (server,), session(server) as s:
         s.push({"w": np.full((4, 2), 1 + 2**-9, np.float32)})
-        with dps.Session(server.target, pull_compression=Bfloat16(), timeout=20) as reader:
+        with dps.Session(server.target, pull_compression=Bfloat16(), timeout=60) as reader:
             assert reader.pull()["w"].tolist() == [[-1, -1]] * 4
             traffic = reader.traffic
         assert s.traffic is None
@@ -113,7 +113,7 @@ def test_pulls_of_what_changed_are_the_values_that_a_plain_pull_gives(optimizer:
     with cluster(2, 1, "tcp") as (server,):
         settings = {"compression": {"w": TopK(0.01)}, "partitioner": dps.partition.Fixed(3), "optimizer": optimizer}
         with session(server, params, pull_deltas=True, pull_compression=casts, shared_memory=False, **settings) as s:
-            with dps.Session(server.target, pull_compression=casts, timeout=20) as reader:
+            with dps.Session(server.target, pull_compression=casts, timeout=60) as reader:
                 for step in range(30):
                     w = draw.normal(size=(40, 50)).astype(np.float32) if step % 5 else None
                     rows = dps.Rows(draw.integers(0, 30, 2), np.ones((2, 8), np.float32)) if step % 3 else None
@@ -244,4 +244,4 @@ def test_settings_that_make_no_sense_are_one_line(
 def test_a_readers_pattern_that_matches_nothing_is_said_and_its_session_is_closed() -> None:
     words = "pull_compression: 'x' matches no variable; there are w"
     with cluster(1, 1, "inproc") as (server,), session(server), pytest.raises(ConfigError, match=words):
-        dps.Session(server.target, pull_compression={"x": Float16()}, timeout=20)
+        dps.Session(server.target, pull_compression={"x": Float16()}, timeout=60)

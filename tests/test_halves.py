@@ -194,6 +194,7 @@ def test_bfloat16_without_ml_dtypes_names_the_extra(monkeypatch: pytest.MonkeyPa
         Plan.from_wire(wire)
 
 
+@pytest.mark.slow  # loads torch
 def test_bfloat16_tensors_of_torch_are_taken() -> None:
     torch = pytest.importorskip("torch")
     _, values = plan_of({"w": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}, dps.optim.SGD(0.1), [0], None, None)

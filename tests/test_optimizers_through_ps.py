@@ -252,6 +252,7 @@ TORCH: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.slow  # loads torch
 @pytest.mark.parametrize("case", list(TORCH))
 def test_twenty_steps_through_a_ps_are_those_of_torch(case: str) -> None:
     torch = pytest.importorskip("torch")

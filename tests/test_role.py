@@ -290,7 +290,7 @@ def test_a_chief_says_where_it_is_and_a_sigterm_ends_it_in_order() -> None:
     said = line(chief)
     assert said.startswith("dps chief at 127.0.0.1:") and not said.endswith(":0")
     chief.send_signal(signal.SIGTERM)
-    assert chief.communicate(timeout=20) == ("", "")
+    assert chief.communicate(timeout=60) == ("", "")
     assert chief.returncode == 0
 
 
@@ -306,7 +306,7 @@ def test_a_ps_without_a_task_says_its_name_when_the_chief_has_given_it_one() -> 
     finally:
         for process in (ps, chief):
             process.terminate()
-            process.communicate(timeout=20)
+            process.communicate(timeout=60)
     assert (ps.returncode, chief.returncode) == (0, 0)
 
 
@@ -326,14 +326,14 @@ def test_the_first_signal_drains_a_program_and_the_second_ends_it(
     worker.send_signal(first)
     assert line(worker) == "drains"
     worker.send_signal(signal.SIGINT)
-    told = worker.communicate(timeout=20)[1]
+    told = worker.communicate(timeout=60)[1]
     assert worker.returncode == 130
     assert told == f"dps: stopping after this step{more}\n"
 
 
 def test_a_task_whose_launcher_is_gone_does_not_begin() -> None:
     orphan = start("--job", "chief", "--chief", "127.0.0.1:0", DPS_LAUNCHED="1", DPS_LAUNCHER="1")
-    assert orphan.communicate(timeout=20) == ("", "")
+    assert orphan.communicate(timeout=60) == ("", "")
     assert orphan.returncode == 1
 
 

@@ -19,7 +19,7 @@ def names(count: int) -> list[str]:
 
 
 def train(server: dps.Server) -> Any:
-    with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0), timeout=20) as session:
+    with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0), timeout=60) as session:
         return session.push({"w": np.ones(2)}).step
 
 
@@ -66,7 +66,7 @@ def test_worker_0_that_is_told_to_end_and_hosts_the_chief_has_the_others_stop_fi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def loops(server: dps.Server) -> int:
-        with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0), timeout=20) as session:
+        with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0), timeout=60) as session:
             while not server.stop_requested and not (server.task == 0 and session.global_step > 3):
                 session.push({"w": np.ones(2)})
         if server.task == 0:

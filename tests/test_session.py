@@ -342,14 +342,14 @@ def test_another_protocol_version_is_told(server: dps.Server) -> None:
     assert isinstance(answer, Failed) and answer.error == "ProtocolError" and "version 99" in answer.text
 
 
-def test_ten_thousand_random_messages_do_nothing(server: dps.Server) -> None:
+def test_thousands_of_random_messages_do_nothing(server: dps.Server) -> None:
     draw = np.random.default_rng(0)
     with session(server) as s:
         before = s.pull()
         ports = [server.target, server.address, *(peer.ref.address for peer in s._connection.peers.values())]
         good, _ = encode(Envelope(dps.protocol.Pull(1, 0, 0, 0, -1, []), "ps", 1, "x", 1))  # type: ignore[attr-defined]
         endpoint = runtime().endpoint(None)
-        for index in range(10_000):
+        for index in range(4_000):
             header = draw.bytes(int(draw.integers(1, 60)))
             if index % 2:
                 mixed = bytearray(good)
@@ -361,7 +361,7 @@ def test_ten_thousand_random_messages_do_nothing(server: dps.Server) -> None:
         endpoint.close()
         after = s.pull()
         assert s.push(ones()).accepted
-        assert s.stats()["ps:0"]["refused_messages"] > 500
+        assert s.stats()["ps:0"]["refused_messages"] > 200
     np.testing.assert_array_equal(before["w"], after["w"])
 
 
@@ -489,8 +489,12 @@ def test_the_plan_is_told_by_one_worker_for_all(caplog: pytest.LogCaptureFixture
 
 
 def test_a_session_that_could_not_open_in_time_leaves_nothing_behind(server: dps.Server) -> None:
-    with pytest.raises(DeadlineExceeded, match="waits for a session that brings variables"):
-        dps.Session(server, timeout=0.3)
+    for timeout in (0.3, 3.0, 30.0):  # a chief on a busy machine may not have answered before the first one is over
+        with pytest.raises(DeadlineExceeded) as told:
+            dps.Session(server, timeout=timeout)
+        if "waits for a session that brings variables" in str(told.value):
+            break
+    assert "waits for a session that brings variables" in str(told.value)
     with session(server) as s:
         assert s.stats()["chief"]["live"] == ["worker:0"]
         assert s.push(ones()).step == 1

@@ -80,7 +80,7 @@ def test_small_models_and_those_who_do_not_want_it_use_the_socket() -> None:
 def test_values_are_viewed_where_the_ps_wrote_them_and_cannot_be_written(tmp_path: Path) -> None:
     reader = """
 import sys, numpy as np, dps
-with dps.Session(sys.argv[1], timeout=20) as s, s.view() as values:
+with dps.Session(sys.argv[1], timeout=60) as s, s.view() as values:
     print(sum(values["a"][0]), values["a"].flags.writeable, s._connection.peers[0].lane.on)
     print(type(values["a"].base).__name__, flush=True)
 """
@@ -217,7 +217,7 @@ def test_many_stalled_readers_are_sent_copies_when_no_buffer_remains() -> None:
 
 KILLED = """
 import os, signal, sys, dps
-with dps.Session(sys.argv[1], timeout=20) as s, s.view() as values:
+with dps.Session(sys.argv[1], timeout=60) as s, s.view() as values:
     print("reads", flush=True)
     signal.pause()
 """

@@ -62,7 +62,7 @@ def trained(workers: int = 2, in_place: bool = False, **settings: Any) -> Any:
 
     def work(server: dps.Server) -> Any:
         with session(server, **settings) as s:
-            begin.wait(20)
+            begin.wait(60)
             values = s.pull()
             given = s.gradients() if in_place else None
             for step in range(STEPS):

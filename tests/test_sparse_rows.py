@@ -174,6 +174,7 @@ def test_several_tables_are_looked_up_at_one_time(ps: int) -> None:
         np.testing.assert_array_equal(s.lookup("user", [7]), user[[7]])
 
 
+@pytest.mark.slow  # loads torch
 def test_a_sparse_gradient_of_torch_is_pushed_as_it_is() -> None:
     torch = pytest.importorskip("torch", reason="sparse tensors need torch")
     table = first_values()["table"].value

@@ -57,7 +57,7 @@ def test_pulled_values_are_the_callers(
     tune(monkeypatch, piece_nbytes=piece_nbytes)
     optimizer = dps.optim.SGD(0.5)
     with cluster(ps, 1) as (server,), dps.Session(
-        server, values(), optimizer=optimizer, shared_memory=False, timeout=20
+        server, values(), optimizer=optimizer, shared_memory=False, timeout=60
     ) as s:  # fmt: skip
         pulled = []
         for step in range(4):

@@ -15,7 +15,7 @@ VALUES = {"w": np.arange(4, dtype=np.float32), "mean": np.zeros(2, np.float32), 
 
 def session(worker: Any, params: Any = None) -> dps.Session:
     start = {name: np.array(value) for name, value in VALUES.items()} if params is None else params
-    return dps.Session(worker, start, optimizer=dps.optim.SGD(0.5), timeout=20)
+    return dps.Session(worker, start, optimizer=dps.optim.SGD(0.5), timeout=60)
 
 
 def told(caplog: pytest.LogCaptureFixture, words: str) -> int:
@@ -85,6 +85,7 @@ def test_gradients_are_not_taken_for_values(caplog: pytest.LogCaptureFixture) ->
     assert told(caplog, PUSHED) == 0
 
 
+@pytest.mark.slow  # loads torch
 def test_a_pull_fills_tensors_on_the_cpu_through_their_memory() -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).to(torch.float32)

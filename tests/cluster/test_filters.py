@@ -82,10 +82,11 @@ def test_a_plan_that_needs_a_ps_outside_the_filters_is_one_clear_error_and_the_r
 
 
 def test_a_worker_starts_and_trains_without_ever_connecting_to_another_worker() -> None:
-    """The other worker's port takes connections and answers nothing: what a worker that hangs looks like."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
+    """The other worker's port takes connections and answers nothing: what a worker that hangs looks like. It is on an
+    address of its own, where no process that dials a port of 127.0.0.1 that was another's before comes by."""
+    with socket.create_server(("127.77.0.1", 0)) as other:
         other.setblocking(False)
-        address = f"127.0.0.1:{other.getsockname()[1]}"
+        address = f"127.77.0.1:{other.getsockname()[1]}"
         with dps.Server({"chief": ["127.0.0.1:0"]}, "chief", 0, owned=True) as chief:
             spec = {"chief": [chief.address], "ps": ["127.0.0.1:0"], "worker": [address, "127.0.0.1:0"]}
             with (

@@ -157,4 +157,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=150, stateful_step_count=60)
+TestMachine.settings = settings(max_examples=75, stateful_step_count=60)

@@ -131,7 +131,7 @@ def test_all_in_this_process() -> None:
     with dps.LocalCluster(ps=2, workers=2, processes=False) as local:
         results = local.run(count, 30).results
         with pytest.raises(DpsError, match="does not want to"):
-            local.run(fail).wait(20)
+            local.run(fail).wait(60)
     assert sum(r["pushes"] for r in results) >= 30
 
 
@@ -148,7 +148,7 @@ class TestInThisProcess:
         run = here.run(endless, True)
         until(lambda: len({row["worker"] for row in run.history}) == 2)
         assert run.stop().wait(0).results == ["ended by itself"] * 2
-        assert here.run(echo, 1).wait(20).results == [[0, 1], [1, 1]]
+        assert here.run(echo, 1).wait(60).results == [[0, 1], [1, 1]]
 
     def test_a_worker_that_does_not_ask_is_ended_in_its_sessions_next_call(self, here: dps.LocalCluster) -> None:
         run = here.run(endless, False)
@@ -218,7 +218,7 @@ def launch(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
 PROGRAM = """
 import numpy as np, dps, os, sys, time
 with dps.Server.from_env() as server, dps.Session(
-    server, {"a": np.zeros(10, np.float32)}, optimizer=dps.optim.SGD(1.0), timeout=20,
+    server, {"a": np.zeros(10, np.float32)}, optimizer=dps.optim.SGD(1.0), timeout=60,
     hooks=[dps.StopAtStep(last_step=int(sys.argv[1]))],
 ) as session:
     print("begins", os.getpid(), flush=True)
@@ -314,7 +314,7 @@ def test_a_killed_launcher_leaves_nothing_behind(program: Path) -> None:
     lines_until(process, "begins")
     tasks = psutil.Process(process.pid).children()
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     psutil.wait_procs(tasks, timeout=60)
     assert not [p for p in tasks if p.is_running()]
 

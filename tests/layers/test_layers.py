@@ -247,6 +247,7 @@ def test_a_scatter_passes_over_rows_that_have_nothing_to_add(twin: Twin) -> None
 # ---- against PyTorch ----
 
 
+@pytest.mark.slow  # loads torch
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
 def test_a_layer_and_its_loss_agree_with_pytorch(twin: Twin, activation: str) -> None:
     torch = pytest.importorskip("torch", reason="compares with PyTorch: pip install torch")
@@ -263,6 +264,7 @@ def test_a_layer_and_its_loss_agree_with_pytorch(twin: Twin, activation: str) ->
         np.testing.assert_allclose(found, wanted.grad.numpy(), rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.slow  # loads torch
 def test_an_embeddings_gradient_agrees_with_pytorch(twin: Twin) -> None:
     torch = pytest.importorskip("torch", reason="compares with PyTorch: pip install torch")
     table, rows, dout = random(6, 3), np.array([4, 1, 4, 0, 1, 4]), random(6, 3, seed=2)

@@ -134,7 +134,7 @@ class Road:
         return self.store.apply(staged.sound(), self.store.step + 1) == ""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.data(), st.integers(8, 60), st.one_of(st.none(), st.tuples(st.sampled_from(TRAINED), st.integers(0, 20))),
 )  # fmt: skip

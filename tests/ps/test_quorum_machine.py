@@ -244,7 +244,7 @@ EVENT = st.tuples(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     ps=st.integers(1, 3),
     workers=st.integers(1, 4),

@@ -58,7 +58,7 @@ def test_the_run_that_showed_the_difference() -> None:
     assert (both.quorum.step, both.value) == (1, Fraction(-6, 10))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     aggregate=st.integers(1, 5),
     total=st.integers(1, 5),

@@ -92,7 +92,7 @@ FORMS = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(FORMS, st.binary(max_size=64), st.sampled_from(["<f4", "<f8"]))
 def test_any_bytes_give_an_array_of_the_parts_shape_or_are_refused(form: list[Any], data: bytes, dtype: str) -> None:
     try:

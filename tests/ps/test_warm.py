@@ -18,7 +18,7 @@ from dps.kernels.jit import compiled_here
 
 update = {"async": dps.Async(), "sync": dps.SyncReplicas()}[sys.argv[1]]
 params = {"w": np.zeros((40, 3), np.float32), "b": np.zeros(7), "large": np.zeros(1 << 18, np.float32)}
-settings = {"optimizer": dps.optim.Adagrad(0.1), "update": update, "timeout": 30}
+settings = {"optimizer": dps.optim.Adagrad(0.1), "update": update, "timeout": 120}
 with dps.Server.create_local_server() as server:
     with dps.Session(server, params, **settings) as session:
         session.pull()

@@ -23,7 +23,7 @@ def run_python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]
         check=False,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
     )
 
 

@@ -92,7 +92,7 @@ USUAL = (
 
 
 @given(USUAL)
-@settings(max_examples=500)
+@settings(max_examples=150)
 def test_a_compact_message_is_the_same_message(message: Message) -> None:
     header, arrays = encode(Envelope(message, "ps", 7, "worker:0", 3))
     back = decode(header, frames_of(arrays)).message
@@ -143,7 +143,7 @@ def test_random_bytes_are_refused_with_ProtocolError_and_nothing_else(header: by
     decodes_or_refuses(header, [memoryview(f) for f in frames])
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(envelopes, st.data())
 def test_a_mutated_header_is_decoded_or_refused_with_ProtocolError(envelope: Envelope, data: st.DataObject) -> None:
     header, arrays = encode(envelope)
@@ -155,7 +155,7 @@ def test_a_mutated_header_is_decoded_or_refused_with_ProtocolError(envelope: Env
     decodes_or_refuses(bytes(mutated), frames_of(arrays))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(envelopes, st.data())
 def test_a_header_with_a_part_of_another_kind_is_decoded_or_refused(envelope: Envelope, data: st.DataObject) -> None:
     header, arrays = encode(envelope)
@@ -220,7 +220,7 @@ def test_an_array_that_is_not_what_its_frame_holds_is_refused(shape: Any) -> Non
     assert decode(header(shapes=[["<f4", 3]]), [memoryview(bytes(12))]).request == 7
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(st.integers(-5, 2**60), max_size=4), st.sampled_from([*sorted(wire.DTYPES), "O", "U4", "V8", ""]))
 def test_hostile_shapes_are_refused_before_anything_is_allocated(shape: list[int], dtype: str) -> None:
     try:

@@ -126,6 +126,7 @@ def test_gradients_without_names_are_told_which_names_are_wanted(tree: Any, got:
         check_is_nested(two_ps(), tree)
 
 
+@pytest.mark.slow  # loads torch
 def test_a_tensor_that_does_not_fit_is_told_in_the_words_of_torch() -> None:
     torch = pytest.importorskip("torch", reason="gradients that are tensors need torch")
     with pytest.raises(ValueError, match=r"t is float64; the variable is float32: cast with .to\(torch.float32\)"):

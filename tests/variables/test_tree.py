@@ -122,6 +122,7 @@ def test_arrays_are_taken_as_they_are_where_they_can_travel() -> None:
     assert to_array(3.5, "a").shape == () and to_array([1, 2], "a").tolist() == [1, 2]
 
 
+@pytest.mark.slow  # loads torch
 def test_a_tensor_is_taken_by_its_values() -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.arange(4.0, requires_grad=True)
