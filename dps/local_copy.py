@@ -93,7 +93,7 @@ class LocalCopy:
         if out is None:
             return found
         if out.shape != found.shape or out.dtype != found.dtype:
-            raise ValueError(f"out is {out.dtype} {out.shape}; wanted an array of {found.dtype} {found.shape}")
+            raise ValueError(f"lookup: out is {out.dtype} {out.shape}; wanted an array of {found.dtype} {found.shape}")
         out[...] = found
         return out
 

@@ -37,7 +37,7 @@ class Absent:
         if not any(nodes.known for nodes in self._cluster.jobs.values()):
             self._ending.fail(f"no task of the run came to the restarted chief within {ABSENT_S:.0f} s")
         elif self._epochs.unsure:
-            who = ", ".join(f"ps:{task}" for task in self._cluster.missing()) or "what every ps serves"
+            who = ", ".join(f"ps:{task}" for task in self._cluster.missing()) or "the report of what each ps serves"
             self._ending.fail(f"{who} did not come to the restarted chief within {ABSENT_S:.0f} s")
 
     def _look(self) -> None:

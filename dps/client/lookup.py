@@ -44,7 +44,7 @@ class Lookups:
             places = out or {}
             strange = sorted(set(places) - set(wanted))
             if strange:
-                raise ValueError(f"out has {strange}, of which no rows are looked up; wanted some of {list(wanted)}")
+                raise ValueError(f"lookup: out has {strange}, wanted some of {list(wanted)}, which are looked up")
             tables = {name: self._table(name, of, places.get(name)) for name, of in wanted.items()}
             operation = LookupOp(self.connection, tables, several=True)
         operation.start()
@@ -68,9 +68,9 @@ class Lookups:
             return _Table(self, spec, found, np.empty(flat, spec.dtype), shape)
         if not isinstance(out, np.ndarray) or out.shape != shape or wire_name(out.dtype) != spec.dtype:
             got = f"{getattr(out, 'dtype', type(out))} {getattr(out, 'shape', '')}"
-            raise ValueError(f"out is {got}; wanted an array of {np.dtype(spec.dtype)} {shape}")
+            raise ValueError(f"lookup: out is {got}; wanted an array of {np.dtype(spec.dtype)} {shape}")
         if indices.ndim > 1 and not out.flags.c_contiguous:
-            raise ValueError(f"out for rows of shape {indices.shape} has to be C-contiguous")
+            raise ValueError(f"lookup: out for rows of shape {indices.shape} has to be C-contiguous")
         return _Table(self, spec, found, out.reshape(flat), shape, out)
 
     def roll_back(self) -> None:

@@ -336,7 +336,7 @@ def filled(out: Any, tree: Any, replaces: Callable[[str, Array, Array], None]) -
                 if target is None
                 else f"{getattr(target, 'dtype', type(target))} {getattr(target, 'shape', '')}"
             )
-            raise ValueError(f"out has {got} for {name}; wanted an array of {array.dtype} {array.shape}")
+            raise ValueError(f"pull: out has {got} for {name}; wanted an array of {array.dtype} {array.shape}")
         replaces(name, target, array)
         target[...] = array
     return out

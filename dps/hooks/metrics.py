@@ -74,7 +74,7 @@ class LogMetrics(Hook):
         if self._metrics is not None:
             found = self._metrics(session)
             if not isinstance(found, Mapping):
-                raise ConfigError(f"LogMetrics: metrics returned {found!r:.80}, wanted numbers by name, as a dict")
+                raise ConfigError(f"LogMetrics: metrics returned {found!r:.80}, wanted a dict of numbers by name")
             for name, value in found.items():
                 session.scalars.put(name, value)
         since = self._timer.fired(push.step)

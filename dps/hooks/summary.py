@@ -59,7 +59,7 @@ class SummarySaver(Hook):
     ) -> None:
         self._timer = Timer(100 if steps is None and seconds is None else steps, seconds, "SummarySaver")
         if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
-            raise ConfigError(f"got batch={batch!r}, wanted the examples in one push, a whole number from 1")
+            raise ConfigError(f"SummarySaver: got {batch=}, wanted the examples in one push, a whole number from 1")
         if tensorboard:
             EventFile.check_installed()
         self._directory = directory

@@ -78,7 +78,7 @@ def _checked(args: argparse.Namespace) -> argparse.Namespace:
     for name, names in known.items():
         chosen = getattr(args, name).split(",")
         if unknown := [c for c in chosen if c not in names]:
-            raise ConfigError(f"--{name} {','.join(unknown)} is not known; wanted some of {', '.join(names)}")
+            raise ConfigError(f"--{name}: got {','.join(unknown)}, wanted some of {', '.join(names)}")
         setattr(args, name, chosen)
     args.sizes = args.sizes.split(",")
     for size in args.sizes:
@@ -86,9 +86,9 @@ def _checked(args: argparse.Namespace) -> argparse.Namespace:
     for name in ("ps", "workers", "rounds", "table_rows", "table_taken"):
         value = getattr(args, name)
         if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: wanted at least 1")
+            raise ConfigError(f"--{name.replace('_', '-')}: got {value}, wanted at least 1")
     if args.table_taken > args.table_rows:
-        raise ConfigError(f"--table-taken {args.table_taken} is more than --table-rows {args.table_rows}")
+        raise ConfigError(f"--table-taken: got {args.table_taken}, wanted at most --table-rows {args.table_rows}")
     return args
 
 
@@ -98,7 +98,7 @@ def _milliseconds(text: str) -> list[float]:
     except ValueError:
         found = []
     if not found or min(found) <= 0:
-        raise ConfigError(f"--computing {text}: wanted milliseconds above 0, comma-separated, as 0.7,8,20")
+        raise ConfigError(f"--computing: got {text}, wanted milliseconds above 0, comma-separated, as 0.7,8,20")
     return found
 
 

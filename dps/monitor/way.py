@@ -145,7 +145,7 @@ class Way:
         on_the_way = [caller.start(self._to, message, feed, resend_s=ANSWER_S) for _ in range(AT_ONCE)]
         while on_the_way:
             if not caller.wait(on_the_way[:1], ANSWER_S):
-                raise DeadlineExceeded(f"1 MB did not arrive within {ANSWER_S:g} s")
+                raise DeadlineExceeded(f"1 MB did not arrive within {ANSWER_S:g} s; is the network that slow?")
             moved += sent + got
             del on_the_way[0]
             if self._runtime.now() < deadline and moved < MEASURED_NBYTES:

@@ -85,10 +85,10 @@ def test_rates_of_several_workers_are_added(capsys: pytest.CaptureFixture[str]) 
     [
         (["--works", "jump"], "wanted some of pull, push"),
         (["--transports", "smoke"], "wanted some of inproc, ipc, tcp, socket"),
-        (["--works", "loop", "--computing", "long"], "--computing long: wanted milliseconds"),
-        (["--works", "loop", "--computing", "-1"], "--computing -1: wanted"),
-        (["--rounds", "0"], "--rounds 0: wanted at least 1"),
-        (["--table-rows", "10"], "--table-taken 8192 is more than --table-rows 10"),
+        (["--works", "loop", "--computing", "long"], "--computing: got long, wanted milliseconds"),
+        (["--works", "loop", "--computing", "-1"], "--computing: got -1, wanted"),
+        (["--rounds", "0"], "--rounds: got 0, wanted at least 1"),
+        (["--table-rows", "10"], "--table-taken: got 8192, wanted at most --table-rows 10"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
