@@ -34,6 +34,8 @@ from dps.variables.plan import Plan
 log = logging.getLogger("dps")
 
 SAVE_TIMEOUT_S = 120.0
+POSITION_NBYTES = 1 << 20
+"""The longest position of the input that is kept with a checkpoint."""
 
 Result = Callable[[str | Exception, int], None]
 """A callback that gets the checkpoint's name and step, or the error."""
@@ -76,7 +78,11 @@ class Checkpoints:
 
     def save(self, then: Result, position: bytes = b"") -> None:
         """Write a checkpoint, unless these versions of all shards are saved already. `then` is called on the node's
-        thread. `position`: of the input, read before this call, so that these versions have what it counts as done."""
+        thread. `position`: of the input, read before this call, so that these versions have what it counts as done; a
+        ValueError if it is too long."""
+        if len(position) > POSITION_NBYTES:
+            most = f"at most {POSITION_NBYTES} are kept with a checkpoint"
+            raise ValueError(f"the position of the input: got {len(position)} bytes, {most}")
         if self._busy:
             self._next.append((then, position))
             return

@@ -43,8 +43,6 @@ from dps.run_protocol import (
 
 log = logging.getLogger("dps")
 
-POSITION_NBYTES = 1 << 20
-"""The longest position of the input that is kept with a checkpoint."""
 RESTART_S = 50.0  # less than a session's default timeout, so that it hears the reason
 """How long a lost ps may take to come back."""
 EMPTY = "; it holds no variables, the run goes on"
@@ -305,9 +303,6 @@ class ChiefActor(Actor):
         def saved(name: str | Exception, step: int) -> None:
             self.node.answer(sender, name if isinstance(name, Exception) else Saved(name, step))
 
-        if (got := len(message.position)) > POSITION_NBYTES:
-            most = f"at most {POSITION_NBYTES} are kept with a checkpoint"
-            raise ValueError(f"the position of the input: got {got} bytes, {most}")
         self.epochs.save(message.session, message.position, saved)
 
     def on_Restore(self, message: Restore, sender: Sender) -> None:

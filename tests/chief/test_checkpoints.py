@@ -168,3 +168,11 @@ def test_a_checkpoint_that_was_not_finished_lends_its_position_to_no_other() -> 
     run.cut((4, 4), (10, 8))  # its shards are never written
     assert run.storage.exists(f"run/{run.results[-1][0]}/manifest.json")
     assert not run.storage.exists(f"run/{run.results[-1][0]}/input.json")
+
+
+def test_a_position_that_is_too_long_is_refused() -> None:
+    run = Run()
+    with pytest.raises(ValueError, match="got 1048577 bytes, at most 1048576 are kept"):
+        run.save(bytes((1 << 20) + 1))
+    run.save()
+    assert run.cut((1, 1))
