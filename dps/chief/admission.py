@@ -8,7 +8,7 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.actors.system import Node
 from dps.chief.agreement import check_fits
-from dps.chief.claims import check_claim
+from dps.chief.claims import check_claim, check_name
 from dps.chief.cluster import Cluster
 from dps.chief.epochs import Epochs
 from dps.chief.members import Membership
@@ -38,6 +38,7 @@ class Admission:
     def open(self, message: OpenSession, sender: Sender) -> None:
         """A session asks for admission, for the first time or after its epoch or its incarnation has ended."""
         self._sessions.check_open(message.session)
+        check_name(message.job, message.task)
         job = message.job if message.job in ("worker", "evaluator") else "client"
         check_claim(self._node.asker, job, f"a session of {message.job}:{message.task}", bool(message.plan))
         if not self._cluster.knows_process(message.job, message.task, message.process, sender.peer.ticket):
@@ -45,6 +46,8 @@ class Admission:
             return
         reaching = self._cluster.reaching
         address = self._node.dials(message.address, reaching.named) if message.address else ""
+        if address and message.session not in self._sessions.known:
+            self._cluster.check_room(address, self._sessions.addresses())
         session = self._sessions.open(message, sender, address)
         self._epochs.seen(message.epoch)
         self._epochs.losses.joins(message.session, message.epoch, message.step)

@@ -1,8 +1,17 @@
-"""Checks that who joins a run with a key names a job, and asks for a part in it, that the key's role may have."""
+"""Checks that who joins a run is named as a task can be, and that its key's role may have the part that it asks for."""
 
 from __future__ import annotations
 
-from dps.errors import PermissionDenied
+from dps.errors import ConfigError, PermissionDenied
+
+HIGHEST, LONGEST = 65535, 64
+"""The highest index of a task, and the longest name of a job: the chief remembers all names that it has heard."""
+
+
+def check_name(job: str, task: int) -> None:
+    """Raise ConfigError for a job and an index (-1: any) that no task can have."""
+    if len(job) > LONGEST or not -1 <= task <= HIGHEST:
+        raise ConfigError(f"got task {task} of job {job!r:.80}; wanted an index from 0 to {HIGHEST}")
 
 
 def check_claim(role: str, job: str, name: str, trains: bool = False) -> None:

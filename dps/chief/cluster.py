@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,17 @@ from dps.actors.ref import Sender
 from dps.chief.reaching import Reaching
 from dps.chief.sessions import check_same
 from dps.cluster.command import start_command
-from dps.errors import ConfigError
+from dps.descriptors import check as check_descriptors
+from dps.descriptors import needed
+from dps.errors import ConfigError, NotAuthenticated
+from dps.run_protocol import Register
 
 GRACE_S = 1.0
 """How long a node may be disconnected before it counts as lost."""
 LAUNCHED_GRACE_S = 5.0
 """The same for a worker under a launcher. It is longer, so that the launcher can first report how the process ended."""
+MOST, SOME = 4096, 64
+"""The most processes that a chief is connected to; from SOME on it looks whether it has descriptors for one more."""
 
 
 @dataclass
@@ -198,6 +203,31 @@ class Cluster:
                 if place and lives and known.ticket not in ("", ticket):
                     return f"{other}:{number}"
         return ""
+
+    def check_room(self, address: str, others: Iterable[str] = ()) -> None:
+        """Raise ConfigError if the chief cannot dial one more address. `others`: those beside the tasks'."""
+        dialled = {*self.living(), *others}
+        if address in dialled or len(dialled) < SOME:
+            return
+        if len(dialled) >= MOST:
+            raise ConfigError(f"the chief is connected to {len(dialled)} processes, at most {MOST} are possible")
+        check_descriptors("the chief", needed("chief", 0, len(dialled) + 1))
+
+    def check_place(self, message: Register, address: str, sender: Sender, others: Callable[[], list[str]]) -> None:
+        """Raise NotAuthenticated for a process that has another task already, or has presented no ticket, and as
+        `check_room`."""
+        job, task, ticket = message.job, message.task, sender.peer.ticket
+        before = self.jobs[job].known.get(task) if job in self.jobs else None
+        if before is not None and before.alive and (before.ticket, before.address) == (ticket, address):
+            return
+        if not ticket and isinstance(sender.route, bytes):
+            raise NotAuthenticated(f"got Register for {job}:{task} without a ticket; wanted that first")
+        for other, nodes in self.jobs.items():
+            for number, known in nodes.known.items():
+                own = other == job and (number == task or (task < 0 and known.process == message.process))
+                if ticket and known.ticket == ticket and known.alive and not own:
+                    raise NotAuthenticated(f"this process is {other}:{number} already; a process is one task")
+        self.check_room(address, others())
 
     def is_news(self, ticket: str) -> bool:
         """Whether a process has not been told yet that it has to wait."""

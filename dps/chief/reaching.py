@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dps.errors import Unavailable
+
 REACH_S = 10.0
 """How long the chief tries to reach a node that has come before it refuses it."""
+MOST = 4096
+"""The most addresses that are remembered; the oldest goes."""
 
 
 class Reaching:
@@ -13,21 +17,27 @@ class Reaching:
         """`named`: the addresses that the cluster spec names; they are dialled as they are."""
         self.named = named
         self._tried_since: dict[str, float] = {}
-        self._reached: set[str] = set()
+        self._reached: dict[str, None] = {}
 
     def tries(self, address: str, now: float) -> None:
         """Note that a node at this address has come."""
         if address not in self._reached:
             self._tried_since.setdefault(address, now)
+            if len(self._tried_since) > MOST:
+                del self._tried_since[next(iter(self._tried_since))]
 
-    def gave_up(self, address: str, now: float) -> bool:
-        """Whether a node came and could not be reached within REACH_S."""
-        return now - self._tried_since.get(address, now) >= REACH_S
+    def check(self, address: str, now: float, chief: str, name: str) -> None:
+        """Raise Unavailable if the node of a task came and could not be reached within REACH_S. `chief`: its address,
+        for the message."""
+        if now - self._tried_since.get(address, now) >= REACH_S:
+            raise Unavailable(f"{name} {self.problem(address, chief, name)}")
 
     def reached(self, address: str) -> None:
         """Note that a connection to this address is up."""
         self._tried_since.pop(address, None)
-        self._reached.add(address)
+        self._reached[address] = None
+        if len(self._reached) > MOST:
+            del self._reached[next(iter(self._reached))]
 
     def problem(self, address: str, chief: str, name: str) -> str:
         """Why the node of a task counts as lost if it was never reached, for messages; "" if it was."""

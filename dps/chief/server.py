@@ -12,7 +12,7 @@ from dps.actors.ref import Sender
 from dps.chief.absent import Absent
 from dps.chief.admission import Admission
 from dps.chief.agreement import Agreement
-from dps.chief.claims import check_claim
+from dps.chief.claims import check_claim, check_name
 from dps.chief.cluster import Cluster
 from dps.chief.ending import Ending
 from dps.chief.epochs import Epochs
@@ -104,19 +104,21 @@ class ChiefActor(Actor):
             return
         cluster, job = self.cluster, message.job
         name = f"{job}:{message.task}" if message.task >= 0 else f"the {job} at {message.address}"
+        check_name(job, message.task)
         check_claim(self.node.asker, job, name)
         self.agreement.mode(name, message.update)
         address = self.node.dials(message.address, cluster.reaching.named)
         if self._is_held(job, message.task, address, sender):
             return
+        cluster.check_place(message, address, sender, self.sessions.addresses)
         self.node.present(address, message.proof)
         if job not in cluster.jobs:
-            self._check_reached(address, name)
+            cluster.reaching.check(address, self.node.now(), self.node.address, name)
             self.node.answer(sender, Registered(max(message.task, 0), cluster.to_wire()))
             return
         if self.node.exposed:
             cluster.reaching.tries(address, self.node.now())
-        self._check_reached(address, name)
+        cluster.reaching.check(address, self.node.now(), self.node.address, name)
         who = message.process, message.address, sender.peer.ticket, self.node.user
         task, replaced = cluster.jobs[job].register(message.task, address, *who)
         self.epochs.seen(message.epoch)
@@ -155,12 +157,6 @@ class ChiefActor(Actor):
         """Keep the ticket of a process that has come, and those of all that are here."""
         if not sender.peer.role:
             self.node.tickets.admit("run", self.cluster.tickets() + self.sessions.tickets())
-
-    def _check_reached(self, address: str, name: str) -> None:
-        """Raise Unavailable if the node of a task cannot be reached for good."""
-        reaching = self.cluster.reaching
-        if reaching.gave_up(address, self.node.now()):
-            raise Unavailable(f"{name} {reaching.problem(address, self.node.address, name)}")
 
     def back(self, address: str) -> None:
         self.cluster.reaching.reached(address)
@@ -249,6 +245,7 @@ class ChiefActor(Actor):
 
     def on_CloseSession(self, message: CloseSession, sender: Sender) -> None:
         self.sessions.check_owner(message.session, sender)
+        check_name(message.job, message.task)
         if message.session not in self.sessions.known and not self.cluster.has(message.job, message.task, sender):
             self.admission.close_early(message, sender.peer.ticket)
         else:
@@ -257,6 +254,7 @@ class ChiefActor(Actor):
         self.ending.check()
 
     def on_Leave(self, message: Leave, sender: Sender) -> None:
+        check_name(message.job, message.task)
         if message.job == "ps":
             self.leaving.ask(message.task, message.reason, sender)
             return

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dps.actors.bounds import Bound
 from dps.actors.ref import Sender
 from dps.actors.tickets import role_of
 from dps.chief.members import Live, Membership
-from dps.errors import Aborted, NotAuthenticated
+from dps.errors import Aborted, NotAuthenticated, Unavailable
 from dps.run_protocol import OpenSession
+
+SESSIONS, ALL_SESSIONS, CLOSED = 256, 8192, 65536
+"""The most open sessions of one process, and of all; and the most closed ones that are remembered."""
 
 
 def check_same(ticket: str, sender: Sender, whose: str) -> None:
@@ -44,6 +48,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self.known: dict[int, Session] = {}
+        self._bound = Bound("open sessions", SESSIONS)
         self._closed: dict[int, bool] = {}
         """The closed sessions, and whether each closed with an error."""
 
@@ -54,12 +59,19 @@ class Sessions:
         session = self.known.get(message.session)
         if session is None:
             name, trains = f"{message.job}:{message.task}", bool(message.plan)
+            self._check_room(name, sender.peer.ticket)
             session = Session(message.session, name, message.job, message.task, address, trains, sender.peer.ticket)
             self.known[message.session] = session
         check_same(session.ticket, sender, f"session of {session.name}")
         session.ticket = sender.peer.ticket
         session.opened, session.request, session.trains = sender, message, bool(message.plan)
         return session
+
+    def _check_room(self, name: str, ticket: str) -> None:
+        """Raise Unavailable if a process, or all together, have too many sessions."""
+        self._bound.check(sum(session.ticket == ticket for session in self.known.values()), name)
+        if len(self.known) >= ALL_SESSIONS:
+            raise Unavailable(f"there are {len(self.known)} sessions; close some of them")
 
     def take_up(self, live: Live) -> Session:
         """Add a session that another chief admitted."""
@@ -88,6 +100,8 @@ class Sessions:
         """Note that a session has closed, with an error if `failed`; returns whether this was not known."""
         news = number not in self._closed
         self._closed.setdefault(number, failed)
+        if len(self._closed) > CLOSED:
+            del self._closed[next(iter(self._closed))]
         return news
 
     def closed(self, number: int) -> bool | None:
@@ -105,6 +119,10 @@ class Sessions:
     def bringer(self) -> Session | None:
         """The first waiting session with variables. Its plan becomes the run's, and it sends the first values."""
         return next((session for session in self.waiting() if session.trains), None)
+
+    def addresses(self) -> list[str]:
+        """Where the chief dials the nodes of sessions."""
+        return [session.address for session in self.known.values() if session.address]
 
     def at(self, address: str) -> list[Session]:
         """The sessions of the node at an address."""

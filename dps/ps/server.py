@@ -207,6 +207,7 @@ class PsActor(Actor):
         if key in shard.credits.held or ledger.is_complete(message.number):
             self.node.answer(sender)
             return
+        ledger.check_reach(message.number)
         shard.credits.wanted(key, sender)
         self._grant(shard)
         if shard.credits.waits(key):

@@ -170,6 +170,8 @@ class ServingTuning:
     """A request that waits for longer gets a notice that names whom it waits for, s."""
     remembered: int = 64
     """Numbers of returned holds, and of pushes that want values, that are kept for each session."""
+    waiting_pulls: int = 64
+    """The most pulls of one session that wait for a step or a push; a further one is refused."""
     waiting_lookups: int = 64
     """The most lookups of one session that wait for a step; a further one is answered when it is sent again."""
     answers: int = 4

@@ -118,6 +118,9 @@ _unpack = functools.partial(msgpack.unpackb, strict_map_key=False, use_list=True
 _PARTS = (int, int, int, str, int, str, list, list)
 """Types of a header's elements: version, kind, request, sender, incarnation, actor, fields, shapes."""
 
+_PEEKED = 4096
+"""How many bytes of a refused header are looked into: enough for two names, and no work for the receiver."""
+
 BUNDLE = 0xC1
 """First byte of a bundle; no msgpack header begins with it."""
 _COUNT = struct.Struct("<BH")
@@ -194,13 +197,14 @@ def peek(header: bytes) -> tuple[int, str] | None:
         except ProtocolError:
             return None
         return envelope.request, envelope.actor
+    unpacker = msgpack.Unpacker(strict_map_key=False)
+    unpacker.feed(header[:_PEEKED])
     try:
-        parts = _unpack(header)
+        if unpacker.read_array_header() < len(_PARTS) - 2:
+            return None
+        _, _, request, _, _, actor = (unpacker.unpack() for _ in range(6))
     except Exception:
         return None
-    if type(parts) is not list or len(parts) < 6:
-        return None
-    request, actor = parts[2], parts[5]
     return (request, actor) if type(request) is int and type(actor) is str else None
 
 

@@ -7,7 +7,7 @@ import pytest
 import dps
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
-from dps.chief.reaching import REACH_S, Reaching
+from dps.chief.reaching import MOST, REACH_S, Reaching
 from dps.errors import ConfigError, Unavailable
 from dps.run_protocol import CHIEF, Register, Registered
 from dps.transport.current import runtime
@@ -22,8 +22,18 @@ def test_an_address_is_given_up_after_ten_seconds_without_a_connection_and_never
     reaching.tries("b:2", 101.0)
     reaching.tries("a:1", 105.0)  # registers again: the time goes on
     now = 100.0 + REACH_S
-    assert not reaching.gave_up("a:1", now - 0.1)
-    assert [reaching.gave_up(address, now) for address in ("a:1", "b:2", "never:3")] == [True, False, False]
+    for address, at in (("a:1", now - 0.1), ("b:2", now), ("never:3", now)):
+        reaching.check(address, at, "chief:1", "ps:0")
+    with pytest.raises(Unavailable, match="^ps:0 cannot be reached by the chief at chief:1: nobody answers at a:1"):
+        reaching.check("a:1", now, "chief:1", "ps:0")
+
+
+def test_no_more_addresses_are_remembered_than_a_bound() -> None:
+    reaching = Reaching()
+    for number in range(MOST + 10):
+        reaching.tries(f"a:{number}", 0.0)
+        reaching.reached(f"b:{number}")
+    assert len(reaching._tried_since) == len(reaching._reached) == MOST
 
 
 def test_the_problem_names_both_the_address_the_port_and_what_to_try() -> None:
@@ -55,6 +65,7 @@ def test_a_message_cannot_make_the_chief_dial_another_host_than_its_own() -> Non
         caller = Caller(runtime(), "somebody", chief.home().keys)
         try:
             to = Ref(chief.address, CHIEF)
+            caller.connect(chief.address, b"ticket")
             answer = caller.ask(to, Register("worker", 0, "10.9.9.9:80", 1, 0, {}), 10.0)
             assert isinstance(answer, Registered) and answer.cluster["worker"] == {"0": "10.9.9.9:80"}
             assert chief._hosted._actor is not None

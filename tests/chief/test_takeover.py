@@ -177,7 +177,7 @@ def test_one_whose_process_has_been_replaced_is_gone() -> None:
         led.come("ps", task)
         led.serve(task)
     assert led.live() == {1: "worker:0"} and led.chief.members.given_up == ["worker:1"]
-    led.register("worker", 0, process=2)
+    led.register("worker", 0, process=3)
     assert led.live() == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dps.errors import Aborted
 from dps.protocol import WINDOW, Pushed
 from dps.ps.intake.borrowed import Borrowed
 from dps.ps.intake.intake import Intake
@@ -43,6 +44,11 @@ class Ledger:
     def in_reach(self, number: int) -> bool:
         """Whether a push with this number may be staged now."""
         return self.done < number <= self.done + self.window
+
+    def check_reach(self, number: int) -> None:
+        """Raise Aborted for a push whose number may not be staged now."""
+        if not self.in_reach(number):
+            raise Aborted(f"push {number} is too far ahead: {self.done} are done, {self.window} more may be open")
 
     def counters(self) -> dict[str, int]:
         """For people: how many pushes have results, step and staleness of the last one, and bytes."""

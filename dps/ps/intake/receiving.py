@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dps.errors import Aborted, ProtocolError
+from dps.errors import ProtocolError
 from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push
 from dps.ps.intake.intake import Intake, State
 from dps.ps.intake.ledger import Ledger
@@ -23,8 +23,7 @@ def receive(
     Raises ProtocolError for a message that does not belong, Unavailable for memory out of reach, Aborted for a number
     that is out of reach."""
     number, form = message.number, message.form
-    if not ledger.in_reach(number):
-        raise Aborted(f"push {number} is too far ahead: {ledger.done} are done, {ledger.window} more may be open")
+    ledger.check_reach(number)
     if form in (RUN, SHARED) and message.nbytes != layout.gradient_nbytes:
         raise ProtocolError(f"a dense push to this shard has {layout.gradient_nbytes} bytes, got {message.nbytes}")
     push = PushOf(ledger.task, ledger.incarnation, number, message.step, message.counter, message.clock)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dps.actors.bounds import Bound
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.protocol import NO_BASE, REFUSED, Changes, NotNewer, Pull, Push, Pushed, Release, SharedValues, Values
@@ -46,6 +47,7 @@ class Reading:
         self._packing = Packing(shard.store)
         self._sending = Sending(shard.node, shard.epoch, shard.plan, shard.store, shard.ledgers)
         self._waiting: dict[tuple[Any, int], _Read] = {}
+        self._bound = Bound("pulls that wait", shard.node.runtime.tuning.serving.waiting_pulls)
 
     def wake(self) -> None:
         """Answer the pulls and lookups that waited for what has just happened."""
@@ -81,6 +83,8 @@ class Reading:
             if type(index) is not int or index not in self._shard.layout.place:
                 raise ValueError(f"part {index!r} is not on {self._shard.node.name}")
         if self._not_yet(sender, pull):
+            if len(self._waiting) >= self._bound.most:
+                self._bound.check(sum(other == sender.incarnation for other, _ in self._waiting), sender.name)
             self._waiting[key] = read
             self.notices.add(partial(self._say_why, key))
         else:
