@@ -12,7 +12,7 @@ from dps.chief.cluster import Cluster
 from dps.chief.epochs import Epochs
 from dps.chief.farewell import Farewell
 from dps.chief.members import Membership
-from dps.chief.phase import END, FAILED, RUN
+from dps.chief.phase import END, FAILED, HOLD, RUN
 from dps.chief.run import Run
 from dps.chief.sessions import Sessions
 from dps.errors import TaskLost
@@ -90,7 +90,7 @@ class Ending:
 
     def check(self) -> None:
         """End the run if all workers are done. Called after every change."""
-        if self._epochs.over or not self._done():
+        if self._epochs.over or self._epochs.phase == HOLD or not self._done():
             return
         now, trained = self._epochs.now, self._epochs.phase == RUN
         if trained and now is not None and now.behind() and not self._late:

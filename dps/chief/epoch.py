@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from dps.actors.ref import Ref
@@ -12,7 +12,7 @@ from dps.chief.checkpoints import Checkpoints
 from dps.chief.cluster import KnownNode
 from dps.chief.losses import Losses
 from dps.chief.members import Membership
-from dps.chief.phase import CONFIGURE, INITIALISE, RUN
+from dps.chief.phase import CONFIGURE, HOLD, INITIALISE, RUN
 from dps.chief.roster import Roster
 from dps.chief.run import Run
 from dps.chief.sessions import Session
@@ -79,6 +79,8 @@ class Epoch:
         """None if the run has no checkpoint_dir."""
         self.roster: Roster | None = None
         """None until the epoch trains."""
+        self._held: Callable[[], None] | None = None
+        """Called when all ps know that nobody trains."""
 
     # -- from the first message to training ---------------------------------------------------------------------
 
@@ -169,7 +171,7 @@ class Epoch:
         self.phase = RUN
         self.run.trained = True
         owner = self._owner
-        self.roster = Roster(self.node, self.number, self._refs, self._members, owner.heard, owner.forgotten)
+        self.roster = Roster(self.node, self.number, self._refs, self._members, self._heard, owner.forgotten)
         owner.begun()
         self.roster.tell()
 
@@ -185,6 +187,30 @@ class Epoch:
             self._opener if initialise else b"",
         )  # fmt: skip
         self.node.answer(session.opened, opened)
+
+    def hold(self, then: Callable[[], None]) -> None:
+        """Let nobody train: every session has to join again, and none is admitted before `go_on`. `then` is called when
+        all ps know it, or when the epoch ends: no push is accepted any more that a checkpoint lacks."""
+        self.phase, self._held = HOLD, then
+        self._losses.over([live.session for live in self._members.live.values() if live.trains])
+        self._members.new_epoch()
+
+    def go_on(self) -> None:
+        """Train again after `hold`, as soon as sessions are admitted."""
+        if self.phase == HOLD:
+            self.phase = RUN
+            self._losses.trains(self.number, self.run.step, unknown=True)
+
+    def _heard(self) -> None:
+        """A ps has a newer list of members."""
+        if not self.behind():
+            self._tell_held()
+        self._owner.heard()
+
+    def _tell_held(self) -> None:
+        then, self._held = self._held, None
+        if then is not None:
+            then()
 
     def behind(self) -> list[int]:
         """The ps that do not have the current list of members."""
@@ -213,3 +239,4 @@ class Epoch:
             self.roster.over = True
         if self.checkpoints is not None:
             self.checkpoints.end()
+        self._tell_held()

@@ -17,7 +17,7 @@ from dps.chief.lead import Lead
 from dps.chief.locking import Locking
 from dps.chief.losses import Losses
 from dps.chief.members import Membership
-from dps.chief.phase import GATHER, INITIALISE, OPEN, RUN
+from dps.chief.phase import GATHER, HOLD, INITIALISE, OPEN, RUN
 from dps.chief.run import Run, has_ended, read_journal, step_of
 from dps.chief.sessions import Session, Sessions
 from dps.chief.takeover import Takeover
@@ -318,7 +318,7 @@ class Epochs:
 
     def members_changed(self) -> None:
         """Write the members into the journal and send them to every ps."""
-        if self.now is not None and self.now.roster is not None and self.phase == RUN:
+        if self.now is not None and self.now.roster is not None and self.phase in (RUN, HOLD):
             self.journal()
             self.now.roster.tell()
 

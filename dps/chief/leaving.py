@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from dps.actors.ref import Sender
 from dps.actors.system import Node
 from dps.chief.cluster import Cluster
 from dps.chief.ending import Ending
+from dps.chief.epoch import Epoch
 from dps.chief.epochs import Epochs
-from dps.chief.phase import RUN
+from dps.chief.phase import HOLD, RUN
 from dps.run_protocol import StopTask
 
 log = logging.getLogger("dps")
@@ -21,8 +23,9 @@ then the ps stays until the workers have stopped."""
 
 
 class Leaving:
-    """Handles the ps that ask to leave. If a ps holds variables and there is a checkpoint_dir, they are saved before it
-    leaves, and the run rolls back to that step. Without one the workers stop after their step; the run ends with 3."""
+    """Handles the ps that ask to leave. If a ps holds variables and there is a checkpoint_dir, nobody trains while they
+    are saved, and the run goes on from there when the ps is back. Without one the workers stop after their step; the
+    run ends with 3."""
 
     def __init__(
         self, node: Node, cluster: Cluster, epochs: Epochs, ending: Ending, lost: Callable[[int, str], None]
@@ -30,6 +33,8 @@ class Leaving:
         """`lost(task, why)` is called when a ps was allowed to leave."""
         self._node, self._cluster, self._epochs, self._ending, self._lost = node, cluster, epochs, ending, lost
         self._asked: dict[int, Sender] = {}
+        self._going: dict[int, str] = {}
+        """Those that go once the values are saved, and why."""
 
     def ask(self, task: int, why: str, sender: Sender) -> None:
         """A ps was told to end and asks to leave. It repeats the request until it is answered."""
@@ -56,18 +61,37 @@ class Leaving:
         if self._stays(task):
             return
         run, now = self._epochs.run, self._epochs.now
-        if run is None or not self._cluster.needs(task) or self._epochs.phase != RUN:
+        if now is not None and now.phase == HOLD:
+            self._going[task] = why
+        elif run is None or not self._cluster.needs(task) or self._epochs.phase != RUN:
             self._go(task, why)
         elif now is None or now.checkpoints is None:
             lost = "without a checkpoint_dir its values are lost; give the session a checkpoint_dir"
             self._ending.drain(f"ps:{task} {why}: {lost}", 3)
         else:
-            now.checkpoints.save(lambda name, step: self._saved(task, why))
+            self._going[task] = why
+            now.hold(partial(self._save, now))
+            self._epochs.members_changed()
 
-    def _saved(self, task: int, why: str) -> None:
+    def _save(self, now: Epoch) -> None:
+        """Nobody trains any more, or the run epoch is over."""
+        if self._epochs.now is now and now.checkpoints is not None:
+            now.checkpoints.save(lambda name, step: self._saved(now))
+        else:
+            self._saved(now)
+
+    def _saved(self, now: Epoch) -> None:
         """The checkpoint was written, or has failed, which the log says. Let the ps leave."""
-        if not self._stays(task):
-            self._go(task, why)
+        going, self._going = self._going, {}
+        here = self._epochs.now is now
+        if here:
+            now.go_on()
+            self._ending.check()
+        for task, why in going.items():
+            if not self._stays(task):
+                self._go(task, why)
+        if here:
+            self._epochs.advance()
 
     def _stays(self, task: int) -> bool:
         """Whether not to let the ps leave: it will hear of the run's end with all others, or is gone already."""

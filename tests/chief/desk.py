@@ -39,6 +39,7 @@ class Desk:
         self.recorded: list[str] = []
         self.answers: list[tuple[Any, Message | Exception]] = []
         """Routes of senders, and what they were answered."""
+        self.told: list[tuple[Ref, Message]] = []
         self.watched: set[str] = set()
         self.exposed = False
         self.up: dict[str, int] = {}
@@ -80,6 +81,9 @@ class Desk:
     def ask(self, to: Ref, message: Message, timeout_s: float, then: Then) -> Callable[[], None]:
         self.questions.append(Question(to, message, timeout_s, then))
         return lambda: None
+
+    def tell(self, to: Ref, message: Message) -> None:
+        self.told.append((to, message))
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         self.timers.append((seconds, call))

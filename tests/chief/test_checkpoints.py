@@ -103,6 +103,14 @@ def test_whoever_asks_during_a_save_gets_the_next_one_together() -> None:
     assert [step for _, step in run.results] == [12, 15, 15] and not run.checkpoints.busy
 
 
+def test_a_save_that_is_asked_for_when_one_is_done_is_begun_once() -> None:
+    run = Run()
+    run.checkpoints.save(lambda name, step: run.save())
+    run.write(run.cut((12, 12)))
+    run.write(run.cut((15, 15)))
+    assert [step for _, step in run.results] == [15] and not run.checkpoints.busy and run.desk.take() == []
+
+
 @pytest.mark.parametrize("error", [DeadlineExceeded("ps:1 did not answer"), CheckpointError("No space left")])
 def test_a_ps_that_fails_fails_the_save_and_the_next_one_is_new(error: Exception) -> None:
     run = Run()

@@ -1,0 +1,100 @@
+"""A ps that leaves while the run goes on: nobody trains while its values are saved, and what happens meanwhile."""
+
+from __future__ import annotations
+
+from dps.actors.messages import Done
+from dps.chief.phase import END, GATHER, HOLD, RUN
+from dps.run_protocol import CutShard, Drain, Leave, Members, StopTask
+from tests.chief.led import Led
+
+
+def leaves(led: Led, *tasks: int) -> None:
+    """These ps ask to leave, and the chief decides."""
+    for task in tasks:
+        led.tell(Leave("ps", task, "was told to end"), ("leave", task))
+    led.desk.pass_time(1.1)
+
+
+def held() -> Led:
+    """Two workers train, and wait because ps:1 leaves."""
+    led = Led(checkpoint_dir="run").train(0, 1)
+    leaves(led, 1)
+    assert led.chief.epochs.phase == HOLD and not led.desk.take(CutShard)
+    return led
+
+
+def has_left(led: Led, task: int) -> bool:
+    return isinstance(led.answered(("leave", task)), Done)
+
+
+def test_nothing_is_saved_before_all_ps_know_that_nobody_trains_and_nobody_is_admitted_meanwhile() -> None:
+    led = held()
+    told = led.desk.take(Members)
+    assert [question.message.live for question in told] == [[], []]  # type: ignore[attr-defined]
+    told[0].answer()
+    led.open(0, incarnation=1, epoch=1)
+    assert not led.desk.take(CutShard)
+    told[1].answer()
+    led.know()
+    assert led.chief.members.live == {} and not has_left(led, 1)
+    led.save(step=7)
+    assert has_left(led, 1) and led.chief.epochs.phase == GATHER
+    led.register("ps", 1, process=2)
+    assert led.chief.epochs.number == 2 and led.chief.epochs.run is not None and led.chief.epochs.run.step == 7
+
+
+def test_two_ps_leave_with_one_checkpoint() -> None:
+    led = held()
+    leaves(led, 0)
+    led.know()
+    led.save(step=7)
+    assert has_left(led, 0) and has_left(led, 1) and not led.desk.take(CutShard)
+
+
+def test_a_ps_leaves_even_if_its_values_cannot_be_saved() -> None:
+    led = held()
+    led.know()
+    led.save(error=OSError("the disk is full"))  # type: ignore[arg-type]
+    assert has_left(led, 1) and led.chief.epochs.phase == GATHER
+
+
+def test_a_ps_that_is_lost_meanwhile_begins_the_next_epoch() -> None:
+    for knows in (False, True):
+        led = held()
+        if knows:
+            led.know()
+        led.lose("ps", 0)
+        assert has_left(led, 1) and led.chief.epochs.phase == GATHER
+        led.open(0, incarnation=1, epoch=1)
+        led.register("ps", 0, process=2)
+        led.register("ps", 1, process=2)
+        led.configure()
+        assert led.chief.epochs.number == 2 and led.chief.epochs.phase == RUN
+
+
+def test_if_the_run_is_told_to_end_meanwhile_the_ps_stays_and_the_workers_come_back_to_stop() -> None:
+    led = held()
+    led.open(0, incarnation=1, epoch=1)
+    led.chief.drain("the chief was told to end")
+    led.know()
+    assert [type(message) for _, message in led.desk.told] == [Drain, Drain] and led.chief.epochs.phase == HOLD
+    led.save(step=7)
+    led.know()
+    assert led.chief.epochs.phase == RUN and led.chief.epochs.number == 1 and led.incarnations(0) == [3]
+    led.close(0)
+    led.close(1)
+    led.know()
+    led.save(step=8)
+    assert led.chief.epochs.phase == END and not has_left(led, 1)
+
+
+def test_if_all_workers_are_done_meanwhile_the_run_ends_well() -> None:
+    led = held()
+    led.close(0)
+    led.close(1)
+    assert led.chief.epochs.phase == HOLD
+    led.know()
+    led.save(step=7)
+    led.save(step=7)
+    told = {question.to.address: question.message for question in led.desk.take(StopTask)}
+    assert set(told.values()) == {StopTask(0, "")} and led.chief.epochs.phase == END
