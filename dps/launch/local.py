@@ -95,10 +95,10 @@ class LocalCluster:
         form = f"ps={self.ps}, workers={self.workers}, processes={self.processes}"
         tasks, run = self._tasks, self._run
         if tasks is None:
-            return f"<LocalCluster({form}): {'stopped' if self._stopped else 'not started'}>"
+            return f"<{type(self).__name__}({form}): {'stopped' if self._stopped else 'not started'}>"
         states = tasks.states() | (run.states() if run is not None else {})
         text = ", ".join(f"{name} {state}" for name, state in states.items())
-        return f"<LocalCluster({form}) at {tasks.target}: {text}{'' if run is None else f'; {run.standing}'}>"
+        return f"<{type(self).__name__}({form}) at {tasks.target}: {text}{'' if run is None else f'; {run.standing}'}>"
 
     @property
     def _supervisor(self) -> Supervisor | None:

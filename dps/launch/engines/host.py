@@ -21,7 +21,6 @@ import base64
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -35,6 +34,7 @@ from dps.launch.engines.engine import Order, Started
 from dps.launch.engines.leftovers import own_folder
 from dps.launch.engines.machine import this_machine
 from dps.launch.engines.project import Unpacking
+from dps.launch.engines.sweeping import Sweeping
 from dps.launch.runs.identity import start_of
 from dps.launch.runs.usage import Meter
 from dps.transport.clock import now
@@ -61,6 +61,7 @@ class Host:
         """Pipes to tasks that a launcher sends data."""
         self._folder = ""
         """A private folder for keys and the project's files."""
+        self._sweeping: Sweeping | None = None
         self._unpacking: Unpacking | None = None
         self._meter = Meter()
         self.all_told = False
@@ -86,7 +87,9 @@ class Host:
         """The launcher is there."""
 
     def _own(self, part: str) -> str:
-        self._folder = self._folder or own_folder()
+        if not self._folder:
+            self._folder = own_folder()
+            self._sweeping = Sweeping(self._folder)
         return os.path.join(self._folder, part)
 
     def _keys(self, message: Message) -> None:
@@ -183,8 +186,8 @@ class Host:
         deadline = now() + END_S
         for child in self._tasks.values():
             child.wait(max(0.0, deadline - now()))
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._sweeping is not None:
+            self._sweeping.end()
 
 
 def own_address(environ: Mapping[str, str]) -> str:

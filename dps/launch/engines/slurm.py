@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from dps.cluster.engines.slurm import expand_hostlist, expand_tasks_per_node
-from dps.errors import ConfigError, DpsError, TaskLost
+from dps.errors import ConfigError, DpsError, TaskLost, Unavailable
 from dps.launch.engines.engine import Line, Notice
 from dps.launch.engines.host import MODULE
 from dps.launch.engines.hosts import HostsEngine, check_slots
@@ -49,6 +50,8 @@ NEVER = (
     "JobHeldAdmin",
 )
 """Reasons for which a job waits for ever."""
+AWAY = re.compile("Unable to contact slurm controller|Munge|[Cc]onnection refused")
+"""What its commands say when a daemon of Slurm is not there."""
 
 
 class SlurmEngine(HostsEngine):
@@ -241,6 +244,8 @@ class Allocation:
     def _refused(self) -> DpsError:
         self._process.wait()
         errors = [text.removeprefix("error: ") for text in self._errors if text.startswith("error: ")]
+        if any(AWAY.search(text) for text in errors):
+            return Unavailable(f"Slurm cannot be reached: {errors[-1]}; try: sinfo")
         if errors:
             return ConfigError(f"Slurm gives no job: {errors[-1]}")
         said = self._errors[-1] if self._errors else "salloc says nothing"

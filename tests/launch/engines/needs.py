@@ -10,9 +10,9 @@ REQUIRED = bool(os.environ.get("DPS_ENGINES"))
 """Read here, because no test keeps variables of dps."""
 
 
-def need(there: object, what: str) -> None:
-    """Skip the test without `make engines`; with it, fail if something is not there."""
+def need(missing: str) -> None:
+    """Skip the test without `make engines`; with it, fail if something is missing, "" if nothing is."""
+    if REQUIRED and missing:
+        pytest.fail(f"make engines needs {missing}")
     if not REQUIRED:
-        pytest.skip("make engines runs it: it starts daemons")
-    if not there:
-        pytest.fail(f"make engines needs {what}")
+        pytest.skip(f"it needs {missing}" if missing else "make engines runs it: it starts daemons")

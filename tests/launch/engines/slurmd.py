@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
 
 from tests.launch.engines.needs import need
+from tests.launch.engines.processes import inheriting
 from tests.launch.test_local import until
 
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -18,7 +21,7 @@ ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort=16817
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
@@ -53,13 +56,13 @@ class Slurm:
 
     def __init__(self) -> None:
         missing = [tool for tool in TOOLS if shutil.which(tool, path=PATH) is None]
-        need(
-            not missing and os.geteuid() == 0, "root, and Slurm (Debian: slurmctld slurmd slurm-client munge iproute2)"
-        )
+        wanted = "root, and Slurm (Debian: slurmctld slurmd slurm-client munge iproute2)"
+        need(wanted if missing or os.geteuid() else "")
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
         self.folder.chmod(0o755)
         self._name = f"dps-slurm-{os.getpid()}"
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.environ = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": PATH}
         try:
             self._begin()
@@ -81,15 +84,19 @@ class Slurm:
         self._start("munged", "--foreground", "--force", *flags)
         until((self.folder / "munge.socket").exists)
         self._start("slurmctld", "-D", "-i")
-        for node in ("n1", "n2"):
-            self._start("slurmd", "-D", "-N", node)
+        self._begin_nodes("n1", "n2")
+
+    def _begin_nodes(self, *nodes: str) -> None:
+        for node in nodes:
+            self._nodes[node] = self._start("slurmd", "-D", "-N", node)
         until(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() == "2", 30.0)
 
-    def _start(self, tool: str, *flags: str) -> None:
+    def _start(self, tool: str, *flags: str) -> subprocess.Popen[bytes]:
         environ = {**os.environ, **self.environ}
         with (self.folder / f"{tool}.out").open("ab") as log:
             started = subprocess.Popen([*self.enter, tool, *flags], env=environ, stdout=log, stderr=log)
         self._processes.append(started)
+        return started
 
     @property
     def enter(self) -> list[str]:
@@ -106,6 +113,23 @@ class Slurm:
     def jobs(self) -> str:
         """The jobs that Slurm has, one a line."""
         return self.run("squeue", "-h").stdout.strip()
+
+    def vanish(self, node: str) -> None:
+        """A node is gone at once, with all that runs there."""
+        self._nodes[node].kill()
+        for pid in inheriting(f"SLURMD_NODENAME={node}", f"SLURM_CONF={self.folder}/slurm.conf"):
+            with contextlib.suppress(OSError):
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+                if b"slurmstepd" in Path(f"/proc/{parent}/cmdline").read_bytes():
+                    os.kill(parent, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+        self._nodes.pop(node).wait()
+
+    def replace(self, node: str) -> None:
+        """Have a node of this name that is as new."""
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+        self.run("scontrol", "update", f"nodename={node}", "state=resume")
+        self._begin_nodes(node)
 
     def close(self) -> None:
         for process in reversed(self._processes):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.chaos.cluster import MARK, ROOT
 from tests.launch.engines.needs import need
+from tests.launch.engines.processes import inheriting, running
 from tests.launch.test_local import until
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
@@ -21,7 +22,7 @@ class Hosts:
     """Hosts by their names. `bin` has an `ssh` that knows them and their keys, for the PATH of a launcher."""
 
     def __init__(self, folder: Path, mark: str, *names: str) -> None:
-        need(SSHD and shutil.which("ssh-keygen"), "an sshd (Debian: apt install openssh-server)")
+        need("" if SSHD and shutil.which("ssh-keygen") else "an sshd (Debian: apt install openssh-server)")
         self.folder, self.bin = folder, folder / "bin"
         self._mark = mark
         self.temporary = Path(tempfile.mkdtemp(prefix="hosts-", dir="/tmp"))  # short, for the paths of sockets
@@ -76,25 +77,21 @@ class Hosts:
         places = [line.split()[0] for line in known.read_text().splitlines()]
         known.write_text("".join(f"{place} {wrong}" for place in places))
 
+    def change_user_key(self) -> None:
+        """Have a key that no host knows."""
+        known = (self.folder / "user.pub").read_text()
+        for file in ("user", "user.pub"):
+            (self.folder / file).unlink()
+        self._key("user")
+        (self.folder / "user.pub").write_text(known)
+
     def processes(self, name: str) -> list[int]:
         """The host processes and tasks on a host."""
-        found = []
-        for each in os.listdir("/proc"):
-            if each.isdecimal() and int(each) != os.getpid():
-                try:
-                    environ = Path(f"/proc/{each}/environ").read_bytes().split(b"\0")
-                except OSError:
-                    continue
-                if f"TEST_HOST={name}".encode() in environ and f"{MARK}={self._mark}".encode() in environ:
-                    found.append(int(each))
-        return found
+        return inheriting(f"TEST_HOST={name}", f"{MARK}={self._mark}")
 
     def host_process(self, name: str) -> int:
         """The host process on a host."""
-        for pid in self.processes(name):
-            if b"dps.launch.engines.host" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return pid
-        raise AssertionError(f"no host process on {name}")
+        return running("dps.launch.engines.host", self.processes(name))
 
     def vanish(self, name: str) -> None:
         """A host is gone at once, with all that runs there."""

@@ -6,6 +6,7 @@ import base64
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import tarfile
 from functools import partial
@@ -189,6 +190,23 @@ def test_what_a_killed_host_process_has_left_is_removed_by_the_next_one(
     following.take(keys)
     left = {str(path) for path in tmp_path.iterdir()}
     assert left == {lives._folder, elsewhere._folder, following._folder, str(tmp_path / "dps-somebody")}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_private_folder_of_a_process_that_is_killed_is_removed(tmp_path: Path, number: int) -> None:
+    folder = tmp_path / "dps-1" / "keys"
+    folder.mkdir(parents=True)
+    text = f"""
+import os, time
+from dps.launch.engines.sweeping import Sweeping
+kept = Sweeping({str(folder.parent)!r})
+time.sleep(0.3)
+assert os.path.isdir({str(folder)!r})
+os.killpg(0, {int(number)})
+"""
+    done = subprocess.run([sys.executable, "-c", text], start_new_session=True, check=False)
+    assert done.returncode == -number
+    until(lambda: not folder.parent.exists(), 5.0)
 
 
 def test_a_project_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

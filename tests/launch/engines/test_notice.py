@@ -1,7 +1,6 @@
 """What a host that goes costs the others.
 
-With a notice: a worker's no step; a ps's those that are made while its values are saved. Without one: the steps since
-the checkpoint at most.
+With a notice: no step. Without one: the steps since the checkpoint at most.
 """
 
 from __future__ import annotations
@@ -130,6 +129,9 @@ def test_what_a_host_that_goes_costs_the_others(runs: list[Run], tmp_path: Path,
     run.until("worker:0", "rolled back")
     assert run.supervisor.children["ps:0"].host in ("f", "g")
     assert run.rolled_back("worker:0")[0] >= before, "what was there when the notice came is saved"
+    run.until("worker:0", "pushed", run.count("worker:0", "pushed") + 10)
+    accepted = [[step for step, how, epoch in run.pushes("worker:0") if how == "True" and epoch == e] for e in (1, 2)]
+    assert accepted[0][-1] < accepted[1][0], "no step is made again that was accepted"
     run.until("worker:0", "pushed", run.count("worker:0", "pushed") + 60)
 
     saved = run.saved()

@@ -1,67 +1,72 @@
-"""Runs on a real Ray with a head and another node: their bits, and an actor that is lost."""
+"""Runs on a real Ray: actors that Ray restarts, nodes with labels, and what cannot be."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
+import sys
 
 import pytest
 
-from tests.launch.engines.programs import bits, write
-from tests.launch.engines.raylets import PYTHON, Ray
+from tests.launch.engines.programs import accepted, check_newest_checkpoint, gone_back
+from tests.launch.engines.raylets import PYTHON
+from tests.launch.engines.users import RayUser
+from tests.launch.test_local import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+RESTARTS = """
+from ray._private.state import actors
+print(sum(int(actor["NumRestarts"]) for actor in actors().values() if actor["State"] == "ALIVE"))
+"""
 
 
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Ray]:
-    made = Ray()
-    yield made
-    made.close()
+def test_a_lost_actor_is_restarted_by_ray_as_often_as_its_role_and_costs_nobody_else_a_step(ray_user: RayUser) -> None:
+    ray_user.begin()
+    ray_user.wait_for_checkpoints(2)
+    ray_user.lose_actor("worker:1")
+    until(lambda: ray_user.dps("logs", "1").count("begins at") == 3)
+    assert int(ray_user.ray.python(RESTARTS)) == 1
+    said = ray_user.dps("logs", "1")
+    assert "is lost" in said and "worker:1 is started on" in said, said
+    ray_user.dps("kill", "1")
+    assert gone_back(accepted(ray_user.folder / "runs" / "1")[0]) == []
 
 
-def launch(folder: Path, ray: Ray, *more: str) -> subprocess.Popen[str]:
-    """Start `dps launch` with the Python that has Ray."""
-    environ = os.environ | ray.environ | {"DPS_RUNS": str(folder / "runs")}
-    return subprocess.Popen(
-        [PYTHON, "-m", "dps.cli", "launch", *more, "experiment.yaml"], cwd=folder, env=environ, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+def test_ps_go_to_nodes_with_their_label_and_elsewhere_when_these_are_gone(ray_user: RayUser) -> None:
+    ray_user.ray.add("labelled", labels="dps=ps")
+    ray_user.begin("--set", "steps=300", "--set", "pause=0.01")
+    places = {name: task["host"] for name, task in ray_user.view().tasks.items()}
+    assert [places["ps:0"], places["ps:1"]] == ["labelled", "labelled"]
+    if places["chief"] != "labelled":
+        ray_user.wait_for_checkpoints(2)
+    ray_user.ray.vanish("labelled")
+    until(lambda: ray_user.view().over, 120.0)
+    said = ray_user.dps("logs", "1")
+    assert ray_user.view().state == "SUCCEEDED", said
+    check_newest_checkpoint(ray_user.folder / "runs" / "1", said)
 
 
-def test_the_final_bits_are_those_of_this_machine(tmp_path: Path, ray: Ray) -> None:
-    write(tmp_path, "resources: {cpus: 1}\n")
-    for more in ((), ("--on", "ray")):
-        with launch(tmp_path, ray, *more) as process:
-            said, _ = process.communicate(timeout=100)
-            assert process.returncode == 0, said
-    assert bits(tmp_path / "runs" / "1") == bits(tmp_path / "runs" / "2")
+def test_what_cannot_be_is_one_line(ray_user: RayUser) -> None:
+    file = ray_user.folder / "experiment.yaml"
+    text = file.read_text()
+    for old, new, wanted in (
+        ("count: 2, run", "count: 200, run", "the tasks want CPU: 203; its nodes have 12"),
+        ("{cpus: 1}", "{memory: 900TiB}", "the tasks want memory"),
+    ):
+        file.write_text(text.replace(old, new))
+        said = ray_user.launch(code=2)
+        assert said.startswith("dps: Ray has too little: ") and wanted in said and said.count("\n") == 1, said
+    file.write_text(text)
+    for address, wanted, code in (
+        ("127.0.0.1:1", "Ray at 127.0.0.1:1 cannot be reached: port 1 of 127.0.0.1", 3),
+        ("nobody.invalid:6379", "host 'nobody.invalid' has no address", 3),
+        ("ray://127.0.0.1:10001", "got RAY_ADDRESS=ray://127.0.0.1:10001, for Ray clients", 2),
+        ("nonsense", "got RAY_ADDRESS=nonsense, wanted HOST:PORT of Ray's head", 2),
+    ):
+        ray_user.environ["RAY_ADDRESS"] = address
+        said = ray_user.launch(code=code)
+        assert said.startswith("dps: ") and wanted in said and said.count("\n") == 1, said
 
 
-def test_a_lost_actor_costs_a_rollback_and_its_task_comes_back(tmp_path: Path, ray: Ray) -> None:
-    write(tmp_path, "resources: {cpus: 1}\n")
-    with launch(tmp_path, ray, "--on", "ray", "--set", "steps=200", "--set", "pause=0.01") as process:
-        assert process.stdout is not None
-        said = ""
-        for line in process.stdout:
-            said += line
-            if "000000000040" in line and "is lost" not in said:
-                os.kill(parent_of("--job", "worker", "--task", "1"), signal.SIGKILL)
-        assert process.wait(60) == 0, said
-    assert "is lost" in said and "worker:1 is started on" in said and said.count("ends at 200") >= 1, said
-
-
-def parent_of(*words: str) -> int:
-    """The process that has started the task with these words in its command line."""
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                command = Path(f"/proc/{name}/cmdline").read_text().split("\0")
-                if "dps.role" in command and " ".join(words) in " ".join(command):
-                    return int(Path(f"/proc/{name}/stat").read_text().rpartition(") ")[2].split()[1])
-            except OSError:
-                continue
-    raise AssertionError(f"no process with {words}")
+@pytest.mark.skipif(sys.executable == PYTHON, reason="this Python has Ray")
+def test_without_ray_is_one_line(ray_user: RayUser) -> None:
+    ray_user.python = sys.executable
+    assert ray_user.launch(code=2) == "dps: --on ray: Ray is not installed; pip install 'dps[ray]'\n"

@@ -52,7 +52,7 @@ class Terminal:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.mark = folder, f"{os.getpid()}-{folder.name}"
-        self.enter: list[str] = []
+        self.python, self.enter = sys.executable, list[str]()
         """What each command line begins with."""
         (folder / "temporary").mkdir()
         self.environ = os.environ | {
@@ -70,7 +70,7 @@ class Terminal:
         """A command that runs, as the leader of a terminal, and the other end of that terminal."""
         own, theirs = pty.openpty()
         termios.tcsetwinsize(own, (50, 160))
-        command = [shutil.which("setsid") or "setsid", "--ctty", *self.enter, sys.executable, "-m", "dps.cli", *argv]
+        command = [shutil.which("setsid") or "setsid", "--ctty", *self.enter, self.python, "-m", "dps.cli", *argv]
         process = subprocess.Popen(
             command, cwd=self.folder, env=self.environ, stdin=theirs, stdout=theirs, stderr=theirs
         )
