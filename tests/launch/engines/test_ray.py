@@ -18,7 +18,7 @@ print(sum(int(actor["NumRestarts"]) for actor in actors().values() if actor["Sta
 """
 
 
-def test_a_lost_actor_is_restarted_by_ray_as_often_as_its_role_and_costs_nobody_else_a_step(ray_user: RayUser) -> None:
+def test_a_lost_actor_is_restarted_by_ray_and_costs_nobody_else_a_step(ray_user: RayUser) -> None:
     ray_user.begin()
     ray_user.wait_for_checkpoints(2)
     ray_user.lose_actor("worker:1")
