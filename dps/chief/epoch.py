@@ -199,7 +199,6 @@ class Epoch:
         """Train again after `hold`, as soon as sessions are admitted."""
         if self.phase == HOLD:
             self.phase = RUN
-            self._losses.trains(self.number, self.run.step, unknown=True)
 
     def _heard(self) -> None:
         """A ps has a newer list of members."""

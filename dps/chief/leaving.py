@@ -76,13 +76,15 @@ class Leaving:
     def _save(self, now: Epoch) -> None:
         """Nobody trains any more, or the run epoch is over."""
         if self._epochs.now is now and now.checkpoints is not None:
-            now.checkpoints.save(lambda name, step: self._saved(now))
+            now.checkpoints.save(lambda name, step: self._saved(now, step))
         else:
-            self._saved(now)
+            self._saved(now, -1)
 
-    def _saved(self, now: Epoch) -> None:
-        """The checkpoint was written, or has failed, which the log says. Let the ps leave."""
+    def _saved(self, now: Epoch, step: int) -> None:
+        """The checkpoint of this step was written, or has failed (-1), which the log says. Let the ps leave."""
         going, self._going = self._going, {}
+        if step >= 0:
+            self._epochs.losses.counted(now.number, step)
         here = self._epochs.now is now
         if here:
             now.go_on()
@@ -90,6 +92,8 @@ class Leaving:
         for task, why in going.items():
             if not self._stays(task):
                 self._go(task, why)
+        if here and self._epochs.now is now:
+            self._epochs.losses.trains(now.number, now.run.step, unknown=True)
         if here:
             self._epochs.advance()
 

@@ -1,8 +1,8 @@
 """The engine for Ray: a placement group with a bundle for each task, and an actor with a host process's work in each.
 
 A running Ray is attached to (RAY_ADDRESS, or one of this machine); else one is started here. A node that Ray drains
-gives notice. An actor that is lost is restarted by Ray in its bundle, as often as its role's `restarts` say, and once at
-least; a task for which Ray has no actor any more, or whose node is drained, gets another one outside of the group.
+gives notice. An actor that is lost is restarted by Ray in its bundle, as often as its role's `restarts` say, but once
+at least; a task for which Ray has no actor any more, or whose node is drained, gets another one outside of the group.
 """
 
 from __future__ import annotations

@@ -190,6 +190,8 @@ def test_what_a_killed_host_process_has_left_is_removed_by_the_next_one(
     following.take(keys)
     left = {str(path) for path in tmp_path.iterdir()}
     assert left == {lives._folder, elsewhere._folder, following._folder, str(tmp_path / "dps-somebody")}
+    for host in (killed, lives, elsewhere, following):
+        host.end()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
