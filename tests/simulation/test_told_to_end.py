@@ -97,7 +97,8 @@ def test_a_ps_that_is_told_to_end_saves_first_and_the_one_in_its_place_goes_on(
     assert [rolled_back for _, rolled_back in run.results] == [1, 1]
     (again,) = [e for e in run.trace if e.what == "epoch" and e.detail["epoch"] == 2]
     assert again.detail["step"] > 20
-    assert f"step-{100:012}-epoch-000002" in kept
+    last = (100,) if update == "sync" else (100, 101)  # both workers may make the last step
+    assert any(f"step-{step:012}-epoch-000002" in kept for step in last)
 
 
 def test_a_ps_that_is_told_to_end_without_a_checkpoint_dir_ends_the_run_with_3_and_its_name(
