@@ -142,6 +142,8 @@ class RemoteHost:
         if before is not State.CLOSED and living:
             self._line("dps", f"{self.name} is lost: {why}")
         for task in living:
+            if before is not State.CLOSED:
+                task.line(task.name, f"the log ends here: {self.name} is lost: {why}")
             task.finish(-signal.SIGKILL)
 
     def cut(self, why: str) -> None:

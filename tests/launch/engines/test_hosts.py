@@ -128,6 +128,7 @@ def test_tasks_go_to_the_host_with_the_fewest_and_come_back_elsewhere(tmp_path: 
         until(lambda: supervisor.turn(0.05) or lines.count("worker:0 here") == 2)
         assert supervisor.children["worker:0"].host == "a" and "dps b is lost: a test says so" in lines
         assert "dps worker:0 ended with SIGKILL; it is started again" in lines
+        assert "worker:0 the log ends here: b is lost: a test says so" in lines
     finally:
         supervisor.stop()
     assert not [child for child in supervisor.children.values() if child.alive]
