@@ -30,6 +30,8 @@ LOOK_S = 0.25
 """How often orders are looked for."""
 USE_S = 2.0
 """How often it is written what the tasks use."""
+WAIT_S, AGAIN_S = 3.0, 600.0
+"""After how long it is said that the run waits for its machines, and how often."""
 KEYS = "keys"
 """The folder of keys that a run on several machines makes for itself."""
 
@@ -117,8 +119,6 @@ class Keeper:
         while True:
             supervisor = Supervisor(self._plan, self._line, self, self._engine)
             self._opening = self._where.get("on", LOCAL) != LOCAL
-            if self._opening:
-                supervisor.say(f"waits for the machines of the run ({self._where['on']})")
             try:
                 supervisor.start()
                 self._opening = False
@@ -169,7 +169,11 @@ class Keeper:
 
     def _pulse(self) -> None:
         beat_at = use_at = now()
+        say_at = beat_at + WAIT_S
         while True:
+            if self._opening and now() >= say_at:
+                say_at = now() + AGAIN_S
+                self._line("dps", f"waits for the machines of the run ({self._where['on']})")
             if now() >= beat_at:
                 beat_at = now() + BEAT_S
                 self._files.beat()
