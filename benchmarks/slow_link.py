@@ -1,25 +1,24 @@
-"""Push and pull against step over a connection of so many bytes a second each way, between real processes.
+"""Pull, push and step over a slow connection between two machines: the share of the link, and bytes sent in vain.
 
-    sudo python benchmarks/slow_link.py                      # 125 and 600 MB/s, SGD and Adagrad, the ResNet set's bytes
+    sudo python benchmarks/slow_link.py                      # 1 Gbit/s and 100 Mbit/s, SGD, 50 variables
+    sudo python benchmarks/slow_link.py --megabits 100 --optimizers SGD,Adagrad --megabytes 25
 
-Chief and ps run in one network namespace, the worker in another; what they send each other passes a forwarder that lets
-through so many bytes a second in each direction. Linux, as root.
+Chief and ps run in one network namespace, the worker in another; a cable (veth) connects them, and `tc tbf` limits what
+leaves each end. Linux, as root, with iproute2. Share: bytes of values or gradients, each way, for a second, of what the
+link carries; a TCP connection with frames of 1,500 bytes can have 0.95 of it. Bytes: those that the kernel counted on
+the cable, both ways, for a byte of values or gradients.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
-import json
 import os
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,174 +27,148 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 SPACES = {"servers": "dps-link-a", "worker": "dps-link-b"}
-PORTS = {2220: "worker", 2222: "worker", 2230: "servers"}
-"""Of chief, ps and worker: which side connects to it."""
-CLUSTER = {"chief": ["127.0.0.1:2220"], "ps": ["127.0.0.1:2222"], "worker": ["127.0.0.1:2230"]}
-NEW_NET = 0x40000000
-NBYTES, VARIABLES, CALLS = 102_228_128, 50, 5
+ADDRESSES = {"servers": "10.78.0.1", "worker": "10.78.0.2"}
+CHIEF = "10.78.0.1:2220"
+VARIABLES, CALLS = 50, 3
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure; a line for each optimizer and each rate."""
+    """Measure; some lines for each optimizer and each rate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", default="125e6,600e6", help="bytes a second, comma-separated")
-    parser.add_argument("--optimizers", default="SGD,Adagrad")
-    parser.add_argument("--forward", type=float, help=argparse.SUPPRESS)
-    parser.add_argument("--train", help=argparse.SUPPRESS)
+    parser.add_argument("--megabits", default="1000,100", help="rates of the link, Mbit/s each way")
+    parser.add_argument("--optimizers", default="SGD")
+    parser.add_argument("--megabytes", type=int, default=0, help="of all values; default: what takes about 4 s")
+    parser.add_argument("--calls", type=int, default=CALLS)
+    parser.add_argument("--train", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.train:
-        train(args.train)
-    elif args.forward:
-        forward(args.forward)
-    elif os.geteuid() != 0 or shutil.which("ip") is None:
-        print(
-            "slow_link.py makes network namespaces: run it as root, where there is `ip` (of iproute2)", file=sys.stderr
-        )
+        train(*args.train)
+    elif os.geteuid() != 0 or shutil.which("tc") is None:
+        print("slow_link.py makes network namespaces: run it as root, with iproute2 (ip, tc)", file=sys.stderr)
         return 2
     else:
-        with spaces():
-            for rate in map(float, args.rates.split(",")):
-                for optimizer in args.optimizers.split(","):
-                    print(f"{rate / 1e6:.0f} MB/s, {optimizer}: {measured(rate, optimizer)}", flush=True)
+        for rate in map(int, args.megabits.split(",")):
+            megabytes = args.megabytes or max(8, rate // 5)
+            for optimizer in args.optimizers.split(","):
+                with spaces(rate):
+                    print(measured(rate, optimizer, megabytes, args.calls), flush=True)
     return 0
 
 
 @contextlib.contextmanager
-def spaces() -> Iterator[None]:
-    """The two network namespaces."""
+def spaces(megabits: int) -> Iterator[None]:
+    """The two namespaces and the cable between them."""
+    one, two = SPACES.values()
     try:
         for name in SPACES.values():
-            subprocess.run(["ip", "netns", "add", name], check=True)
-            subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
+            run("ip", "netns", "add", name)
+        run("ip", "link", "add", "cable", "netns", one, "type", "veth", "peer", "name", "cable", "netns", two)
+        for side, name in SPACES.items():
+            run("ip", "-n", name, "address", "add", f"{ADDRESSES[side]}/24", "dev", "cable")
+            for link in ("lo", "cable"):
+                run("ip", "-n", name, "link", "set", link, "up")
+            limit = ["rate", f"{megabits}mbit", "burst", "128kb", "latency", "100ms"]
+            run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "cable", "root", "tbf", *limit)
         yield
     finally:
         for name in SPACES.values():
-            subprocess.run(["ip", "netns", "del", name], check=False)
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def measured(rate: float, optimizer: str) -> str:
+def run(*command: str) -> None:
+    """Run a command that has to succeed."""
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def measured(megabits: int, optimizer: str, megabytes: int, calls: int) -> str:
     """What the worker prints, of a cluster of its own."""
-    me = [sys.executable, __file__]
-    role = [
-        sys.executable,
-        "-m",
-        "dps.role",
-        "--cluster",
-        json.dumps(CLUSTER),
-        "--task",
-        "0",
-        "--trusted-network",
-        "--job",
-    ]
+    role = [sys.executable, "-m", "dps.role", "--trusted-network", "--chief", CHIEF, "--job"]
     inside = {side: ["ip", "netns", "exec", name] for side, name in SPACES.items()}
-    quiet = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment()}
     others = [
-        subprocess.Popen([*me, "--forward", str(rate)]),
-        *(subprocess.Popen([*inside["servers"], *role, job], **quiet) for job in ("chief", "ps")),  # type: ignore[call-overload]
+        subprocess.Popen([*inside["servers"], *role, *flags], **quiet)  # type: ignore[call-overload]
+        for flags in (["chief", "--bind", CHIEF, "--workers", "1"], ["ps", "--task", "0"])
     ]
     try:
-        program = ["worker", "--program", __file__, "--", "--train", optimizer]
+        program = ["worker", "--task", "0", "--program", __file__, "--", "--train"]
+        asked = [optimizer, str(megabits), str(megabytes), str(calls)]
         told = subprocess.run(
-            [*inside["worker"], *role, *program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-        )
-        return next((line for line in told.stdout.splitlines() if "step" in line and " s" in line), told.stderr)
+            [*inside["worker"], *role, *program, *asked], cwd=ROOT, capture_output=True, text=True, timeout=900,
+            check=False, env=environment(),
+        )  # fmt: skip
+        return told.stdout if "share" in told.stdout else told.stdout + told.stderr
     finally:
         for process in others:
             process.send_signal(signal.SIGTERM)
             process.wait(30)
 
 
-def train(optimizer: str) -> None:
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def on_the_cable() -> tuple[int, int]:
+    """Bytes that left this namespace, and that came."""
+    folder = Path("/sys/class/net/cable/statistics")
+    with contextlib.suppress(OSError):
+        return int((folder / "tx_bytes").read_text()), int((folder / "rx_bytes").read_text())
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "cable":
+            fields = counts.split()
+            return int(fields[8]), int(fields[0])
+    raise OSError("there is no cable")
+
+
+def train(optimizer: str, megabits: str, megabytes: str, calls: str) -> None:
     """The worker's program."""
     import numpy as np
 
     import dps
 
-    params = {f"v{i}": np.zeros(NBYTES // 4 // VARIABLES, np.float32) for i in range(VARIABLES)}
+    nbytes = int(megabytes) * 1_000_000
+    params = {f"v{i}": np.zeros(nbytes // 4 // VARIABLES, np.float32) for i in range(VARIABLES)}
     grads = {name: np.full_like(value, 0.1) for name, value in params.items()}
     chosen = getattr(dps.optim, optimizer)(0.1)
-    with dps.Session(dps.Server.from_env(), params, optimizer=chosen, timeout=100, shared_memory=False) as session:
-        session.step(grads)
-        apart, together = [], []
-        for _ in range(CALLS):
-            began = time.perf_counter()
-            session.push(grads)
-            session.pull()
-            middle = time.perf_counter()
-            session.step(grads)
-            apart.append(middle - began)
-            together.append(time.perf_counter() - middle)
-        print(f"push and pull {statistics.median(apart):.3f} s, step {statistics.median(together):.3f} s", flush=True)
+    before, began = on_the_cable(), time.perf_counter()
+    with dps.Session(dps.Server.from_env(), params, optimizer=chosen, timeout=600) as session:
+        took = time.perf_counter() - began
+        about = f"{megabits} Mbit/s, {optimizer}, {nbytes / 1e6:.0f} MB"
+        print(line(f"{about}: first values", [took], [used(before)], nbytes, int(megabits), (1, 0)), flush=True)
+        works = {
+            "pull": (lambda: session.pull(), (0, 1)),
+            "push": (lambda: session.push(grads), (1, 0)),
+            "step": (lambda: session.step(grads), (1, 1)),
+        }
+        for work, _ in works.values():
+            work()  # type: ignore[no-untyped-call]
+        for name, (work, ways) in works.items():
+            seconds, counted = [], []
+            for _ in range(int(calls)):
+                before, began = on_the_cable(), time.perf_counter()
+                work()  # type: ignore[no-untyped-call]
+                seconds.append(time.perf_counter() - began)
+                counted.append(used(before))
+            print(line(f"{about}: {name}", seconds, counted, nbytes, int(megabits), ways), flush=True)
 
 
-class Gate:
-    """Lets so many bytes a second through."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate, self._lock, self._free_at = rate, threading.Lock(), 0.0
-
-    def take(self, nbytes: int) -> None:
-        """Wait for the turn of these bytes."""
-        with self._lock:
-            now = time.monotonic()
-            self._free_at = max(self._free_at, now - 0.002) + nbytes / self._rate
-            wait_s = self._free_at - now
-        if wait_s > 0:
-            time.sleep(wait_s)
+def used(before: tuple[int, int]) -> tuple[int, int]:
+    """Bytes that have left and come since then."""
+    after = on_the_cable()
+    return after[0] - before[0], after[1] - before[1]
 
 
-def forward(rate: float) -> None:
-    """Carry what each side sends to the other's ports, until the process is told to end."""
-    gates = {side: Gate(rate) for side in SPACES}
-    for port, side in PORTS.items():
-        threading.Thread(target=_serve, args=(port, side, gates), daemon=True).start()
-    signal.pause()
-
-
-def _serve(port: int, side: str, gates: dict[str, Gate]) -> None:
-    _enter(side)
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        while True:
-            near, _ = listener.accept()
-            threading.Thread(target=_link, args=(near, port, side, gates), daemon=True).start()
-
-
-def _link(near: socket.socket, port: int, side: str, gates: dict[str, Gate]) -> None:
-    other = next(each for each in SPACES if each != side)
-    _enter(other)
-    for _ in range(100):
-        try:
-            far = socket.create_connection(("127.0.0.1", port))
-            break
-        except OSError:
-            time.sleep(0.1)
-    else:
-        near.close()
-        return
-    for end in (near, far):
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    threading.Thread(target=_pump, args=(near, far, gates[side]), daemon=True).start()
-    _pump(far, near, gates[other])
-
-
-def _pump(source: socket.socket, target: socket.socket, gate: Gate) -> None:
-    buffer = memoryview(bytearray(1 << 17))
-    with contextlib.suppress(OSError):
-        while count := source.recv_into(buffer):
-            gate.take(count)
-            target.sendall(buffer[:count])
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
-
-
-def _enter(side: str) -> None:
-    """This thread's sockets are of that namespace from here on."""
-    descriptor = os.open(f"/var/run/netns/{SPACES[side]}", os.O_RDONLY)
-    try:
-        if ctypes.CDLL(None, use_errno=True).setns(descriptor, NEW_NET):
-            raise OSError(ctypes.get_errno(), f"no way into the network namespace {SPACES[side]}")
-    finally:
-        os.close(descriptor)
+def line(
+    name: str, seconds: list[float], counted: list[tuple[int, int]], nbytes: int, megabits: int, ways: tuple[int, int]
+) -> str:  # fmt: skip
+    """One line of the result. `ways`: how often all values go up and down."""
+    took = statistics.median(seconds)
+    share = nbytes / took / (megabits * 125_000)
+    up, down = (statistics.median(each) / nbytes for each in zip(*counted, strict=True))
+    return (
+        f"{name:40} {took:7.3f} s, share {share:.2f}, bytes up {up:.3f} and down {down:.3f} "
+        f"(of {ways[0]} and {ways[1]}), {(up + down) / sum(ways):.3f} for one"
+    )
 
 
 if __name__ == "__main__":

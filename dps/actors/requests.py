@@ -83,7 +83,7 @@ class Requests:
         request.number = self.numbered()
         request.to, request.deadline = to, deadline
         request.asked_at = now
-        request.resend_s = self._first_resend_s(to.address) if resend_s is None else resend_s
+        request.resend_s = max(self._first_resend_s(to.address), resend_s or 0.0)
         request.next_at = now + request.resend_s
         self._open[request.number] = request
         heapq.heappush(self._timers, (min(request.next_at, deadline), request.number))

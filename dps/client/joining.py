@@ -15,6 +15,7 @@ from dps.actors.requests import Request
 from dps.client.dense import Whole, gather
 from dps.client.lanes import Lanes, Peer
 from dps.client.membership import Agreed, Membership
+from dps.client.transfers import SLOW_NBYTES_S
 from dps.errors import Aborted
 from dps.protocol import PS, Enter, Token
 from dps.run_protocol import Init, Initialised, OpenSession, SessionOpened
@@ -173,6 +174,7 @@ class Joining:
 
         if self.first_values is not None:
             self._values = self.first_values(self._values)
+        ahead = 0  # bytes that are to leave before a piece has left
         values = Whole([self._values[spec.name] for spec in connection.agreed.plan.variables])
         for ps, layout in connection.agreed.plan.layouts.items():
             # mmap: the memory is zeroed, and goes back to the system. In malloc's heap it would leave a hole.
@@ -181,7 +183,8 @@ class Joining:
             for piece in layout.pieces(connection.home.runtime.tuning.piece_nbytes):
                 arrays = tuple(run[offset : offset + n] for offset, n in piece)
                 message = Init(asked.epoch, layout.nbytes, [offset for offset, _ in piece], asked.opener, arrays)
-                requests.append(caller.start(self._refs[ps], message, feed, resend_s=1.0))
+                ahead += sum(map(len, arrays))
+                requests.append(caller.start(self._refs[ps], message, feed, resend_s=1.0 + ahead / SLOW_NBYTES_S))
 
         def stop() -> bool:
             return bool(errors) or over()

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from dps.client.arrived import Arrived
 
 
+SLOW_NBYTES_S = 12.5e6
+"""What leaves in pieces is not sent again before the time that it needs at 100 Mbit/s, bytes/s."""
+
+
 class Transfer(Request):
     """A request to one ps."""
 
@@ -261,7 +265,9 @@ class PushTransfer(Transfer):
         self._credit = len(self._pieces) == 1 or credit
         if cargo.run is not None:
             cargo.run.reader = self
-        self._caller.open(self.peer.ref, self._pieces[0] if self._credit else Credit(self._epoch, self._push), self)
+        first = self._pieces[0] if self._credit else Credit(self._epoch, self._push)
+        pieces_s = None if len(self._pieces) == 1 else 0.25 + self._pieces[0].nbytes / SLOW_NBYTES_S
+        self._caller.open(self.peer.ref, first, self, pieces_s)
         if self._credit:
             for piece in self._pieces[1:]:
                 self._caller.send(self, piece)

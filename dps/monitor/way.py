@@ -23,6 +23,11 @@ ANSWER_S = 3.0
 ROUNDS = 20
 MEASURED_S, MEASURED_NBYTES, AT_ONCE = 1.0, 64 << 20, 4
 """Bounds of the measurement of each direction, and how many messages of 1 MB are on their way at one time."""
+EXAMPLE_NBYTES = 100_000_000
+INT8_S, BFLOAT16_S = 4.7e-9, 1.2e-9
+"""Seconds of packing and restoring an element on one core, with the residual (measured, docs/compression.md)."""
+WORTH = 0.75
+"""Compression is advised where it needs at most this part of the time: it costs some accuracy, or one setting."""
 CLOCK_S = 1.0
 """Clocks need not agree; beyond this, times in logs and file names confuse people."""
 
@@ -130,7 +135,9 @@ class Way:
 
     def _finds_bandwidth(self, caller: Caller) -> None:
         up, down = self._rate(caller, LONGEST_NBYTES, 0), self._rate(caller, 0, LONGEST_NBYTES)
-        self._finds("bandwidth", f"{up / 1e6:.0f} MB/s to the chief, {down / 1e6:.0f} MB/s from it")
+        here = self._address.scheme != "tcp" or is_loopback(self._host)
+        found = f"{up / 1e6:.0f} MB/s to the chief, {down / 1e6:.0f} MB/s from it"
+        self._finds("bandwidth", found, "" if here else compression_advice(up, down))
 
     def _rate(self, caller: Caller, sent: int, got: int) -> float:
         """Bytes a second of messages that bring so many bytes there, and so many back."""
@@ -175,3 +182,18 @@ class Way:
         else:
             why = "a task here is refused unless it gets --trusted-network, or this is set; better: dps keys new DIR"
             self._finds("keys", "none", why, "export DPS_TRUSTED_NETWORK=1")
+
+
+def compression_advice(up: float, down: float) -> str:
+    """What compression would gain on a link of so many bytes a second up and down; "" if little."""
+    push_s, pull_s = EXAMPLE_NBYTES / up, EXAMPLE_NBYTES / down
+    elements = EXAMPLE_NBYTES / 4
+    packed_push_s, packed_pull_s = push_s / 4 + INT8_S * elements, pull_s / 2 + BFLOAT16_S * elements
+    gains = []
+    if packed_push_s <= WORTH * push_s:
+        gains.append(
+            f"a push of 100 MB takes {push_s:.2f} s and with compression=dps.compress.Int8() {packed_push_s:.2f} s"
+        )
+    if packed_pull_s <= WORTH * pull_s:
+        gains.append(f"a pull {pull_s:.2f} s and with pull_compression=dps.compress.Bfloat16() {packed_pull_s:.2f} s")
+    return "; ".join(gains)

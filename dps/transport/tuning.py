@@ -78,7 +78,7 @@ class IntakeTuning:
     attached: int = 32
     """The most memories of one session that stay attached."""
     telling: int = 8
-    """The speed of a push is known when this part of it (an eighth) has arrived."""
+    """The speed of a push is known when this part of it (an eighth) has arrived; of a slow one earlier."""
 
 
 @record
@@ -150,9 +150,11 @@ class ServingTuning:
     """The longest message for a receiver that does not copy, and the longest if one variable is longer."""
     a_piece_s: float = 0.25
     """The longest time for such a message, s: a connection on which no message ends for 5 s counts as broken."""
-    early_pieces: int = 8
-    """A version that is sent while it is made is divided into about this many pieces. Each costs both ends 0.1 ms, but
-    the sooner the first leaves, the more sending and computing overlap."""
+    early_pieces: int = 32
+    """A version that is sent while it is made is divided into about this many pieces, if they are not too short. Each
+    costs both ends 0.1 ms, but the last one leaves only when the push is complete."""
+    early_told_s: float = 0.03
+    """A push that has come slowly for so long comes over a slow connection, s."""
     fast_nbytes_s: float = 1e9
     """A push that arrives faster than this, bytes/s, is limited by the processors, not by the connection: on two cores,
     over loopback, a step of SGD took 15 to 20 % longer when both directions were used at once."""

@@ -33,7 +33,8 @@ class Early:
         elif not self._decided:
             self._written.append((offset, nbytes))
             self._nbytes += nbytes
-            if self._shard.node.runtime.tuning.intake.telling * self._nbytes >= self._shard.layout.gradient_nbytes:
+            telling = self._shard.node.runtime.tuning.intake.telling
+            if telling * self._nbytes >= self._shard.layout.gradient_nbytes or self._is_slow():
                 self._decide()
 
     def published(self) -> None:
@@ -49,6 +50,12 @@ class Early:
         if answer is not None and over is not None:
             answer.drop()
             over(False)
+
+    def _is_slow(self) -> bool:
+        """Whether the push clearly comes over a slow connection. The first piece came before it was looked at."""
+        serving, nbytes = self._shard.node.runtime.tuning.serving, self._nbytes - self._written[0][1]
+        took_s = self._shard.node.runtime.now() - self._began
+        return nbytes > 0 and took_s >= serving.early_told_s and nbytes < serving.slow_nbytes_s * took_s
 
     def _decide(self) -> None:
         """Begin the answer if the push comes slowly."""
