@@ -42,8 +42,10 @@ chaos: $(VENV)/ready-dev
 networks: $(VENV)/ready-dev
 	@DPS_NETWORKS=1 $(BIN)/python -m pytest -m slow tests/networks
 
+# The engines at one time, for their tests wait for most of theirs.
 engines: $(VENV)/ready-dev $(VENV)-ray/ready
-	@DPS_ENGINES=1 DPS_RAY_PYTHON=$(CURDIR)/$(VENV)-ray/bin/python $(BIN)/python -m pytest -m slow tests/launch/engines
+	@DPS_ENGINES=1 DPS_RAY_PYTHON=$(CURDIR)/$(VENV)-ray/bin/python \
+		$(BIN)/python -m pytest -n 3 --dist loadgroup -m slow tests/launch/engines
 
 FUZZ_MINUTES ?= 60
 

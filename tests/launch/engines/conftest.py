@@ -48,7 +48,7 @@ def ray_user(tmp_path: Path, ray: Ray) -> Iterator[RayUser]:
     made.close()
 
 
-@pytest.fixture(params=["ssh", "slurm", "ray"])
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("ssh", "slurm", "ray")])
 def user(request: pytest.FixtureRequest) -> User:
     """A user of each engine."""
     made: User = request.getfixturevalue(f"{request.param}_user")

@@ -100,6 +100,7 @@ def test_a_cluster_in_python(user: User) -> None:
     check_cluster(user)
 
 
+@pytest.mark.xdist_group("ssh")
 def test_a_cluster_in_python_on_this_machine(tmp_path: Path) -> None:
     check_cluster(User(tmp_path))
 

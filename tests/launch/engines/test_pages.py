@@ -42,6 +42,7 @@ def follow(page: str, user: Terminal, enter: Sequence[str] = ()) -> str:
     return said
 
 
+@pytest.mark.xdist_group("ssh")
 def test_the_page_about_ssh(tmp_path: Path) -> None:
     user = Terminal(tmp_path)
     hosts = Hosts(tmp_path / "ssh", user.mark, "box1", "box2")
@@ -54,6 +55,7 @@ def test_the_page_about_ssh(tmp_path: Path) -> None:
         hosts.close()
 
 
+@pytest.mark.xdist_group("slurm")
 def test_the_page_about_slurm(tmp_path: Path, slurm: Slurm) -> None:
     user = Terminal(tmp_path)
     user.environ |= {**slurm.environ, "PATH": f"{Path(sys.executable).parent}:{slurm.environ['PATH']}"}
@@ -64,6 +66,7 @@ def test_the_page_about_slurm(tmp_path: Path, slurm: Slurm) -> None:
     assert user.view("2").state == "SUCCEEDED"
 
 
+@pytest.mark.xdist_group("ray")
 def test_the_page_about_ray(tmp_path: Path) -> None:
     """In namespaces of its own, where no other Ray is seen, and its ports are free."""
     need_ray()

@@ -11,7 +11,7 @@ from tests.launch.engines.raylets import PYTHON
 from tests.launch.engines.users import RayUser
 from tests.launch.test_local import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.xdist_group("ray")]
 RESTARTS = """
 from ray._private.state import actors
 print(sum(int(actor["NumRestarts"]) for actor in actors().values() if actor["State"] == "ALIVE"))

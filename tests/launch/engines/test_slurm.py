@@ -11,7 +11,7 @@ from tests.launch.engines.programs import check_newest_checkpoint
 from tests.launch.engines.users import SlurmUser
 from tests.launch.test_local import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
 
 
 def test_a_run_whose_job_is_taken_begins_again_in_another(slurm_user: SlurmUser) -> None:

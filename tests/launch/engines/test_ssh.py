@@ -13,7 +13,7 @@ from tests.launch.engines.programs import check_newest_checkpoint, check_no_step
 from tests.launch.engines.users import LONG, SSHUser
 from tests.launch.test_local import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ssh")]
 
 
 def test_each_host_gets_the_keys_of_its_roles(ssh_user: SSHUser) -> None:
