@@ -26,8 +26,8 @@ from dps.launch.engines.remote import Place, RemoteHost, State
 from dps.launch.plan import Plan, Resources
 from dps.transport.clock import now
 
-RESTART_S = 15.0
-"""How long Ray may take to restart an actor in its bundle."""
+RESTART_S, LEAST_S = 10.0, 0.5
+"""How long Ray may take to restart an actor in its bundle, from its loss on: those of one node do not add up."""
 AGAIN_S = 0.2
 
 
@@ -129,7 +129,7 @@ class RayEngine(HostsEngine):
         if not (isinstance(channel, ActorChannel) and channel.may_come_back):
             return None
         try:
-            return self._host(name, channel.actor, RESTART_S)
+            return self._host(name, channel.actor, max(LEAST_S, channel.lost_at + RESTART_S - now()))
         except Unavailable:
             channel.kill()  # it must not come later
             return None

@@ -66,6 +66,8 @@ class ActorChannel:
         self.actor, self.node = actor, node
         self._ray, self._host = ray, host
         self._over, self._broken = threading.Event(), False
+        self.lost_at = 0.0
+        """When the actor was lost."""
         self._thread = threading.Thread(target=self._fetch, name=f"messages of {host.name}", daemon=True)
         self._thread.start()
 
@@ -83,7 +85,7 @@ class ActorChannel:
                     self._host.received(message)
         except Exception as error:
             why = f"Ray says: {type(error).__name__}"
-            self._broken = True
+            self._broken, self.lost_at = True, now()
         self._host.broken(why)
 
     def send(self, message: Message) -> None:

@@ -193,8 +193,9 @@ class Allocation:
             stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        for work in (self._read, self._note):
-            threading.Thread(target=work, name="dps holds a job", daemon=True).start()
+        self._noting = threading.Thread(target=self._note, name="errors of salloc", daemon=True)
+        self._noting.start()
+        threading.Thread(target=self._read, name="dps holds a job", daemon=True).start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -243,6 +244,7 @@ class Allocation:
 
     def _refused(self) -> DpsError:
         self._process.wait()
+        self._noting.join(1.0)
         errors = [text.removeprefix("error: ") for text in self._errors if text.startswith("error: ")]
         if any(AWAY.search(text) for text in errors):
             return Unavailable(f"Slurm cannot be reached: {errors[-1]}; try: sinfo")

@@ -33,6 +33,12 @@ class User(Terminal):
         """What `dps launch` on this engine prints."""
         return self.dps("launch", "--on", self.on, "experiment.yaml", *more, code=code)
 
+    def refusal(self, code: int = 2) -> str:
+        """The one line that says why nothing begins, beside one that says what is waited for."""
+        lines = [line for line in self.launch(code=code).splitlines() if not line.startswith("[dps] waits for ")]
+        assert len(lines) == 1 and lines[0].startswith("dps: "), lines
+        return lines[0]
+
     def begin(self, *more: str, run: str = "1") -> None:
         """Launch in the background, and wait until both workers train."""
         self.launch("--detach", *(more or LONG))
