@@ -67,7 +67,7 @@ def test_a_ps_that_is_lost_meanwhile_begins_the_next_epoch() -> None:
         assert has_left(led, 1) and led.chief.epochs.phase == GATHER
         led.open(0, incarnation=1, epoch=1)
         led.register("ps", 0, process=2)
-        led.register("ps", 1, process=2)
+        led.register("ps", 1, process=3)
         led.configure()
         assert led.chief.epochs.number == 2 and led.chief.epochs.phase == RUN
 

@@ -21,7 +21,7 @@ from dps.launch.engines.host import BEAT_S
 from dps.launch.engines.hosts import HostsEngine
 from dps.launch.engines.ray_actors import ActorChannel, HostActor
 from dps.launch.engines.ray_attaching import Attaching, check_address
-from dps.launch.engines.ray_places import PLACE_S, Group, bundle, label
+from dps.launch.engines.ray_places import PLACE_S, Group, bundle
 from dps.launch.engines.remote import Place, RemoteHost, State
 from dps.launch.plan import Plan, Resources
 from dps.transport.clock import now
@@ -84,8 +84,6 @@ class RayEngine(HostsEngine):
         }  # fmt: skip
         if index is not None:
             options["scheduling_strategy"] = self._group.strategy(index)
-        elif labels := label(self._ray, name):
-            options["label_selector"] = labels
         return self._ray.remote(concurrency_groups={"orders": 1, "reports": 1})(HostActor).options(**options).remote()
 
     def _host(self, name: str, actor: Any, patience_s: float) -> RemoteHost:
