@@ -18,6 +18,9 @@ from dps.transport.sockets import Sockets
 
 _CLOSED = int(zmq.Event.CLOSED | zmq.Event.CLOSE_FAILED)
 _CLOSE_WAIT_MS = 1000
+_late: list[zmq.Socket[bytes]] = []
+"""Monitors of sockets that libzmq has not closed yet. They stay open: its thread would block for ever where it tells an event
+that nobody can receive, and no socket of this process works any more."""
 
 
 class AddressTaken(Unavailable):
@@ -77,9 +80,10 @@ class Listener:
 
     def _end(self, linger_s: float) -> None:
         self.socket.close(round(1000 * linger_s))
-        if not self.inproc and not self._monitor.closed:
-            self._monitor.poll(_CLOSE_WAIT_MS)
-        self._monitor.close(0)
+        if not self.inproc and not self._monitor.closed and not self._monitor.poll(_CLOSE_WAIT_MS):
+            _late.append(self._monitor)
+        else:
+            self._monitor.close(0)
         if self._file is not None and _inode(self._path) == self._file:
             os.unlink(self._path)
 
