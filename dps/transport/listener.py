@@ -19,8 +19,8 @@ from dps.transport.sockets import Sockets
 _CLOSED = int(zmq.Event.CLOSED | zmq.Event.CLOSE_FAILED)
 _CLOSE_WAIT_MS = 1000
 _late: list[zmq.Socket[bytes]] = []
-"""Monitors of sockets that libzmq has not closed yet. They stay open: its thread would block for ever where it tells an event
-that nobody can receive, and no socket of this process works any more."""
+"""Monitors of sockets that libzmq has not closed yet. They stay open: its thread would block for ever where it tells an
+event that nobody can receive, and no socket of this process works any more."""
 
 
 class AddressTaken(Unavailable):
