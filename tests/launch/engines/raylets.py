@@ -133,7 +133,7 @@ class Ray:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._nodes.pop(name).wait()
-        shutil.rmtree(self.temporary / name)
+        shutil.rmtree(self.temporary / name, ignore_errors=True)
 
     def replace(self, name: str, labels: str = "") -> None:
         """Have a node of this name that is as new."""
