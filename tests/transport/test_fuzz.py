@@ -133,6 +133,8 @@ ALLOWED = {
     "dps/launch/commands.py": "the extra pyyaml",
     "dps/launch/experiment/nodes.py": "the extra pyyaml",
     "dps/launch/progress.py": "the extra tqdm",
+    "dps/launch/runs/gpus.py": "the extra nvidia-ml-py",
+    "dps/launch/runs/screen.py": "the extra rich",
     "dps/launch/remote.py": "what the program that started this process gave it through a private pipe",
 }
 """The files that may run code by a name, and which. No name comes from a message."""
