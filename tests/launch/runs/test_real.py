@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -69,7 +70,7 @@ class Terminal:
     def start(self, *argv: str) -> tuple[subprocess.Popen[bytes], int]:
         """A command that runs, as the leader of a terminal, and the other end of that terminal."""
         own, theirs = pty.openpty()
-        termios.tcsetwinsize(own, (50, 160))
+        termios.tcsetwinsize(own, (50, 220))
         command = [shutil.which("setsid") or "setsid", "--ctty", *self.enter, self.python, "-m", "dps.cli", *argv]
         process = subprocess.Popen(
             command, cwd=self.folder, env=self.environ, stdin=theirs, stdout=theirs, stderr=theirs
@@ -78,10 +79,11 @@ class Terminal:
         return process, own
 
     def until(self, terminal: int, words: str) -> str:
-        """Read a terminal until these words are there. Blocks."""
-        said = ""
+        """Read a terminal until these words are there. Blocks up to 90 s."""
+        said, end = "", now() + 90
         while words not in said:
-            said += os.read(terminal, 4096).decode()
+            assert select.select([terminal], [], [], max(0.0, end - now()))[0], f"no {words!r} in {said}"
+            said += os.read(terminal, 4096).decode(errors="replace")
         return said
 
     def rest(self, terminal: int) -> str:
