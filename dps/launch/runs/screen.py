@@ -44,11 +44,12 @@ class Rich:
         self._live.start()
 
     def show(self, head: str, columns: Sequence[str], rows: Sequence[table.Row]) -> None:
-        """Replace what is shown."""
+        """Replace what is shown. Columns that the terminal has no room for are left out, from the right."""
+        columns = fitting(columns, rows, self._live.console.width)
         text = importlib.import_module("rich.text").Text
         made = importlib.import_module("rich.table").Table(box=None, pad_edge=False, title_justify="left", title=head)
         for column in columns:
-            made.add_column(column.upper(), overflow="fold")
+            made.add_column(column.upper(), no_wrap=True)
         for row in rows:
             cells = (table.cell(row.get(column)) for column in columns)
             made.add_row(*(text(cell, style=COLOURS.get(cell, "")) for cell in cells))
@@ -56,6 +57,16 @@ class Rich:
 
     def close(self) -> None:
         self._live.stop()
+
+
+def fitting(columns: Sequence[str], rows: Sequence[table.Row], width: int) -> Sequence[str]:
+    """The first columns, as many as have room beside each other; at least one."""
+    used = 0
+    for count, column in enumerate(columns):
+        used += max(len(text) for text in (column, *(table.cell(row.get(column)) for row in rows))) + 2
+        if used - 2 > width:
+            return columns[: max(1, count)]
+    return columns
 
 
 def screen() -> Screen:

@@ -17,7 +17,7 @@ import dps
 from dps.launch.plan import small_plan
 from dps.launch.runs import folder, gpus, keeper, monitor
 from dps.launch.runs.monitor import COLUMNS, Monitor, shown
-from dps.launch.runs.screen import Plain, Rich, screen
+from dps.launch.runs.screen import Plain, Rich, fitting, screen
 from dps.launch.runs.usage import Meter
 from dps.launch.runs.view import View, look
 from dps.transport.clock import wall
@@ -178,3 +178,11 @@ def test_the_screen_is_rich_where_that_is_installed(
         drawn.close()
         said = capsys.readouterr().out
         assert "run 1: RUNNING" in said and "1.ps.0" in said and "TASK" in said, kind
+
+
+def test_columns_that_have_no_room_are_left_out_from_the_right() -> None:
+    columns, rows = ["task", "state", "examples/s"], [{"task": "1.worker.0", "state": "RUNNING"}]
+    assert fitting(columns, rows, 200) == columns
+    assert fitting(columns, rows, 10 + 2 + 7 + 2 + 10) == columns
+    assert fitting(columns, rows, 10 + 2 + 7 + 2 + 9) == ["task", "state"]
+    assert fitting(columns, rows, 5) == ["task"]

@@ -56,7 +56,7 @@ class Terminal:
         self.python, self.enter = sys.executable, list[str]()
         """What each command line begins with."""
         (folder / "temporary").mkdir()
-        self.environ = os.environ | {
+        self.environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {
             "DPS_RUNS": str(folder / "runs"), MARK: self.mark, "TMPDIR": str(folder / "temporary"),
         }  # fmt: skip
 
