@@ -42,7 +42,7 @@ Result = Callable[[str | Exception, int], None]
 
 
 class Checkpoints:
-    """Saves one checkpoint at a time. All requests that arrive during a save share the next one.
+    """Saves one checkpoint at a time. Requests that arrive during a save wait until it is over.
 
     More than 12 attributes: seven are facts of the run epoch, which never change; the others are the save of now.
     """

@@ -15,7 +15,6 @@ from dps.actors.requests import Request
 from dps.client.dense import Whole, gather
 from dps.client.lanes import Lanes, Peer
 from dps.client.membership import Agreed, Membership
-from dps.client.transfers import SLOW_NBYTES_S
 from dps.errors import Aborted
 from dps.protocol import PS, Enter, Token
 from dps.run_protocol import Init, Initialised, OpenSession, SessionOpened
@@ -174,17 +173,18 @@ class Joining:
 
         if self.first_values is not None:
             self._values = self.first_values(self._values)
-        ahead = 0  # bytes that are to leave before a piece has left
+        tuning, ahead = connection.home.runtime.tuning, 0  # bytes that have to leave until a piece has left
         values = Whole([self._values[spec.name] for spec in connection.agreed.plan.variables])
         for ps, layout in connection.agreed.plan.layouts.items():
             # mmap: the memory is zeroed, and goes back to the system. In malloc's heap it would leave a hole.
             run = np.frombuffer(mmap.mmap(-1, max(1, layout.nbytes)), np.uint8, layout.nbytes)
             gather(connection.agreed.plan, layout, values, run, trained_only=False)
-            for piece in layout.pieces(connection.home.runtime.tuning.piece_nbytes):
+            for piece in layout.pieces(tuning.piece_nbytes):
                 arrays = tuple(run[offset : offset + n] for offset, n in piece)
                 message = Init(asked.epoch, layout.nbytes, [offset for offset, _ in piece], asked.opener, arrays)
                 ahead += sum(map(len, arrays))
-                requests.append(caller.start(self._refs[ps], message, feed, resend_s=1.0 + ahead / SLOW_NBYTES_S))
+                resend_s = 1.0 + ahead / tuning.nodes.least_nbytes_s
+                requests.append(caller.start(self._refs[ps], message, feed, resend_s=resend_s))
 
         def stop() -> bool:
             return bool(errors) or over()

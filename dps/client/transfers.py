@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from dps.client.arrived import Arrived
 
 
-SLOW_NBYTES_S = 12.5e6
-"""What leaves in pieces is not sent again before the time that it needs at 100 Mbit/s, bytes/s."""
-
-
 class Transfer(Request):
     """A request to one ps."""
 
@@ -266,8 +262,7 @@ class PushTransfer(Transfer):
         if cargo.run is not None:
             cargo.run.reader = self
         first = self._pieces[0] if self._credit else Credit(self._epoch, self._push)
-        pieces_s = None if len(self._pieces) == 1 else 0.25 + self._pieces[0].nbytes / SLOW_NBYTES_S
-        self._caller.open(self.peer.ref, first, self, pieces_s)
+        self._caller.open(self.peer.ref, first, self)
         if self._credit:
             for piece in self._pieces[1:]:
                 self._caller.send(self, piece)

@@ -203,6 +203,8 @@ class NodeTuning:
     but any first answer is a sample, because it carries the request's number.)"""
     resend_smoothing: int = 8
     """A longer delay becomes the usual one at once; a shorter delay lowers it by an eighth of the difference."""
+    least_nbytes_s: float = 12.5e6
+    """First values are not sent again before the time that they need at this rate (100 Mbit/s), bytes/s."""
     together_nbytes: int = 16 * 1024
     """Messages with longer arrays are sent alone."""
     held_up_s: float = 0.2

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from dps.cluster.engines.ranks import PORT
@@ -56,14 +57,14 @@ def secrets(name: str, plan: Plan) -> list[dict[str, Any]]:
         return []
     from dps.transport import key_files
 
-    own = private_folder()
-    try:
-        path = plan.env.get("DPS_KEYS") or os.environ.get("DPS_KEYS") or os.path.join(own, "keys")
-        if path.startswith(own):
+    with ExitStack() as after:
+        path = plan.env.get("DPS_KEYS") or os.environ.get("DPS_KEYS")
+        if not path:
+            own = private_folder()
+            after.callback(shutil.rmtree, own)
+            path = os.path.join(own, "keys")
             key_files.new(path)
         parts = {role: key_files.part(path, [role]) for role in _roles(plan)}
-    finally:
-        shutil.rmtree(own)
     return [
         {
             "apiVersion": "v1", "kind": "Secret",

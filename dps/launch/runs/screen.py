@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import os
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -45,13 +46,12 @@ class Rich:
 
     def show(self, head: str, columns: Sequence[str], rows: Sequence[table.Row]) -> None:
         """Replace what is shown. Columns that the terminal has no room for are left out, from the right."""
-        columns = fitting(columns, rows, self._live.console.width)
+        heads, *lines = table.cells(fitting(columns, rows, self._live.console.width), rows)
         text = importlib.import_module("rich.text").Text
         made = importlib.import_module("rich.table").Table(box=None, pad_edge=False, title_justify="left", title=head)
-        for column in columns:
-            made.add_column(column.upper(), no_wrap=True)
-        for row in rows:
-            cells = (table.cell(row.get(column)) for column in columns)
+        for column in heads:
+            made.add_column(column, no_wrap=True)
+        for cells in lines:
             made.add_row(*(text(cell, style=COLOURS.get(cell, "")) for cell in cells))
         self._live.update(made, refresh=True)
 
@@ -61,12 +61,8 @@ class Rich:
 
 def fitting(columns: Sequence[str], rows: Sequence[table.Row], width: int) -> Sequence[str]:
     """The first columns, as many as have room beside each other; at least one."""
-    used = 0
-    for count, column in enumerate(columns):
-        used += max(len(text) for text in (column, *(table.cell(row.get(column)) for row in rows))) + 2
-        if used - 2 > width:
-            return columns[: max(1, count)]
-    return columns
+    ends = itertools.accumulate(wide + len(table.GAP) for wide in table.widths(table.cells(columns, rows)))
+    return columns[: max(1, sum(end - len(table.GAP) <= width for end in ends))]
 
 
 def screen() -> Screen:

@@ -11,14 +11,27 @@ from dps.launch.runs.view import View
 
 Row = Mapping[str, Any]
 
+GAP = "  "
+"""Between two columns."""
+
 
 def text(columns: Sequence[str], rows: Sequence[Row]) -> str:
     """A table with a head. Columns are as wide as they need to be; None is shown as "-"."""
-    cells = [[column.upper() for column in columns], *([cell(row.get(column)) for column in columns] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    lines = cells(columns, rows)
+    wide = widths(lines)
     return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells
+        GAP.join(text.ljust(width) for text, width in zip(line, wide, strict=True)).rstrip() for line in lines
     )
+
+
+def cells(columns: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
+    """The head and the rows, as texts."""
+    return [[column.upper() for column in columns], *([cell(row.get(column)) for column in columns] for row in rows)]
+
+
+def widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    """How wide each column has to be."""
+    return [max(map(len, column)) for column in zip(*lines, strict=True)]
 
 
 def cell(value: Any) -> str:
